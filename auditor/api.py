@@ -47,20 +47,22 @@ _OF_LOADING = ("device", "dtype", "device_map", "quantise", "revision", "model_a
 
 @dataclass(frozen=True, repr=False)
 class FinishedRun:
-    """A run folder that holds a result. Everything here works without the model, and without
-    torch."""
+    """A run folder with its result. All methods work without the model and without torch."""
 
     folder: Path
     run: RunOutcomes
 
     @property
     def result(self) -> AuditResult:
-        """The record, as `result.json` holds it."""
+        """The content of `result.json`."""
         return self.run.result
 
     def to_frame(self) -> pd.DataFrame:
-        """A row each (target, setting, attack, measurement, repeat count): value, interval, n,
-        unit, and the claim."""
+        """Return all measurements as a data frame.
+
+        A row holds value, interval, n, unit and claim for each target, setting, attack, measurement
+        and repeat count.
+        """
         import pandas as pd
 
         sheet = export.build_measurement_sheet([self.result])
@@ -69,20 +71,21 @@ class FinishedRun:
 
     @property
     def secrets(self) -> pd.DataFrame:
-        """`secrets.parquet`, a row each (kind, target, setting, attack, secret, quantity), by
-        alias, without any text.
+        """Return `secrets.parquet` as a data frame, with aliases of the secrets and without any
+        text.
 
-        Raises AuditError where the folder holds none.
+        A row holds a value for each kind, target, setting, attack, secret and quantity. Raise
+        AuditError if the folder has no such file.
         """
         return table.read_dataframe(self.folder, secret_details.map_aliases(self.folder))
 
     def gate(
         self, rules: str | Path | Sequence[str], *, baseline: str | Path | FinishedRun | None = None
     ) -> Decision:
-        """Held, failed or inconclusive, as `audit gate` decides it.
+        """Judge the run by gate rules, as `audit gate` does: held, failed or inconclusive.
 
-        rules: a policy file, or sentences such as "recall <= 0.05". Raises AuditError for rules
-        that say nothing, and for a baseline that cannot be compared.
+        rules: a policy file, or sentences such as "recall <= 0.05". baseline: run to compare with.
+        Raise AuditError for empty rules, and for a baseline that cannot be compared.
         """
         base = load_run(baseline) if isinstance(baseline, (str, Path)) else baseline
         from auditor.runs import gate_inputs
@@ -97,11 +100,10 @@ class FinishedRun:
         since: FinishedRun | None = None,
         reveal: bool = False,
     ) -> Path:
-        """Renders the reports anew; returns the page, which is `path` (.html, or .md for the
-        Markdown) if given.
+        """Render the reports again. Return the path of the page.
 
-        since: another run, to show what changed. reveal: also show the private text that lies in
-        the folder.
+        path: file to write (.html, or .md for Markdown); None for the run folder's page. since:
+        another run, to show what changed. reveal: also show the private text in the folder.
         """
         if since is None:
             changes = None
@@ -128,8 +130,10 @@ class FinishedRun:
 
 
 def load_run(folder: str | Path) -> FinishedRun:
-    """A finished run. Raises AuditError, one sentence, where the folder holds none that this
-    version can read."""
+    """Return the finished run in a folder.
+
+    Raise AuditError if the folder has no run that this version can read.
+    """
     return FinishedRun(Path(folder), decide.read_run(Path(folder)))
 
 
@@ -146,18 +150,27 @@ def audit(
     reporter: Reporter | None = None,
     **plan: Any,
 ) -> FinishedRun:
-    """`audit run` as a call; without a model: the built-in lab.
+    """Run an audit, like the command `audit run`. Without a model, audit the built-in lab.
 
-    model, public, reference: a folder, a hub id, a live transformers or PEFT model, which is left
-    as it was, or a `LanguageModel` of your own, which brings its tokenizer; all transformers models
-    share `tokenizer`. model may be `openai:NAME` too, with base_url=; `tokenizer` is then a folder
-    or hub id. data, and `known`, `nonmembers` and `forget` in `plan`: a path, a hub id, or rows
-    with `prefix` and `suffix` (or `text`): a list of dictionaries, a DataFrame, a
-    `datasets.Dataset`. attacks, defenses: names, or instances, of our classes or your own, whose
-    options are then theirs. plan: every other field of `auditor.core.plan.Plan`, as `seed=1`.
-    reporter: is told of progress; none is shown otherwise.
+    Args:
+        model: a folder, a hub id, or a transformers or PEFT model in memory, which is left
+        unchanged. Also a `LanguageModel` of your own, which has its tokenizer, or `openai:NAME`
+        with base_url=.
+        tokenizer: tokenizer of all transformers models; with `openai:NAME`, a folder or hub id.
+        data: a path, a hub id, or rows with `prefix` and `suffix` (or `text`). Rows are a list of
+        dictionaries, a DataFrame or a `datasets.Dataset`.
+        attacks: names, or instances of our classes or your own. The options of an instance are its
+        own.
+        defenses: names or instances, as for attacks.
+        public: public model, given like `model`.
+        reference: reference model, given like `model`.
+        out: run folder.
+        reporter: receives messages on progress; None shows no progress.
+        plan: any other field of `auditor.core.plan.Plan`, such as `seed=1`. `known`, `nonmembers`
+        and `forget` are given like `data`.
 
-    Raises AuditError, one sentence, for whatever the command refuses; nothing is then left behind.
+    Raise AuditError with a sentence for input that the command refuses. No files remain in that
+    case.
     """
     # here, not above: torch takes seconds to import, and `load_run` needs none of it
     from auditor.records.folder import RunFolder
@@ -206,12 +219,11 @@ def open_prepared_audit(
     reporter: Reporter | None = None,
     **plan: Any,
 ) -> Iterator[tuple[Plan, Site, Objects, Reporter]]:
-    """Yields the plan of `audit` with these arguments, its site, the Python objects given (by role)
-    and the reporter.
+    """Yield the plan of `audit` with these arguments, its site, the Python objects and the
+    reporter.
 
-    Live models are as they were once the block ends.
-
-    Raises AuditError as `audit` does.
+    The site provides the models and data. The Python objects are by role. After the block, models
+    in memory are as before. Raise AuditError as `audit` does.
     """
     from auditor.runs import live_models, run
     from auditor.runs.plan import make_plan
@@ -286,7 +298,7 @@ def _is_memory_argument(argument: Any) -> bool:
 def _check_audit_arguments(
     tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]
 ) -> None:
-    """Refuses arguments that would be ignored, or mean something else. Raises AuditError."""
+    """Raise AuditError for arguments that would have no effect or another meaning."""
     from auditor.core.plan import IN_FILE
     from auditor.models.base import LanguageModel
     from auditor.runs.live_models import check_no_shared_weights, is_live_model
@@ -314,8 +326,10 @@ def _check_audit_arguments(
 
 
 def _read_live_placement(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
-    """Device and precision of the live main model, which models loaded beside it follow; empty
-    without one."""
+    """Return device and precision of the main model in memory, as plan fields.
+
+    Models loaded later follow these. Return {} if the main model is not in memory.
+    """
     from auditor.models.huggingface import HuggingFaceModel
 
     if "model" not in live:
@@ -330,8 +344,10 @@ def _read_live_placement(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
 
 @contextmanager
 def _open_row_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields a path by name: for rows in memory a file of their owner only, gone after the block;
-    paths as given."""
+    """Yield a file path for each item, by name. Paths are returned unchanged.
+
+    Rows in memory are written to a file that only its owner can read, removed after the block.
+    """
     with disk.open_scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
         paths = {}
         for name, source in rows.items():
@@ -345,7 +361,10 @@ def _open_row_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _encode_rows(name: str, rows: Any) -> str:
-    """Rows as JSON lines. Raises AuditError for what is no table."""
+    """Return rows as JSON lines. name: name of the argument in messages.
+
+    Raise AuditError if the rows are no table.
+    """
     import pandas as pd
 
     # datasets.Dataset, polars and pyarrow have it; what has not is refused below
@@ -378,8 +397,10 @@ def _encode_rows(name: str, rows: Any) -> str:
 def _split_plugin_arguments(
     kind: str, plugins: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Names; and options by name, where an instance sets all of its own. Raises AuditError
-    for an object that is not a plug-in."""
+    """Return the names of the plug-ins, then options by name. An instance sets all its own options.
+
+    Raise AuditError for an object that is not a plug-in.
+    """
     from auditor.runs.python_objects import KINDS
 
     if isinstance(plugins, str) or not isinstance(plugins, Sequence):

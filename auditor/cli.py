@@ -1,4 +1,6 @@
-"""Assemble the `audit` command, with exit codes instead of tracebacks; commands have own files."""
+"""Assemble the command `audit` from commands in other files, with exit codes instead of
+tracebacks.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,7 @@ def apply_global_flags(
 
 
 def main() -> None:
-    """Run the console script, with exit codes instead of tracebacks for users' errors."""
+    """Run the console script. A user's error gives an exit code instead of a traceback."""
     # As Ctrl-C: unfinished files are removed, finished files stay.
     for ending in (
         signal.SIGTERM,
@@ -175,7 +177,7 @@ def _print_unexpected_error(error: BaseException) -> int:
 
 
 def _run_command(arguments: list[str]) -> int:
-    """Run the command without `app()`.
+    """Run the command without `app()`, and return its exit code.
 
     `app()` treats an EOFError as an interrupt and returns 1 for a closed pipe.
     """

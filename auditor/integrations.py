@@ -71,7 +71,13 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class StopLimit:
-    """A condition that ends the training: a measured value passes a number."""
+    """Condition on a measured value that ends the training.
+
+    Args:
+        name: name of the value.
+        sign: ">" or "<".
+        number: number that the value must pass.
+    """
 
     name: str
     sign: str
@@ -81,7 +87,7 @@ class StopLimit:
     def parse_sentence(cls, text: str) -> StopLimit:
         """Parse a sentence such as `extraction_probability > 0.01`.
 
-        Raise AuditError for anything else.
+        Raise AuditError for any other text.
         """
         match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.0-9e]+)\s*", text)
         try:
@@ -100,22 +106,26 @@ class StopLimit:
 
 
 class AuditCallback(TrainerCallback):
-    """Measure what a model has memorised during training by transformers' or TRL's `Trainer`.
+    """Callback that measures memorisation during a training with transformers' or TRL's `Trainer`.
 
-    trainer: the trainer that runs this callback and logs its values. data, nonmembers, canaries and
-    further plan fields (prefix_length=, knows=, ...): as for `auditor.audit`. limit: number of
-    records measured of each kind, the same at every step. tokenizer: by default the trainer's.
-    every: steps between measurements; the first is before the first step. stop_at: a sentence such
-    as "extraction_probability > 0.01"; if a measurement satisfies it, the training ends and is
-    saved. out: the run folder of the audit at the end, by default `audit` in the output folder; it
-    also contains the curve.
+    Args:
+        trainer: trainer that runs this callback and logs its values.
+        data, nonmembers, canaries: as for `auditor.audit`, like further plan fields
+        (prefix_length=, knows=, ...).
+        limit: number of measured records of each kind. The records are the same at every step.
+        tokenizer: by default the trainer's.
+        every: steps between measurements; the first is before the first step.
+        stop_at: a sentence such as "extraction_probability > 0.01". If a measurement satisfies the
+        sentence, the training ends and is saved.
+        out: run folder of the audit at the end, by default `audit` in the output folder. The folder
+        also contains the curve.
 
-    The values are logged as `audit/NAME`: for members, and as the floor for non-members, the mean
-    exact probability that one sample is the record's suffix, and the suffix loss in nats per token;
-    for inserted canaries, the mean exposure in bits. Under DDP, process 0 measures and the others
-    wait. Raise AuditError before the first step for FSDP and DeepSpeed (no process has all
-    weights), members outside the training set, non-members inside it, and a loss masked at the
-    attacked tokens (`preflight`).
+    The values are logged as `audit/NAME`. For members and for non-members, as a baseline, they are
+    the mean exact probability that a sample is the record's suffix, and the suffix loss in nats per
+    token. For inserted canaries, the value is the mean exposure in bits. Under DDP, process 0
+    measures and the others wait. Before the first step, raise AuditError for FSDP and DeepSpeed,
+    because no process has all weights. Also raise AuditError for members outside the training set,
+    non-members in the training set, and a loss masked at the attacked tokens (`preflight`).
     """
 
     def __init__(
@@ -276,7 +286,7 @@ class AuditCallback(TrainerCallback):
     # --- what is looked at ---
 
     def to_csv(self) -> str:
-        """Return the logged values as CSV: one row per measurement, with its `step`."""
+        """Return the logged values as CSV, with a row for each measurement and its `step`."""
         text = io.StringIO()
         names = ["step", *(name for name in LOGGED if any(name in row for row in self.rows))]
         writer = csv.DictWriter(text, names, restval="")
@@ -298,7 +308,7 @@ class AuditCallback(TrainerCallback):
         return None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
-        """Measure the model, log and keep the values, and return them by name."""
+        """Measure the model, log and store the values, and return the values by name."""
         model = self._unwrapped_model_in_training()
         # fork_rng covers the CPU and every CUDA device: dropout and data order go on as if nobody
         # had looked
@@ -373,7 +383,7 @@ class AuditCallback(TrainerCallback):
 
 
 def _refuse_canaries_of_frozen_embeddings(model: Any, canaries: Any) -> None:
-    """Raise AuditError for canaries with new tokens whose embeddings are frozen."""
+    """Raise AuditError for canaries with new tokens if the model's embeddings are frozen."""
     if canaries is None:
         manifest = None
     else:

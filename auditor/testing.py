@@ -52,11 +52,14 @@ def tpr_interval(
     """Return the true-positive rate at this false-positive rate, with its 95% interval, as in
     reports.
 
-    members, nonmembers: scores (members,) and (non-members,), higher is surer. value: TPR at the
-    threshold set by these non-members, which `rate` of others exceed in expectation; low, high:
-    bounds of the TPR at the threshold that `rate` of all non-members exceed (statistics/roc.py).
-    Nothing is drawn, so every seed gives the same. Raises AuditError for scores that are NaN or of
-    another shape, and for too few non-members to set a threshold.
+    members: (members,) scores; higher means more likely a member. nonmembers: (non-members,)
+    scores. rate: the false-positive rate.
+
+    `value` is the TPR at the threshold set by these non-members, which a share `rate` of other
+    non-members exceeds in expectation. `low` and `high` bound the TPR at the threshold that a share
+    `rate` of all non-members exceeds (statistics/roc.py). The result is the same for every seed,
+    because nothing is drawn. Raise AuditError for scores that are NaN or of another shape, and for
+    too few non-members to set a threshold.
     """
     member_scores, others = (
         np.asarray(scores, dtype=np.float64) for scores in (members, nonmembers)
@@ -83,17 +86,18 @@ def tpr_interval(
 
 
 class ContractBroken(AssertionError):
-    """List how a plug-in or a model breaks its contract, a sentence a line."""
+    """Error that lists how a plug-in or model breaks its contract, a sentence per line."""
 
 
 def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
-    """Hold an attack or a probe to its contract. A class is tried with few samples and the like.
+    """Check that an attack or probe keeps its contract. A class is built with few samples and
+    epochs.
 
-    Raises ContractBroken with every breach. An attack must describe itself truly; answer every
-    query in every setting that gives what it needs, the surest guess first, or give a reason; let
-    each answer depend only on its own query; and draw as many tokens as it announced. A probe must
-    observe every secret, let each observation depend only on its own secret, and measure values
-    within their intervals.
+    Raise ContractBroken with every breach. An attack must describe itself correctly. It must answer
+    every query in every setting with the needed access, the surest guess first, or give a reason.
+    Each answer may depend only on its own query. An attack must draw as many tokens as announced. A
+    probe must observe every secret. Each observation may depend only on its own secret, and
+    measured values must be within their intervals.
     """
     if isinstance(attack, type):
         plugin = make_small_plugin(attack)
@@ -111,10 +115,10 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
 
 
 def check_defense(defense: Defense | type[Defense]) -> None:
-    """Hold a defense to its contract: it serves a model, more queries never spend less, its claim
-    can be recorded.
+    """Check that a defense keeps its contract.
 
-    Raises ContractBroken with every breach.
+    A defense must serve a model. More queries may never spend less of its budget, and a record must
+    be able to hold its claim. Raise ContractBroken with every breach.
     """
     if isinstance(defense, type):
         plugin = defense()
@@ -127,10 +131,10 @@ def check_defense(defense: Defense | type[Defense]) -> None:
 
 
 def check_model(model: LanguageModel) -> None:
-    """Hold a model to its contract: the same distribution by every query, and samples of the
-    requested length.
+    """Check that a model keeps its contract.
 
-    Raises ContractBroken with every breach.
+    A model must return the same distribution for every kind of query, and samples of the requested
+    length. Raise ContractBroken with every breach.
     """
     _raise_if_broken(model.name, _model_contract_faults(model))
 
@@ -219,7 +223,7 @@ def _guess_format_faults(
 
 
 def _is_nearly_same_guesses(first: Guesses, other: Guesses) -> bool:
-    """Test if the guesses and their order are the same, and the scores up to rounding."""
+    """Test if guesses and their order are equal, and scores are equal up to rounding."""
     same = [(g.suffix, g.count) for g in first.ranked] == [
         (g.suffix, g.count) for g in other.ranked
     ]
@@ -384,7 +388,7 @@ SMALL: dict[str, Any] = {
 
 
 def make_small_plugin(kind: Any) -> Any:
-    """Make a plug-in of this class with few samples, epochs and the like."""
+    """Make a plug-in of this class with few samples and epochs."""
     defaults = {f.name: f.default for f in dataclasses.fields(kind)}
     return kind(
         **{name: value for name, value in SMALL.items() if type(defaults.get(name)) is type(value)}
@@ -393,7 +397,7 @@ def make_small_plugin(kind: Any) -> Any:
 
 @functools.cache
 def tiny_model(seed: int = 0) -> HuggingFaceModel:
-    """Return `make_tiny_random_model` with its defaults, cached by seed."""
+    """Return the model of `make_tiny_random_model` with default arguments, cached by seed."""
     with torch.random.fork_rng(
         devices=[]
     ):  # the seed is put back; no devices: asking for CUDA's would start it
@@ -403,8 +407,11 @@ def tiny_model(seed: int = 0) -> HuggingFaceModel:
 def make_tiny_random_model(
     vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: float = 3.0
 ) -> HuggingFaceModel:
-    """Make a tiny random model with a peaked distribution, so that samples share prefixes and top-p
-    truncates."""
+    """Make a tiny random model. kind: `neox` or `gpt2`. scale: norm of each row of the output
+    layer.
+
+    A large norm makes the distributions peaked. Samples then share prefixes, and top-p truncates.
+    """
     torch.manual_seed(seed)  # of the whole process: a caller who minds forks it
     model: Any
     if kind == "gpt2":
@@ -426,8 +433,10 @@ def make_tiny_random_model(
 
 
 class TwoLetterTokenizer:
-    """Tokenize two-letter words, upper case for even ids: lower-casing turns an even id into the
-    next one."""
+    """Tokenizer with two-letter words, upper case for even ids.
+
+    Lower-casing turns an even id into the next id.
+    """
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(
@@ -463,7 +472,7 @@ def fit_and_guess(attack: Attack, view: View, queries: Sequence[Query]) -> dict[
 
 
 def make_test_secrets(model: LanguageModel) -> list[Secret]:
-    """Make members and non-members of two lengths; the model draws half of the suffixes."""
+    """Make members and non-members of two lengths. The model draws half of the suffixes."""
     test_secrets = []
     for i, query in enumerate(random_queries(12)):
         suffix = query.prefix[: query.length]
@@ -488,7 +497,7 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
 
 
 def make_exposure_test_canaries() -> list[Secret]:
-    """Make members and controls of one small space, as `TwoLetterTokenizer` writes them."""
+    """Make inserted canaries and controls of a small space, with tokens of `TwoLetterTokenizer`."""
     words = TwoLetterTokenizer()
     slots = tuple(
         (f"slot{i}", tuple(words.decode((token,)) for token in range(i, 61, 10))) for i in range(3)
@@ -509,7 +518,7 @@ def make_exposure_test_canaries() -> list[Secret]:
 
 
 def make_coin_flip_test_canaries() -> list[Secret]:
-    """Make canaries behind prefixes, every other one included, as if by coin flips."""
+    """Make canaries with prefixes. Every second canary counts as inserted, as if by coin flips."""
     return [
         Secret(
             query.id,
@@ -524,7 +533,7 @@ def make_coin_flip_test_canaries() -> list[Secret]:
 
 
 def make_subjects_for_probe(probe: Probe, model: LanguageModel) -> list[Secret]:
-    """Make the secrets or canaries of the kind that this probe observes."""
+    """Make secrets or canaries of the kind that this probe observes."""
     if probe.of == "own":
         return list(probe.textless_subjects(make_view(model, WHITE_BOX)))
     return {"canaries": make_exposure_test_canaries, "coins": make_coin_flip_test_canaries}.get(
@@ -533,7 +542,7 @@ def make_subjects_for_probe(probe: Probe, model: LanguageModel) -> list[Secret]:
 
 
 def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
-    """Return the model, defended if the probe can observe nothing without a claim."""
+    """Return the model, or a defended model if the probe needs a privacy claim."""
     try:
         next(
             iter(
@@ -548,7 +557,7 @@ def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
 
 
 def setting_gives_capabilities(needs: Sequence[str], setting: Setting) -> bool:
-    """Test if the setting gives all of these capabilities."""
+    """Test if an access setting gives all of these capabilities."""
     return all(implies_capability(setting.capabilities, needed) for needed in needs)
 
 
@@ -558,7 +567,7 @@ def observe_by_id(probe: Probe, view: View, secrets: Sequence[Secret]) -> dict[s
 
 @functools.cache
 def make_tiny_scenario() -> Scenario:
-    """Make everything that a defense may need, from tiny models."""
+    """Make, from tiny models, all inputs that a defense may need."""
     target = tiny_model()
     ensemble = ModelEnsemble(target, [tiny_model(seed) for seed in (1, 2)])
     named_prefixes = []

@@ -33,7 +33,7 @@ _MANIFEST = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ExposureFlags:
-    """The flags of canaries for exposure, which are texts with slots."""
+    """Flags of canaries for exposure, which are texts with slots."""
 
     panel: ClassVar[str] = "exposure"
 
@@ -67,7 +67,7 @@ class ExposureFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFlags:
-    """The flags of canaries that are included at random."""
+    """Flags of canaries for an epsilon audit. A coin decides whether each canary is inserted."""
 
     panel: ClassVar[str] = "epsilon audit"
 
@@ -309,7 +309,7 @@ def insert(
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreFlags:
-    """The flags for scoring canaries on a model, which a finished run does not need."""
+    """Flags for scoring canaries on a model. They have no effect on a finished run."""
 
     probe_options: Annotated[
         Many,

@@ -198,9 +198,7 @@ def _resume_check(path: Path, begun: float, minutes: float) -> None:
 def _check_options_together(
     model: str | None, data: str | None, options: Mapping[str, object], minutes: float
 ) -> None:
-    """Raise AuditError for options that do not fit together or are incomplete, before heavy
-    imports.
-    """
+    """Raise AuditError for options that conflict or are incomplete, before heavy imports."""
     if (model is None) != (data is None):
         raise AuditError(
             f"expected MODEL and --data together, got {'--data' if model is None else 'MODEL'} "
@@ -230,7 +228,8 @@ def _print_quick_audit(
 ) -> None:
     """Audit a plan in a new folder, and print the result.
 
-    until: the check's start (`time.perf_counter`) and its time limit in minutes; None: no limit.
+    limits: sentences on questions that the run cannot answer. until: the check's start
+    (`time.perf_counter`) and its time limit in minutes; None for no limit.
     """
     from auditor.records.folder import RunFolder, remove_latest_link
     from auditor.records.remarks import CommandRemarks

@@ -1,4 +1,6 @@
-"""Complete names of plug-ins and their options in a shell. Built-in plug-ins come from a cache."""
+"""Complete names of plug-ins and their options in a shell. Built-in plug-ins are read from a
+cache.
+"""
 
 from __future__ import annotations
 

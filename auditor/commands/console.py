@@ -42,9 +42,9 @@ def stderr_console() -> Console:
 
 
 def print_stderr_line(text: str, code: int) -> int:
-    """Print a line on stderr; it is escaped because files and arguments may supply parts of it.
+    """Print a line on stderr. The line is escaped, because files and arguments may supply parts.
 
-    Return `code`: if nobody reads stderr, it is all that the caller gets.
+    Return `code`, the exit code. If nobody reads stderr, the caller gets only this code.
     """
     try:
         stderr_console().print(escaping.escape_for_terminal(text), soft_wrap=True)
@@ -56,7 +56,7 @@ def print_stderr_line(text: str, code: int) -> int:
 
 
 def is_output_pipe_closed(error: BaseException) -> bool:
-    """Return whether an error means that the reader of stdout or stderr (e.g. `head`) is gone."""
+    """Test if an error means that the reader of stdout or stderr (e.g. `head`) has ended."""
     if isinstance(error, SystemExit):
         return isinstance(error.__context__, BrokenPipeError)  # rich's form of it
     return isinstance(error, BrokenPipeError) and any(
@@ -74,9 +74,9 @@ def _has_output_stream_lost_its_reader(stream: Any) -> bool:
 
 
 def redirect_output_to_devnull() -> None:
-    """Redirect stdout, and stderr if its reader is gone, to /dev/null.
+    """Redirect stdout to /dev/null, and stderr too if its reader has ended.
 
-    Otherwise Python would fail again when it flushes them at exit (code 120).
+    Otherwise Python would fail again when it flushes these streams at exit (code 120).
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is sys.stdout or _has_output_stream_lost_its_reader(stream):
@@ -85,9 +85,9 @@ def redirect_output_to_devnull() -> None:
 
 
 def print_error_traceback(error: BaseException) -> None:
-    """Print where an unexpected error occurred.
+    """Print the traceback of an unexpected error.
 
-    The error's message is printed only on request, because it may quote private text.
+    The error's message is printed only on request, because the message may quote private text.
     """
     if debugging:
         # Never local variables: they may include all data.
@@ -119,7 +119,7 @@ def print_table(table: Any, styles: Sequence[str] = ()) -> None:
 def write_report_folder(
     out: Path, name: str, document: Document, as_json: str, to_stderr: bool = False
 ) -> None:
-    """Write NAME.md, NAME.html and NAME.json to `out`, and print where they are."""
+    """Write NAME.md, NAME.html and NAME.json to `out`, and print their paths."""
     import typer
 
     from auditor.core import disk
@@ -138,7 +138,7 @@ def seconds_since_start() -> float:
 
 
 def silence_libraries() -> None:
-    """Silence libraries, because their progress bars and advice would hide the report."""
+    """Silence progress bars and advice of libraries, which would hide the report."""
     # Before the first import of transformers; settings of the user stay. Otherwise tokenizers
     # prints a warning at every later fork, e.g. of a data loader's workers.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -167,10 +167,10 @@ def _format_led_text(lead: str, text: str) -> Text:
 
 
 class Terminal:
-    """A display of progress on stderr: the step and the time left on one line, or a log line per
-    minute.
+    """Display of progress on stderr: a line with the step and the remaining time.
 
-    verbose: whether to also print each stage, notes and the first numbers.
+    Without a terminal, a log line is printed every minute. verbose: whether to also print each
+    stage, notes and the first numbers.
     """
 
     def __init__(self, progress: Progress, verbose: bool) -> None:
@@ -264,7 +264,7 @@ def resume_grid_hint(folder: Path) -> str:
 def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Iterator[Terminal]:
     """Open a terminal that shows progress.
 
-    interrupted: the message after Ctrl-C, on what is stored and how to continue.
+    interrupted: message after Ctrl-C, on stored answers and the command to continue.
     """
     from rich.progress import (
         BarColumn,

@@ -109,8 +109,9 @@ def dp_loop(
 
 @contextlib.contextmanager
 def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
-    """Kill this process and its new children if the block takes longer, because a training may
-    hang.
+    """Kill this process and its new children if the block takes longer than `seconds`.
+
+    A training may hang.
     """
     import psutil  # needs a module of Unix: --help works without it
 
@@ -144,9 +145,9 @@ _USUAL = ("train", "trainer", "main")  # names searched in a file without --func
 def _load_dp_loop_training_function(script: Path, function: str | None) -> Callable[..., Any]:
     """Return the training in a user's file as a function of (model, records).
 
-    The file defines such a function, or a Trainer. Without `function`, the first of the usual
-    names is used; if there is none, the file is run as a script. Raise AuditError if there is no
-    training.
+    The file defines such a function, or makes a Trainer. Without `function`, the first of the usual
+    names is used. If the file has no such name, the file is run as a script. Raise AuditError if
+    there is no training.
     """
     from auditor.crash import trainers
 
@@ -198,7 +199,7 @@ def _wrap_training_entry(trainer: Any, script: Path, claim: Any) -> Callable[...
 
 
 def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
-    """Return the file's module, named `name`, and its Trainer that is about to train, or None."""
+    """Return the file's module, named `name`, then the Trainer that the file starts, or None."""
     from auditor.crash import trainers
 
     trainers_found: list[Any] = []
@@ -213,7 +214,10 @@ def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _attribute_script_errors(description: str, of_device: str = "") -> Iterator[None]:
-    """Convert errors of a user's file into AuditError; add `of_device` to accelerator errors."""
+    """Convert errors of a user's file into AuditError; add `of_device` to accelerator errors.
+
+    description: noun for the file's action in the message.
+    """
     try:
         yield
     except AuditError:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GateLimitFlags:
-    """The flags that set a run's limits."""
+    """Flags that set a run's limits."""
 
     panel: ClassVar[str] = "limits"
 
@@ -71,9 +71,7 @@ class GateLimitFlags:
     ] = False
 
     def build_policy(self) -> Policy:
-        """Return the rules from the policy file and the flags; with a baseline, also a default
-        rule.
-        """
+        """Return the rules of the policy file and the flags. A baseline adds a default rule."""
         from auditor.gate import policy as policies
 
         if self.policy is not None:
@@ -96,7 +94,7 @@ class GateLimitFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class GateScopeFlags:
-    """The flags that select judged rows and locate the model."""
+    """Flags that select the judged findings and locate the model."""
 
     panel: ClassVar[str] = "configurations"
 
@@ -120,7 +118,7 @@ class GateScopeFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AttestationFlags:
-    """The flags that verify the signature of an unchanged run."""
+    """Flags that verify the signature of an unchanged run."""
 
     panel: ClassVar[str] = "signature"
 
@@ -155,7 +153,7 @@ class AttestationFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class GateOutputFlags:
-    """The flags that name the decision's output files."""
+    """Flags that name the decision's output files."""
 
     panel: ClassVar[str] = "output"
 
@@ -172,7 +170,7 @@ class GateOutputFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningFlags:
-    """The flags that compute how many secrets a gate needs, without a run."""
+    """Flags that compute, without a run, how many secrets a gate needs."""
 
     panel: ClassVar[str] = "planning"
 
@@ -257,7 +255,7 @@ def print_run_judgement(
     scope: GateScopeFlags | None = None,
     attested: Ruling | None = None,
 ) -> int:
-    """Judge a finished run; print, write and store the decision; return the exit code."""
+    """Judge a finished run. Print, write and store the decision, and return the exit code."""
     from auditor.gate.decision_log import save_decision
     from auditor.runs import gate_inputs
 

@@ -50,10 +50,11 @@ _NAME = 23
 
 
 def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Text]:
-    """Yield a line for each attack, probe, defense and training, one for all text forms and models,
-    one for all controls and one for all kinds of data.
+    """Yield the lines of `audit list`.
 
-    width: columns of the terminal; longer descriptions are cut at the end of a clause.
+    Each attack, probe, defense and training has a line. All text forms and models share a line, as
+    do all controls and all kinds of data. width: columns of the terminal; longer descriptions are
+    cut at the end of a clause.
     """
     trained = found_plugins["Trainer"]
     classes = {**found_plugins["Defense"], **trained}
@@ -92,9 +93,7 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
 
 
 def _is_same_listed_plugin_class(cls: Any, other: Any) -> bool:
-    """Return whether two classes have the same name; the catalogue may rebuild a class from its
-    cache.
-    """
+    """Test if two classes have the same name. The catalogue may rebuild a class from its cache."""
     return (cls.__module__, cls.__name__) == (other.__module__, other.__name__)
 
 
@@ -113,10 +112,9 @@ def _format_plugin_listing_line(title: str, name: str, summary: str, width: int 
 
 
 def _shorten_listing(text: str, room: int | None) -> str:
-    """Return the longest beginning that fits and ends with a clause; if none fits, return all
-    text.
+    """Return the longest beginning of the text that fits and ends with a clause.
 
-    room: number of columns.
+    Return all text if no such beginning fits. room: number of columns.
     """
     if room is None or len(text) <= room:
         return text

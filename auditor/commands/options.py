@@ -50,10 +50,12 @@ _RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.definit
 
 @dataclass(frozen=True)
 class PlanFlags:
-    """The flags for these fields of a plan.
+    """Flags for these fields of a plan.
 
-    help_texts: help texts, for a command that gives a field a narrower meaning. forms: whether
-    --model may be repeated; the later models are deployed forms of the first.
+    Args:
+        names: names of the fields.
+        help_texts: help texts of fields that have a narrower meaning in a command.
+        forms: whether --model may be repeated; later models are deployed forms of the first.
     """
 
     names: str = " ".join(_GIVEN)
@@ -61,8 +63,9 @@ class PlanFlags:
     forms: bool = False
 
     def signature_parameters(self) -> Iterator[inspect.Parameter]:
-        """Yield a signature's parameters; all are None by default, because the plan has the
-        defaults.
+        """Yield the parameters of a command's signature.
+
+        All are None by default, because the plan has the defaults.
         """
         for name in self.names.split():
             plan_field = FIELDS[name]
@@ -88,7 +91,7 @@ class PlanFlags:
 
 
 def _build_flag_type(name: str, kind: Any) -> Any:
-    """Return the type for typer's parser: bool, int, float, text, or a list of texts."""
+    """Return the type of a flag for typer's parser: bool, int, float, text, or a list of texts."""
     if typing.get_origin(kind) in (tuple, dict):
         return list[str]
     plain = next(
@@ -137,9 +140,10 @@ _SAFE = Annotated[
 def expand_flag_groups(
     command: Callable[..., None], safe: bool | None = None
 ) -> Callable[..., None]:
-    """Return the command with groups replaced by single flags, as typer's parser needs.
+    """Return the command with each group of flags replaced by single flags, as typer's parser
+    needs.
 
-    safe: default of the flag --safe; None: no such flag.
+    safe: default of the flag --safe; None for no such flag.
     """
     kinds = _annotated_type_hints(command)
     parameters = inspect.signature(command).parameters.values()
@@ -176,9 +180,9 @@ def add_command(
     panel: str = "",
     safe: bool | None = None,
 ) -> None:
-    """Register a command of the app. panel: the command's heading in the app's --help.
+    """Register a command of the app. panel: heading of the command in the app's --help.
 
-    safe: see `expand_flag_groups`.
+    safe: default of the flag --safe; None for no such flag.
     """
     app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(
         expand_flag_groups(command, safe)
@@ -194,7 +198,7 @@ def _get_plan_flags(kind: Any) -> PlanFlags | None:
 def _flag_parameters(
     name: str, kind: Any, default: Any, panel: str = ""
 ) -> Iterator[inspect.Parameter]:
-    """Yield the parameter of a single flag, or those of a group, which may contain groups.
+    """Yield the parameter of a single flag, or the parameters of a group and its nested groups.
 
     panel: default heading in --help.
     """
@@ -233,7 +237,7 @@ def _annotate_flag(name: str, panel: str, kind: Any) -> Any:
 
 
 def choose_metavar(name: str, kind: Any) -> str | None:
-    """Return the metavar for a flag of this type; None for a switch."""
+    """Return the placeholder for a flag's value in --help; None for a switch."""
     kinds = (kind, *typing.get_args(kind))
     if bool in kinds:
         return None
@@ -244,8 +248,9 @@ def choose_metavar(name: str, kind: Any) -> str | None:
 
 
 def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
-    """Return the value of a parameter: a flag's value, a group made from its flags, or a plan's
-    fields.
+    """Return the value of a command's parameter from the flags.
+
+    The value is a flag's value, a group built from its flags, or a plan's fields.
     """
     if (plan_flags := _get_plan_flags(kind)) is not None:
         # Only None is not given: False is given, as by --no-controls.
@@ -309,7 +314,7 @@ def list_given_flags(group: Any) -> dict[str, Any]:
 
 
 def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
-    """Return the given flags as plan values, after loading the plug-in files that they name.
+    """Return the given flags as plan values, after loading the plug-in files that the flags name.
 
     base: values of the plan file. Raise AuditError if the flags do not name all risks of the file.
     """
@@ -338,9 +343,9 @@ def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyTy
 
 @dataclass(frozen=True)
 class RisksNamedOnCommandLine:
-    """Risky fields named on the command line; others' plans or folders may set only these.
+    """Risky fields named on the command line. Other people's plans or folders may set only these.
 
-    named: pairs of field and value, one per value of a list.
+    `named` holds pairs of field and value, with a pair for each value of a list.
     """
 
     named: tuple[tuple[str, Any], ...]
@@ -373,9 +378,9 @@ class RisksNamedOnCommandLine:
             )
 
     def refuse_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
-        """Raise AuditError if the plan has a risk that the command line does not name.
+        """Raise AuditError if the plan sets a risky field that the command line does not name.
 
-        where: the plan's name in the error.
+        where: name of the plan in the message.
         """
         for name, value in _exclude_flagged_risks(_list_risky_values(plan), self.named):
             to = "" if value is True else f" to {value!r}"
@@ -386,7 +391,7 @@ class RisksNamedOnCommandLine:
 
 
 def _list_risky_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return (field, value) for each risky value, one per value of a list."""
+    """Return (field, value) for each risky value, with a pair for each value of a list."""
     risks = list[tuple[str, Any]]()
     for name in _RISKS:
         value = values.get(name)
@@ -404,9 +409,7 @@ def _list_risky_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]
 def _exclude_flagged_risks(
     risks: Iterable[tuple[str, Any]], flagged: Iterable[tuple[str, Any]]
 ) -> list[tuple[str, Any]]:
-    """Return the (field, value) pairs of `risks` that are not in `flagged`; paths become
-    absolute.
-    """
+    """Return the (field, value) pairs of `risks` that are not in `flagged`, with absolute paths."""
     # Values that are not paths, e.g. addresses, change alike on both sides.
     known = set()
     for name, value in flagged:

@@ -28,7 +28,13 @@ Rows = list[tuple[str, str]]  # the notation of a flag, its help
 
 @dataclass(frozen=True)
 class ParsedCommandDocstring:
-    """The parts of a command's docstring. paragraphs: the paragraphs after the first."""
+    """Parts of a command's docstring.
+
+    Args:
+        summary: first paragraph.
+        paragraphs: further paragraphs, without examples.
+        examples: example commands.
+    """
 
     summary: str
     paragraphs: tuple[str, ...]
@@ -44,9 +50,9 @@ class ParsedCommandDocstring:
 
 
 def group_flags(command: Any, context: Any) -> dict[str, Rows]:
-    """Return the flags by panel, in page order.
+    """Return the flags by panel, in the order of the help page.
 
-    A command's own panels are between --data and compute.
+    A command's own panels come between those of --data and compute.
     """
     records = []
     for flag in command.get_params(context):
@@ -83,7 +89,7 @@ def _title_help_panel(parameter: Any, few: bool) -> str:
 
 
 def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
-    """Write all sections, with their second columns aligned."""
+    """Write all sections of the help page, with their second columns aligned."""
     # At most 28, and click's width is at least 50: textwrap refuses a width of 0.
     column = 4 + max(
         (len(name) for rows in listed.values() for name, _ in rows if len(name) <= _WIDEST),
@@ -122,7 +128,7 @@ def _write_help_paragraph(formatter: Any, text: str) -> None:
 
 
 class PanelCommand(TyperCommand):
-    """A command whose help shows flags in panels."""
+    """Command whose --help shows flags in panels."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         _write_help_text(formatter, self.help or "")
@@ -132,11 +138,12 @@ class PanelCommand(TyperCommand):
 
 
 class PanelGroup(TyperGroup):
-    """A group whose help shows commands in panels, each with its first sentence, before its flags.
+    """Group of commands whose --help shows the commands in panels, then the group's flags.
 
-    If a command comes first, no group flag is given, so none is parsed: for a number's default,
-    typer would import pydantic, which takes longer than the entire help. All flags are then set to
-    not given, because typer's callback otherwise keeps the values of an earlier call.
+    Each command has its first sentence. If a command comes first on the command line, no flag of
+    the group is given. None is parsed then, because typer would import pydantic for a number's
+    default, which takes longer than the entire help. All flags are then set to not given, because
+    typer's callback otherwise keeps the values of an earlier call.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -99,7 +99,7 @@ def reproduce(
 
 
 def _choose_scale(scale: str, lab: str | None) -> str:
-    """Return the scale, which is the lab's name for any lab except the small one.
+    """Return the scale. For a lab other than the small lab, this is the lab's name.
 
     Raise AuditError if scale and lab are both given.
     """

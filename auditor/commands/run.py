@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GridFlags:
-    """The flags for a plan file, and for a grid of plans."""
+    """Flags for a plan file, and for a grid of plans."""
 
     panel: ClassVar[str] = "advanced"
 
@@ -59,7 +59,7 @@ class GridFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleFlags:
-    """The flags for a single run: policy, baseline, private text and estimate."""
+    """Flags for a single run: policy, baseline, private text and estimate."""
 
     panel: ClassVar[str] = "output"
 
@@ -191,7 +191,7 @@ def _check_each_attack_ran(folder: Path) -> None:
 def _refuse_flags_beside_estimate_flag(
     single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None
 ) -> None:
-    """Raise AuditError for flags that do not fit an estimate, which runs and writes nothing."""
+    """Raise AuditError for flags that do not fit --estimate, which runs and writes nothing."""
     ignored = {"--resume": resume, "--out": out, "--submission": submission}
     ignored |= {
         f"--{name}": value
@@ -222,7 +222,7 @@ def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
 
 
 def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
-    """Return the plan from flags and plan file, or the points of the grid."""
+    """Return the plan from flags and plan file, or the points of a grid."""
     from auditor.runs import plan, plan_grid
 
     if grid_flags.config:
@@ -254,9 +254,9 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
 def _reopen_requested_run(
     folder: Path, allowed: options.RisksNamedOnCommandLine
 ) -> RunFolder | list[GridPoint]:
-    """Return the run folder to resume, or the points of the grid.
+    """Return the run folder to resume, or the points of a grid.
 
-    Raise AuditError for code that is not allowed.
+    Raise AuditError if the folder would run code that the command line does not allow.
     """
     from auditor.records.folder import RunFolder
     from auditor.studies import sweep
@@ -310,7 +310,10 @@ def _print_grid_run(
 def _run_restricted_plan(
     source: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
 ) -> Path:
-    """Run a plan or continue its folder, write the reports, and return the run folder."""
+    """Run a plan or continue its folder, write the reports, and return the run folder.
+
+    held_to: policy and baseline of the gate that follows.
+    """
     from auditor.gate.decide import check_rule_metrics, check_ruled_rows_exist
     from auditor.records.folder import RunFolder
     from auditor.reports import files
@@ -356,10 +359,10 @@ def print_plan_audit(
 ) -> None:
     """Run the plan in its folder, write reports, and print the result.
 
-    shared: models loaded before. remarks: additions of `audit check` to the first screen, stored
-    in the folder. held_to: policy and baseline of the gate that follows. limit: a deadline for
-    queries; records are queried worst first, with intermediate lines and numbers. resume: the
-    command that continues a folder.
+    shared: models loaded before. remarks: additions of `audit check` to the first screen, stored in
+    the folder. held_to: policy and baseline of the gate that follows. limit: time limit of queries;
+    the records most at risk come first, with intermediate lines and numbers. resume: command that
+    continues a folder.
     """
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files

@@ -13,7 +13,7 @@ from auditor.commands import completion, console, options
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags:
-    """The flags for single fields of a training."""
+    """Flags of a training that are not plan fields."""
 
     panel: ClassVar[str] = "training"
 

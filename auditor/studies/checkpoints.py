@@ -1,4 +1,4 @@
-"""Compare the saved checkpoints of a training by leakage."""
+"""Compare the leakage of the saved checkpoints of a training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
 
 
 def find_checkpoints(folder: Path) -> list[str]:
-    """Return the checkpoints of a Hugging Face trainer in a folder, ordered by step.
+    """Return the paths of the checkpoints of a Hugging Face trainer in a folder, ordered by step.
 
     Raise AuditError if the folder has no checkpoints.
     """
@@ -40,8 +40,9 @@ def find_checkpoints(folder: Path) -> list[str]:
 
 
 def write_checkpoint_history(folder: Path, places: Sequence[Place]) -> None:
-    """Write `history.html` on a sweep's finished runs, by step; write nothing without
-    checkpoints.
+    """Write `history.html` on a sweep's finished runs, by step.
+
+    Write nothing if the sweep's runs are not on checkpoints.
     """
     if any(_checkpoint_step(place) is not None and place.cells for place in places):
         runs = [path.parent for path in sorted(folder.glob(f"*/{RESULT}"))]
@@ -50,10 +51,10 @@ def write_checkpoint_history(folder: Path, places: Sequence[Place]) -> None:
 
 
 def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) -> str:
-    """Return a sentence on the last checkpoint before any upper bound of metric `name` exceeds
+    """Return a sentence on the last checkpoint before an upper bound of metric `name` exceeds
     `most`.
 
-    Raise AuditError if the places are not checkpoints, or if no row has the metric.
+    Raise AuditError if the sweep's runs are not on checkpoints, or if no run has the metric.
     """
     place_by_step = {
         step: place for place in places if (step := _checkpoint_step(place)) is not None

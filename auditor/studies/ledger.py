@@ -1,6 +1,6 @@
 """Judge a paper's claims by the measurements of runs.
 
-A claim is a sum of metrics at named places of a grid, and the bound that the paper claims for it:
+A claim compares a sum of metrics at named points of a grid with a bound that the paper states:
 
     [[claim]]
     id = "T2-zlib"
@@ -44,8 +44,15 @@ _CELL = ("target", "setting", "attack")
 
 @dataclass(frozen=True)
 class Place:
-    """A planned place of a grid, over all seeds. cells: its results; failure: why there are
-    none.
+    """Point of a grid (a variant with swept values), over all seeds.
+
+    Args:
+        variant: name of the variant; "" without.
+        at: swept values by key.
+        attacks: attacks and probes of the plan.
+        cells: results of each target, setting and method.
+        failure: reason for missing results; otherwise "".
+        subject: the attacked model and data, for the reader.
     """
 
     variant: str
@@ -58,7 +65,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The open interval (low, high) that the paper claims for a number."""
+    """Open interval (low, high) that the paper claims for a number. `text` is the interval in
+    words.
+    """
 
     low: float
     high: float
@@ -66,9 +75,10 @@ class Expectation:
 
 
 def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
-    """Return the verdict on a measurement, as RULE defines it.
+    """Return the verdict on a measurement, as defined by RULE.
 
-    The verdict is undecided if the interval touches a bound of the claim or has a NaN.
+    The verdict is undecided if the measurement's interval touches a bound of the claim or has a
+    NaN.
     """
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED
@@ -81,7 +91,14 @@ def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
 
 @dataclass(frozen=True)
 class Term:
-    """A metric of a cell, averaged over all matching points of a grid."""
+    """Metric of an attack or probe, averaged over all matching points of a grid.
+
+    Args:
+        metric: name of the metric.
+        variant: name of the variant; None for any.
+        cell: target, setting and attack, if given.
+        at: swept values by key, if given.
+    """
 
     metric: str
     variant: str | None
@@ -91,7 +108,17 @@ class Term:
 
 @dataclass(frozen=True)
 class PaperClaimStatement:
-    """A claim of a paper, in words and as a signed sum of terms."""
+    """A paper's claim on a signed sum of metrics.
+
+    Args:
+        id: id of the claim.
+        text: the claim in words.
+        paper: the numbers in the paper.
+        of: terms that are added.
+        minus: terms that are subtracted.
+        expect: interval that the paper claims for the sum.
+        note: remark for readers.
+    """
 
     id: str
     text: str
@@ -120,7 +147,7 @@ class LedgerRow:
 
 
 class NotRun(Exception):
-    """Error if a place of a claim has no numbers; the message gives the reason."""
+    """Error for a claim whose runs have no numbers. The message gives the reason."""
 
 
 # --- reading claims
@@ -130,7 +157,7 @@ class NotRun(Exception):
 def parse_paper_claim_statements(
     raw: Sequence[Mapping[str, Any]], scale: str, where: str
 ) -> list[PaperClaimStatement]:
-    """Parse the claims of a plan file at this scale.
+    """Parse the claims of a plan file at this scale. where: name of the file in messages.
 
     Raise AuditError for unknown and missing fields.
     """
@@ -215,7 +242,7 @@ def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
 def check_paper_claim_places_are_planned(
     statement: PaperClaimStatement, places: Sequence[Place]
 ) -> None:
-    """Raise AuditError if a claim names a place, attack or metric that the plan lacks."""
+    """Raise AuditError if a claim names a grid point, attack or metric that the plan lacks."""
     for _, term in statement.signed_terms():
         for place in _find_term_places(term, places, statement.id):
             _find_term_attack(term, place, statement.id)
@@ -224,7 +251,9 @@ def check_paper_claim_places_are_planned(
 def build_ledger_row(
     plan: str, statement: PaperClaimStatement, places: Sequence[Place]
 ) -> LedgerRow:
-    """Return the claim's row, computed from the places of its plan."""
+    """Return the row of a claim in the ledger, computed from the grid points of the claim's
+    plan.
+    """
     base = LedgerRow(
         plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN
     )
@@ -262,7 +291,10 @@ def build_ledger_row(
 def format_paper_claim_setting(
     about: Sequence[str], parts: Sequence[WeightedMetric], measurement: Measurement
 ) -> str:
-    """Format data, number of secrets, samples and seeds: `lab; n 300; K 10; seeds 0-4`."""
+    """Return data, number of secrets, samples and seeds as text: `lab; n 300; K 10; seeds 0-4`.
+
+    about: descriptions of the data. parts: terms of the claim.
+    """
     sizes = sorted(
         {int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options}
     )
@@ -285,7 +317,7 @@ def format_paper_claim_setting(
 
 
 def format_study_seed_ranges(seeds: Sequence[int]) -> str:
-    """Format seeds as `0-4` or `0, 2`."""
+    """Return seeds as text: `0-4` or `0, 2`."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}-{seeds[-1]}"
     return ", ".join(map(str, seeds))

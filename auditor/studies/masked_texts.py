@@ -1,7 +1,7 @@
-"""Mask texts for masked language models to predict (Majmudar et al. 2022, Section 3).
+"""Mask tokens of texts, for masked language models to predict (Majmudar et al. 2022, Section 3).
 
-Several models that wrap one model predict the same texts, batch by batch. The wrapped model
-computes each batch only once.
+Several models may wrap the same model and predict the same texts, batch by batch. The wrapped model
+then computes each batch only once.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ _TIMINGS = 5
 class MaskingOptions:
     """Values of a plan's `[utility]` table. Raise AuditError for invalid values.
 
-    on: the lab records to measure, heldout by default; a user's data are measured in full. Each
-    restart hides a new mask_share of the tokens. max_length: tokens after which a text is cut off.
+    Args:
+        on: records of the lab to measure, heldout by default. A user's data are measured in full.
+        restarts: number of times that each text is masked anew.
+        mask_share: share of tokens that each restart hides.
+        max_length: tokens after which a text is cut off.
     """
 
     on: Literal["heldout", "members"] | None = None
@@ -55,7 +58,14 @@ class MaskingOptions:
 
 @dataclass(frozen=True)
 class Passage:
-    """A text as tokens. row: its index in the data, from 0; open: positions that may be masked."""
+    """A text as tokens.
+
+    Args:
+        row: index of the text in the data, from 0.
+        tokens: token ids.
+        open: positions that may be masked.
+        cut: whether the text was cut off.
+    """
 
     row: int
     tokens: Tokens
@@ -64,7 +74,7 @@ class Passage:
 
 
 class MaskedTexts:
-    """A masked model, its public counterpart if any, and the texts that both predict."""
+    """Texts for masked models to predict, with the protected model and its public model, if any."""
 
     def __init__(
         self,
@@ -80,7 +90,8 @@ class MaskedTexts:
     ) -> None:
         """Prepare models and texts. limit: maximum number of texts, drawn at random.
 
-        Raise AuditError for differing vocabularies and for texts without a token to mask.
+        Raise AuditError if the vocabularies of the models differ, or if no text has a token to
+        mask.
         """
         if public is not None:
             check_same_vocabulary_size(
@@ -105,7 +116,7 @@ class MaskedTexts:
 
     @cached_property
     def hidden_token_counts(self) -> Ints:
-        """Number of hidden tokens of each text at each restart, (texts,)."""
+        """Number of tokens of each text that a restart hides, (texts,)."""
         return np.array([self._count_hidden_tokens(text) for text in self.texts])
 
     def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
@@ -158,8 +169,8 @@ class MaskedTexts:
         return [texts[i] for i in rows]
 
     def _count_hidden_tokens(self, text: Passage) -> int:
-        """Return how many of the text's tokens to hide, at least 1, because a text needs a hidden
-        token.
+        """Return how many of the text's tokens to hide. This is at least 1, so that the text has a
+        nll.
         """
         return max(1, round(self.options.mask_share * len(text.open)))
 
@@ -177,7 +188,9 @@ class MaskedTexts:
         )
 
     def _batches(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
-        """Yield batches of texts of equal length: (restart, texts, tokens (B, n), gaps (B, m))."""
+        """Yield batches of texts of equal length: (restart, indices of the texts, tokens (B, n),
+        hidden positions (B, m)).
+        """
         shapes = []
         for text in self.texts:
             shapes.append((len(text.tokens), self._count_hidden_tokens(text)))
@@ -190,10 +203,10 @@ class MaskedTexts:
     def measure_nll(
         self, models: Sequence[MaskedModel], progress: Callable[[int, int], None]
     ) -> tuple[Floats, Ints]:
-        """Return the summed nll (nats) of tokens with nonzero probability, and the number of
-        others.
+        """Return the summed nll (nats) of hidden tokens with nonzero probability.
 
-        Both have shape (models, restarts, texts).
+        Then return the number of hidden tokens with probability 0. Both have shape (models,
+        restarts, texts).
         """
         restarts = self.options.restarts
         nll = np.zeros((len(models), restarts, len(self.texts)))
@@ -212,10 +225,9 @@ class MaskedTexts:
         return nll, n_impossible
 
     def measure_slowdowns(self, models: Sequence[MaskedModel]) -> list[Measurement]:
-        """Return each model's time per distribution relative to the bare model's: median and
-        range.
+        """Return each model's time per distribution, divided by the time of the bare model.
 
-        The range is over rounds.
+        A measurement holds the median over rounds, and the range over rounds as interval.
         """
         rounds = []
         # Time the bare model again in every round: other load on the machine slows both.
@@ -228,7 +240,7 @@ class MaskedTexts:
         ]
 
     def _time_distribution(self, model: MaskedModel) -> float:
-        """Return the seconds to compute one distribution for each of four equal texts."""
+        """Return the seconds to compute a distribution for each of four equal texts."""
         for cache in (self.target, self.public):
             if cache is not None:
                 cache.forget()  # a cached answer would take no time
@@ -242,10 +254,9 @@ class MaskedTexts:
 
 
 class _LastAnswerCache(MaskedModel):
-    """A model that returns its last answer again if the query is repeated. Likelihoods are
-    float64.
+    """Wrapper of a model that returns its last answer if the query is repeated.
 
-    All points of a sweep send the same query in turn.
+    Likelihoods are float64. All points of a sweep send the same query in turn.
     """
 
     def __init__(self, model: MaskedModel) -> None:

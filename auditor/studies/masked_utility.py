@@ -1,7 +1,7 @@
-"""Measure the cost of mixing masked LMs: perplexity against epsilon (Majmudar et al. 2022, Fig. 2).
+"""Measure the perplexity that mixing of masked language models costs at each epsilon.
 
-All points of a grid score the same texts, batch by batch. They share each forward pass of the
-model, and their differences are paired by text.
+This is Fig. 2 of Majmudar et al. 2022. All points of a grid score the same texts, batch by batch.
+They share each forward pass of the model, and their differences are paired by text.
 """
 
 from __future__ import annotations
@@ -60,7 +60,12 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class UtilityPlan:
-    """A plan with a `[utility]` table: the grid of options of defenses, and how to mask texts."""
+    """A plan with a `[utility]` table.
+
+    Args:
+        grid: points with the options of defenses.
+        options: options of masking.
+    """
 
     grid: Sequence[GridPoint]
     options: MaskingOptions
@@ -85,11 +90,11 @@ class UtilityPlan:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the first point; the other points differ only in the options of defenses."""
+        """Plan of the first point. The other points differ only in the options of defenses."""
         return make_plan(self.grid[0].plan, {})
 
     def list_defenses(self) -> list[tuple[dict[str, Any], Defense]]:
-        """Return each defense at each point, with the swept options.
+        """Return, for each defense at each point, the swept options and the defense.
 
         Raise AuditError for unknown options and missing inputs.
         """
@@ -108,13 +113,19 @@ class UtilityPlan:
 
 @dataclass(frozen=True)
 class UtilityRow:
-    """The measurements, by name, of a defense at a point or of the undefended model.
+    """Measurements of a defense at a point of the grid, or of the undefended model.
 
-    perplexity_ratio: perplexity relative to the undefended model's, paired by text. covered: share
-    of predicted tokens with nonzero probability. slowdown: time per distribution, relative to the
-    undefended model's. epsilon: the claim for the largest number of predicted tokens in a text.
-    epsilon_mean: as in the paper, for the *mean* number of predicted tokens, which guarantees
-    nothing.
+    Args:
+        target: name of the defense, or of the undefended model.
+        at: swept options.
+        options: all options of the defense.
+        measured: measurements by the following names.
+
+    `perplexity_ratio` is the perplexity divided by the undefended model's, paired by text.
+    `covered` is the share of predicted tokens with nonzero probability. `slowdown` is the time per
+    distribution, divided by the undefended model's. `epsilon` is the claim for the largest number
+    of predicted tokens in a text. `epsilon_mean` is the claim for the *mean* number of predicted
+    tokens, as in the paper, and guarantees nothing.
     """
 
     target: str
@@ -125,7 +136,22 @@ class UtilityRow:
 
 @dataclass(frozen=True)
 class Utility:
-    """The record of a measurement: numbers, no text."""
+    """Record of the measurements of a `[utility]` plan: numbers, no text.
+
+    Args:
+        model: the masked model.
+        data: description of the texts.
+        rows: measurements of each defense at each point.
+        notes: remarks for readers.
+        created: time of the measurement (UTC, ISO 8601).
+        tool_version: version of this program.
+        command: command line.
+        seed: seed of the masks.
+        plan: the plan, from `UtilityPlan.to_json`.
+        environment: software and hardware.
+        seconds: duration.
+        weights: SHA-256 by file name, such as "model/model.safetensors"; empty in the lab.
+    """
 
     model: str
     data: str
@@ -142,7 +168,7 @@ class Utility:
     weights: dict[str, str] = field(default_factory=dict)
 
     def list_places(self) -> list[Place]:
-        """Return a place of a ledger for each row, with the undefended model first."""
+        """Return each row as a point of a ledger, with the undefended model first."""
         about = f"{Path(self.model).name} (masked) on {self.data}"
         places = []
         for row in self.rows:
@@ -163,7 +189,10 @@ def write_utility_result(folder: Path, result: Utility) -> None:
 
 
 def read_utility_result(folder: Path, plan: UtilityPlan | None = None) -> Utility:
-    """Read a measurement. Raise AuditError if its plan or weights differ from those given."""
+    """Read the measurements in a folder.
+
+    Raise AuditError if their plan or weights differ from those of `plan`.
+    """
     path = folder / RESULT
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
     if plan is not None:
@@ -268,7 +297,11 @@ def _load_masked_texts(plan: Plan, options: MaskingOptions, reporter: Reporter) 
 def _measure_point(
     texts: MaskedTexts, possible: Floats, lost: Ints, i: int, slowdown: Measurement
 ) -> dict[str, Measurement]:
-    """Return the measurements of model i. possible, lost: (models, restarts, texts)."""
+    """Return the measurements of model i by name.
+
+    possible: (models, restarts, texts), summed nll (nats) of tokens with nonzero probability. lost:
+    (models, restarts, texts), number of tokens with probability 0.
+    """
     tokens = texts.hidden_token_counts
     perplexity = measure_corpus_perplexity(possible[i], tokens)
     size = texts.target.vocab_size
@@ -292,7 +325,9 @@ def _measure_point(
 
 
 def _list_claimed_epsilons(texts: MaskedTexts, claim: Claim | None) -> Iterator[Measurement]:
-    """Yield the claim's epsilons as measurements without width, because they are not estimated."""
+    """Yield the claim's epsilons as measurements. Their intervals have no width, as nothing is
+    estimated.
+    """
     if claim is None:
         return
     epsilons = {"epsilon": claim.epsilon[claim.relation]}
@@ -309,9 +344,10 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
     """Return the corpus perplexity, averaged over restarts, or its ratio to the perplexity of
     `base`.
 
-    nll, base: (restarts, texts), summed nats, inf if a token has probability 0; tokens: (texts,).
-    The bootstrap resamples a text with its masks of all restarts, so the interval is over texts
-    and masks; a ratio is paired. The note has the perplexity of each restart.
+    nll, base: (restarts, texts), summed nats, inf if a token has probability 0; tokens: (texts,)
+    number of predicted tokens. The bootstrap resamples a text with its masks of all restarts. The
+    interval therefore covers other texts and masks. A ratio is paired. The note has the perplexity
+    of each restart.
     """
     if base is None:
         paired = nll

@@ -32,8 +32,13 @@ _PARTS = (*IN_FILE, *GRID, UTILITY, PUBLISHED)  # the parts of a plan at a scale
 
 @dataclass(frozen=True)
 class Paper:
-    """The plans of a paper: their common fields, and each plan's own fields, in the paper's
-    order.
+    """A paper's plans.
+
+    Args:
+        name: name of the paper.
+        title: title of the paper.
+        shared: fields that all plans have in common.
+        plans: each plan's own fields, in the paper's order.
     """
 
     name: str
@@ -46,8 +51,9 @@ class Paper:
         return tuple(self.shared.get("scale", {}))
 
     def plans_at_scale(self, scale: str) -> list[str]:
-        """Return the plans of this scale, in the paper's order; raise AuditError for an unknown
-        scale.
+        """Return the names of the plans of this scale, in the paper's order.
+
+        Raise AuditError for an unknown scale.
         """
         if scale not in self.scales:
             raise make_unknown_name_error(f"scale of {self.name}:", scale, self.scales)
@@ -82,7 +88,7 @@ class Paper:
 
 
 def find_bundled_paper_folders() -> dict[str, Path]:
-    """Return the papers bundled with this program, by name."""
+    """Return the folders of the papers that come with this program, by name."""
     # As a path: an installed wheel is unpacked, and its TOML files are files.
     folder = Path(str(importlib.resources.files("auditor.benchmarks"))) / "plans"
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{_PAPER}"))}

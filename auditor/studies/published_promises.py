@@ -1,11 +1,11 @@
-"""Check published privacy claims at given distributions: realised against claimed loss, with a
-control.
+"""Check published privacy claims at given distributions: actual against claimed privacy loss.
 
-A plan's `[published]` table describes a mechanism, its promise and how we read the promise. The
-table's queries are distributions of a public and of private models over a few tokens, for which
-the promise is hardest to keep. `claim-check` measures the loss of one token; the loss of T tokens
-follows exactly from both distributions. All numbers are computed here; a plan has none. This
-module implements how each mechanism answers a query, and renders a page.
+A plan's `[published]` table describes a mechanism, its promise and our reading of the promise. The
+table's queries are distributions of a public and of private models over a few tokens, for which the
+promise is hardest to keep. `claim-check` measures the loss of one token. The loss of T tokens
+follows exactly from both distributions. A control uses this program's own accounting. All numbers
+are computed here; a plan has none. This module implements each mechanism's answer to a query, and
+renders a page.
 """
 
 from __future__ import annotations
@@ -50,11 +50,21 @@ _ALIAS = "the query"
 
 @dataclass(frozen=True)
 class PromiseCheck:
-    """A claimed number and its realised value. claimed, realised: nats.
+    """Comparison of a claimed privacy loss with its actual value.
 
-    order: order of the Rényi divergence; None: both numbers are epsilons at a delta, for `count`
-    units. ours: whether this is the control, by this program's accounting. is_uncounted: whether a
-    charge other than the published one is used; such a check is shown but not counted.
+    Args:
+        query: name of the query.
+        setting: parameters of the mechanism.
+        neighbour: neighbouring relation.
+        realised: actual loss, in nats.
+        claimed: claimed loss, in nats.
+        order: order of the Rényi divergence; None if both losses are epsilons at a delta.
+        count: number of units that the losses cover.
+        unit: noun for the unit.
+        ours: whether this is the control, with this program's accounting.
+        is_uncounted: whether the loss is not charged as published; the check is then shown but not
+        counted.
+        location: context of the largest loss, in the words of claim-check.
     """
 
     query: str
@@ -82,11 +92,19 @@ class PromiseCheck:
 
 @dataclass(frozen=True)
 class GivenDistributions:
-    """Distributions of the public model, the examined member and all other members, at a setting.
+    """Query of a published promise: the models' distributions over a few tokens.
 
-    A query about the scale of noise has parameters instead of distributions. settings: the
-    settings at which the distributions are checked. Raise AuditError unless the masses are
-    distributions over equally many tokens.
+    Raise AuditError unless the masses are distributions over equally many tokens.
+
+    Args:
+        name: name of the query.
+        public: distribution of the public model.
+        private: distribution of the examined member.
+        other: distribution of all other members.
+        parameters: number of parameters, for a query about the scale of noise instead of
+        distributions.
+        settings: all parameter values of the mechanism to check.
+        setting: the values of this check.
     """
 
     name: str = ""
@@ -131,9 +149,19 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class PublishedPromise:
-    """A published promise, as a plan's `[published]` table has it.
+    """A published promise, as in a plan's `[published]` table.
 
-    source, does, says, reading, holds, fails: sentences of the page.
+    Args:
+        mechanism: name of the mechanism.
+        title: title of the section.
+        source: sentences on the publication.
+        does: sentence on the mechanism.
+        says: sentence on the promise.
+        reading: sentence on our reading of the promise.
+        holds: sentence for a promise that holds.
+        fails: sentence for a promise that does not hold.
+        options: options of the mechanism.
+        query: queries to check.
     """
 
     mechanism: str
@@ -157,13 +185,13 @@ class PublishedPromise:
 
     @property
     def queries(self) -> list[GivenDistributions]:
-        """Each query at each of its settings."""
+        """Each query, once for each of its settings."""
         return [
             replace(query, setting=setting) for query in self.query for setting in query.settings
         ]
 
     def check_all_queries(self) -> list[PromiseCheck]:
-        """Return the claimed and realised values of all queries."""
+        """Return the claimed and actual losses of all queries."""
         return [
             check
             for query in self.queries
@@ -176,7 +204,7 @@ class PublishedPromise:
 
 
 class NeighbouringModels(WrappingModel):
-    """A model with a neighbour and a claimed token divergence for each relation."""
+    """A model together with its neighbours and the privacy loss claimed for each token."""
 
     def __init__(
         self,
@@ -184,8 +212,9 @@ class NeighbouringModels(WrappingModel):
         others: Mapping[str, LanguageModel],
         claimed: Mapping[str, tuple[float, float]],
     ) -> None:
-        """Wrap the served model. others: neighbours by relation; claimed: (order, nats) by
-        relation.
+        """Wrap the served model. others: neighbours by neighbouring relation.
+
+        claimed: Rényi order and claimed divergence (nats) of a token, by neighbouring relation.
         """
         super().__init__(served)
         self.others = others
@@ -251,9 +280,10 @@ def check_published_query(
     only: Sequence[str] = (),
     is_own_bound: bool = False,
 ) -> list[PromiseCheck]:
-    """Return the findings of claim-check by relation. only: relations to check, by default all.
+    """Return the result of claim-check for each neighbouring relation.
 
-    Raise AuditError if claim-check reports another fault.
+    only: relations to check; all relations if empty. Raise AuditError if claim-check reports
+    another fault.
     """
     # A context of one token: the given distributions ignore it.
     probe = ClaimCheck(draws=256)
@@ -306,9 +336,7 @@ def _compute_exact_epsilon(
 def check_published_dp_fusion_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """Check DP-Fusion, which mixes an ensemble within a radius; here with one private group
-    (C5).
-    """
+    """Check DP-Fusion, which mixes an ensemble within a radius, for one private group (C5)."""
     alpha = int(query.setting["alpha"])
     beta = float(query.setting["beta"])
     delta = float(options.get("delta", 1e-5))
@@ -391,7 +419,7 @@ def check_published_pmixed_claim(
 def check_published_adp_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """Check an ADP step on batches with and without a record of privacy probability 1.
+    """Check a step of ADP on batches with and without a record of privacy probability 1.
 
     The formulas are in B4 (i).
     """

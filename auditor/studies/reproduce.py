@@ -28,10 +28,10 @@ _SECTION = "claim.md"
 def make_study(
     paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]
 ) -> RunStudy | UtilityStudy | ClaimStudy:
-    """Return a paper's plan as a study.
+    """Return a paper's plan as a study, which runs or measures the plan.
 
-    flags: override the plan's fields; variants and sweeps override them in turn. Raise AuditError
-    if the scale needs data that were not given, or accepts no data.
+    flags: replace the plan's fields. Variants and sweeps replace flags. Raise AuditError if the
+    scale needs data that were not given, or accepts no data.
     """
     set_flags = {}
     for name, value in flags.items():
@@ -68,14 +68,14 @@ def reproduce_paper_plans(
     command: str,
     other_folder: Path | None = None,
 ) -> tuple[list[tables.RowTable], list[LedgerRow], dict[str, str]]:
-    """Run these plans, or continue earlier runs of them.
+    """Run these plans, or continue earlier runs.
 
-    Every plan and claim is checked before the first run. A point that cannot run becomes a row
-    with the reason.
+    Every plan and claim is checked before the first run. A point that cannot run becomes a row with
+    the reason.
 
     Args:
-        other_folder: the folder of another reproduction of this paper, whose ledger becomes a
-            second column.
+        other_folder: folder of another reproduction of this paper, whose ledger becomes a second
+        column.
 
     Returns:
         The plans' tables, the ledger of all plans in `out`, and reasons of failures by plan and
@@ -136,7 +136,7 @@ class RunStudy:
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Run the grid; return its tables, and the reasons of failures by point.
+        """Run the grid. Return its tables, then the reasons of failures by point.
 
         An interrupted run still writes the tables of its finished points.
         """
@@ -156,9 +156,9 @@ class RunStudy:
 
 
 class ClaimStudy:
-    """A check of a published promise at the plan's distributions.
+    """A check of a published promise at the distributions in a plan.
 
-    It takes seconds and is always rerun.
+    The check takes seconds and is always repeated.
     """
 
     def __init__(self, claim: PublishedPromise) -> None:
@@ -182,7 +182,7 @@ class ClaimStudy:
 
 
 class UtilityStudy:
-    """A plan with a `[utility]` table: a sweep over a masked model, whose points are measured
+    """A plan with a `[utility]` table: a sweep over a masked model, with all points measured
     together.
     """
 
@@ -201,7 +201,7 @@ class UtilityStudy:
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Read an earlier measurement, or measure now.
+        """Measure the plan, or read an earlier measurement. Return tables, then failures by point.
 
         A failure becomes a row with the reason.
         """
@@ -245,7 +245,9 @@ def _draw_perplexities(places: Sequence[Place]) -> str:
 
 
 def _read_plan_places(folder: Path) -> list[Place] | None:
-    """Return the places of a plan's folder; None if the plan was not run."""
+    """Return the grid points of a plan's folder with their results; None if the plan was not
+    run.
+    """
     if (folder / sweep.SWEEP).is_file():
         return sweep.read_sweep_places(folder)
     if (folder / masked_utility.RESULT).is_file():
@@ -277,21 +279,27 @@ def _list_variant_names(raw: Mapping[str, Any]) -> set[str]:
 
 @dataclass(frozen=True)
 class OtherLedger:
-    """The claims of the same paper at another scale, by plan and claim id."""
+    """Ledger of the same paper at another scale.
+
+    Args:
+        scale: the other scale.
+        rows: rows of the ledger, by plan and claim id.
+    """
 
     scale: str
     rows: Mapping[tuple[str, str], LedgerRow]
 
     def find_same_claim(self, entry: LedgerRow) -> LedgerRow:
-        """Return the other ledger's row of the same claim."""
+        """Return the row of the same claim in the other ledger."""
         return self.rows.get((entry.plan, entry.id)) or replace(
             entry, setting="", verdict=ledger.NOT_RUN, ours=None, note="not in that ledger"
         )
 
     def disagreements_paragraph(self, entries: Sequence[LedgerRow], scale: str) -> str:
-        """Return a paragraph that compares both ledgers' decisions.
+        """Return a paragraph that compares the decisions of both ledgers.
 
-        It lists claims that both decide, alike or differently, and claims that only one decides.
+        The paragraph lists claims that the ledgers decide differently. It counts claims decided
+        equally, and claims that only one ledger decides.
         """
         decided = (ledger.HOLDS, ledger.REFUTED)
         pairs = [(entry, self.find_same_claim(entry)) for entry in entries]
@@ -314,7 +322,7 @@ class OtherLedger:
 
 
 def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
-    """Read another ledger. Raise AuditError if it belongs to another paper."""
+    """Read another ledger of this paper. Raise AuditError for the ledger of another paper."""
     path = folder / "ledger.json"
     raw = read_json_object(path, "the claims of a reproduction")
     if raw.get("paper") != paper.name:
@@ -330,7 +338,10 @@ def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
 def build_ledger_table(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
-    """Return the ledger as a table; in files, bounds have separate columns."""
+    """Return the ledger as a table. In files, interval bounds have separate columns.
+
+    other: another ledger, shown as a second column.
+    """
     head = (
         "plan",
         "claim",
@@ -403,7 +414,7 @@ def _build_measured_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[
 def build_terminal_ledger(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
-    """Return the ledger for a terminal; each plan's settings appear once, below the table."""
+    """Return the ledger for a terminal. Each plan's settings appear once, below the table."""
     settings: dict[str, list[str]] = {}
     for e in entries:
         if e.setting and e.setting not in settings.setdefault(e.plan, []):
@@ -432,7 +443,9 @@ def build_terminal_ledger(
 
 
 def _build_interval_cells(entry: LedgerRow) -> tuple[object, ...]:
-    """Return the cells: value, bounds, size, unit and verdict."""
+    """Return six cells of a table: value, lower bound, upper bound, sample size, unit and
+    verdict.
+    """
     m = entry.ours
     return (*((None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)), entry.verdict)
 
@@ -444,8 +457,8 @@ def write_ledger_files(
     entries: Sequence[LedgerRow],
     other: OtherLedger | None = None,
 ) -> None:
-    """Write ledger.md, .csv, .tex and .json; ledger.md begins with disagreements between two
-    scales.
+    """Write ledger.md, .csv, .tex and .json. ledger.md begins with disagreements with the other
+    ledger.
     """
     grid = build_ledger_table(paper, entries, scale, other)
     if other:

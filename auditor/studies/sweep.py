@@ -1,5 +1,4 @@
-"""Run a grid: each point has a run folder inside a parent folder; then make a table over the
-points.
+"""Run all points of a grid, each in a run folder inside a parent folder, and make a table of all.
 
 A finished point is not run again; an unfinished point is continued. Points share models and labs.
 """
@@ -53,9 +52,9 @@ def run_sweep_points(
     *,
     refuse: bool = True,
 ) -> dict[str, str]:
-    """Run the unfinished points; return the reasons of failures, by point name.
+    """Run the unfinished points. Return the reasons of failures, by point name.
 
-    refuse: whether a point that cannot run raises an error before any point starts; if False, it
+    refuse: if a point cannot run, raise AuditError before any point starts. Otherwise the point
     counts as failed. Raise AuditError if the folder has runs of other plans, if points differ in
     their engine, or if another process uses the folder.
     """
@@ -95,7 +94,14 @@ def run_sweep_points(
 
 @dataclass(frozen=True)
 class _PendingPoint:
-    """A point that has not run yet. called: the name of its stage."""
+    """A point that has not run yet.
+
+    Args:
+        called: name of the point's progress stage.
+        name: name of the point.
+        plan: plan of the run.
+        path: run folder.
+    """
 
     called: str
     name: str
@@ -113,7 +119,7 @@ class _PointRunner:
 
 @dataclass(frozen=True)
 class _WorkerPointRunner:
-    """A factory of a `_PointRunner` on a worker, which alone writes its points."""
+    """Callable that makes a `_PointRunner` on a worker, which alone writes its points."""
 
     start: WorkerStart = field(default_factory=WorkerStart)
 
@@ -124,7 +130,9 @@ class _WorkerPointRunner:
 
 @dataclass(frozen=True)
 class _SweepPointsOnEngine:
-    """Work that runs points on an engine; it yields each name with the reason of failure, or ""."""
+    """Work for the engine: run points, and yield each point's name with the reason of failure, or
+    "".
+    """
 
     portion: ClassVar[int] = 1  # points that a worker receives at a time
 
@@ -194,8 +202,7 @@ def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCa
 
 
 class _QuietReporter:
-    """A reporter that hides the stages inside a point, because they would replace the point's
-    line.
+    """Reporter that hides the stages inside a point, because they would replace the point's line.
 
     Progress is still reported.
     """
@@ -236,7 +243,12 @@ def _write_sweep_file(
 
 @dataclass(frozen=True)
 class _RecordedPoint(GridPoint):
-    """A point of `sweep.json`. failure: the reason of failure, or ""."""
+    """A point in `sweep.json`.
+
+    Args:
+        folder: name of the run folder.
+        failure: reason of failure, or "".
+    """
 
     folder: str
     failure: str
@@ -272,7 +284,7 @@ def _read_recorded_sweep_points(folder: Path) -> tuple[_RecordedPoint, ...]:
 
 
 def plan_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
-    """Return the places of a grid before any run."""
+    """Return the points of a grid before any run, with all seeds of a point joined."""
     first: dict[str, GridPoint] = {}
     for point in points:
         first.setdefault(point.name_without_seed, point)
@@ -280,14 +292,14 @@ def plan_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
 
 
 def read_sweep_places(folder: Path) -> list[Place]:
-    """Return the places of a sweep folder over all seeds, in the plan's order."""
+    """Return the points of a sweep folder with their results over all seeds, in the plan's
+    order.
+    """
     return [_build_sweep_place(points, folder) for points in _group_recorded_points(folder)]
 
 
 def build_sweep_frontiers(folder: Path) -> tuple[Frontier, ...]:
-    """Return leakage frontiers over all points of the sweep; empty if the points' targets
-    differ.
-    """
+    """Return leakage frontiers over all points of the sweep; () if the points' targets differ."""
     runs = (
         (points[0], _list_finished_runs(points, folder))
         for points in _group_recorded_points(folder)
@@ -341,11 +353,12 @@ def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
 def build_sweep_table(
     title: str, places: Sequence[Place], headings: Mapping[str, str] | None = None, note: str = ""
 ) -> tables.RowTable:
-    """Return a row per place and attack: means over seeds, and differences from the first row.
+    """Return a table with a row for each point and attack: means over seeds, differences from row
+    1.
 
-    Numbers have intervals, and differences are paired. headings: columns by metric. None: columns
-    for metrics of attacks and main numbers of probes, and for other numbers that differ between
-    rows.
+    Numbers have intervals, and differences are paired. headings: columns by metric; None for
+    metrics of attacks, main numbers of probes, and other numbers that differ between rows. note:
+    remark below the table.
     """
     columns = headings or _sweep_table_metric_headings(places)
     rows = list(_build_sweep_table_rows(places, columns))
@@ -377,8 +390,8 @@ def build_sweep_table(
 
 
 def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
-    """Return headings by metric: metrics of attacks, main numbers of probes, and varying
-    numbers.
+    """Return a heading for each metric of attacks, main number of probes, and number that
+    varies.
     """
     cells = []
     for place in places:
