@@ -32,9 +32,13 @@ _MOST_SEARCHES = 100  # deleted records, and as many kept: without an index each
 
 @dataclass(frozen=True)
 class Erasure:
-    """The results of all stores. facts: by store, the versions for which the verdicts hold.
+    """The results of the search for deleted records in all stores.
 
-    users: the person of each deleted record, by the record's name; empty without --user-column.
+    n_deleted, n_control, n_kept: number of deleted records, of kept records that are searched for
+        as the control, and of all kept records.
+    facts: by store, the versions for which the verdicts hold.
+    verdicts: one for each layer (a way to read a store) and kind of content.
+    users: by name of a deleted record, its person; empty without --user-column.
     """
 
     n_deleted: int
@@ -46,7 +50,7 @@ class Erasure:
 
     @property
     def verdict(self) -> str:
-        """Return the worst verdict; from worst to best: still there, cannot tell, gone."""
+        """The worst verdict; from worst to best: still there, cannot tell, gone."""
         verdicts = {verdict.verdict for verdict in self.verdicts}
         return next(word for word in (STILL_THERE, CANNOT_TELL, GONE) if word in verdicts)
 
@@ -60,7 +64,7 @@ class Erasure:
 
     @property
     def users_left(self) -> list[str]:
-        """Return the people with a record that is still there."""
+        """The people with a record that is still there."""
         return sorted({self.users[name] for name in self.leftovers if name in self.users})
 
 
@@ -73,10 +77,11 @@ def examine_stores(
     model: str | None = None,
     nonmembers: str | None = None,
 ) -> Erasure:
-    """Judge each layer of each store (`PATH` or `KIND:PATH`), of released text and of a model.
+    """Judge each layer of each store, of released text and of a model.
 
-    tell: called with progress messages; nonmembers: records that the model never saw. Raise
-    AuditError for an invalid store or file.
+    arguments: stores, as `PATH` or `KIND:PATH`; tell: called with progress messages; nonmembers:
+    file of records that the model was not trained on. Raise AuditError for an invalid store or
+    file.
     """
     kinds = [find_store_kind(argument) for argument in arguments]
     verdicts = list[LayerVerdict]()
@@ -163,7 +168,10 @@ def _choose_evenly(records: frozenset[int]) -> list[int]:
 
 
 def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:
-    """Return one verdict for all files that show no record."""
+    """Return one verdict for all files in which no record was found.
+
+    label: name of the store; kind: kind of content.
+    """
     names = ", ".join(files[:3]) + (f" and {len(files) - 3:,} more" if len(files) > 3 else "")
     reason = "no kept record is seen there: none of them is there, or compressed or encrypted"
     return LayerVerdict(label, f"{BYTES}{names}", kind, CANNOT_TELL, 0, {}, 0, 0, reason)

@@ -1,7 +1,7 @@
-"""Judge the layers of a store: gone, still there, or cannot tell.
+"""Judge the layers of a store: deleted records are gone, still there, or the test cannot tell.
 
-Kept records are the control: if a layer does not show them, the absence of deleted records proves
-nothing.
+A layer is a way to read a store, such as its tables or the bytes of a file. Kept records are the
+control: if a layer does not show them, the absence of deleted records proves nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ _MOST_TEXTS = 20_000  # other texts to compare word by word
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a layer's content: bytes, texts, or vectors (n, dimensions)."""
+    """A part of a layer's content.
+
+    place: its position, for reports; content: bytes, texts, or vectors (n, dimensions); start:
+        offset of bytes in their file.
+    """
 
     place: str
     content: bytes | Sequence[str] | Floats
@@ -40,10 +44,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layer:
-    """A way to read a store. kinds: the kinds of content that the layer may show.
+    """A way to read a store, such as its tables or the bytes of a file.
 
-    locate: returns the table at a byte offset of a file; other_texts: whether the layer may have
-    texts derived from a record; searched: the records that the layer can show, None for all.
+    read_pieces: returns the content.
+    kinds: the kinds of content that the layer may show.
+    locate: returns the table at a byte offset of a file.
+    other_texts: whether the layer may have texts derived from a record.
+    searched: indices of the records that the layer can show (None: all).
     """
 
     name: str
@@ -56,10 +63,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """The verdict on a layer for one kind of content.
+    """The verdict on a layer of a store for one kind of content.
 
-    leftovers: form and place by record name. n_deleted, n_control: number of deleted and of kept
-    records that a search can find, because they have unique windows or vectors.
+    n_deleted, n_control: number of deleted and of kept records that a search can find, because they
+        have unique windows or vectors.
+    n_control_seen: number of kept records found.
+    leftovers: by name of a deleted record, the encoding and position at which it was found.
+    why: the reason why the test cannot tell; remedy: calls that remove the leftovers.
     """
 
     store: str
@@ -75,7 +85,7 @@ class LayerVerdict:
 
     @property
     def least_sight(self) -> float:
-        """Return the exact 95% lower bound on the share of findable records that were found."""
+        """The exact 95% lower bound on the share of findable kept records that were found."""
         return clopper_pearson(self.n_control_seen, self.n_control)[0]
 
     @property
@@ -85,7 +95,10 @@ class LayerVerdict:
 
 @dataclass
 class _Sightings:
-    """The place of each record found, by kind, and the texts that are not kept records."""
+    """The records found in a layer: by kind of content and index, the position of each.
+
+    other_texts: texts that are not kept records.
+    """
 
     places: dict[str, dict[int, str]] = field(default_factory=dict)
     other_texts: dict[str, None] = field(default_factory=dict)
@@ -146,7 +159,10 @@ def _gather_other_texts(
 
 
 def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) -> None:
-    """Search for records' vectors by direction, because libraries rescale or round vectors."""
+    """Search for records' vectors by direction, because libraries rescale or round vectors.
+
+    sightings: receives the records found.
+    """
     vectors = np.asarray(piece.content)
     if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:
         return
@@ -166,9 +182,9 @@ def judge_places(
     records: ErasureRecords,
     remedy: str = "",
 ) -> LayerVerdict:
-    """Return the verdict, from the deleted records found and the share of the control found.
+    """Return a verdict from the deleted records found and the share of kept records found.
 
-    places: the places of the records found; possible: the records that the layer could show.
+    places: the positions of the records found; possible: the records that the layer could show.
     """
     deleted = possible & records.deleted
     control = possible - records.deleted
@@ -196,10 +212,10 @@ def judge_places(
 def _judge_other_texts(
     store: str, layer: Layer, sightings: _Sightings, records: ErasureRecords
 ) -> list[LayerVerdict]:
-    """Judge whether other texts, such as summaries, contain passages of records.
+    """Judge whether other texts in a layer, such as summaries, contain passages of records.
 
-    Kept records are searched for too, as the control. Deleted records whose own text is in the
-    layer are skipped.
+    Passages of kept records are searched for too, as the control. A deleted record is skipped if
+    its own text is in the layer.
     """
     texts = list(sightings.other_texts)
     verbatim = records.deleted & set(sightings.places.get(TEXT, {}))

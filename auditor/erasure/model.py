@@ -40,11 +40,11 @@ _SCORE = name_score_column("loss")  # fixed before any label is seen, so that p-
 def judge_model(
     model: Any, records: ErasureRecords, nonmembers: str | None, alternatives: int = 999
 ) -> list[LayerVerdict]:
-    """Return the verdict on each layer of a model, which is a folder, a hub id or an object.
+    """Return the verdict on each test of a model, which is a folder, a hub id or an object.
 
-    nonmembers: a file of records that the model never saw, for membership; alternatives: number of
-    values with which personal data are ranked. Raise AuditError if the model or the file cannot be
-    used.
+    nonmembers: a file of records that the model was not trained on, for membership; alternatives:
+    number of values with which personal data are ranked. Raise AuditError if the model or the file
+    cannot be used.
     """
     from auditor.api import audit
 
@@ -91,7 +91,10 @@ def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iter
 def _find_completed(
     folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return, by record, whether greedy decoding completes a part that no other record has."""
+    """Return, by record, whether greedy decoding completes a part that no other record has.
+
+    folder, finding, row: the run's folder and results.
+    """
     texts = private_texts.read_secret_texts(folder)
     is_completed = dict[int, bool]()
     for id, bound in row.values_by_secret("rank_bound", True).items():
@@ -105,7 +108,7 @@ def _find_completed(
 def _find_ranked_first(
     folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return, by record with personal data, whether any of its values ranks above chance."""
+    """Return, by record with personal data, whether the model ranks any value above chance."""
     kinds = list(Identifiers.metrics)
     # A kind whose alternatives are not exchangeable with the true values has no measurement.
     accepted = {measurement.name for measurement in finding.measurements}
@@ -129,7 +132,7 @@ def _find_ranked_first(
 def _find_members(
     folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return, by record, whether it is more likely than records that the model never saw."""
+    """Return, by record, whether the record is likelier than records that were not trained on."""
     scores = _average_parts(row.values_by_secret(_SCORE, members=True))
     others = _average_parts(row.values_by_secret(_SCORE, members=False))
     conformal = roc.compute_conformal_p_values(
@@ -151,9 +154,9 @@ def _average_parts(values: Mapping[str, float]) -> Mapping[int, float]:
 def _list_discoveries(
     p_values: Mapping[int, Sequence[float]], records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return, by record, whether it is a discovery among the deleted or among the kept records.
+    """Return, by record, whether its p-values are significant among the deleted or kept records.
 
-    p_values: one for each part of a record.
+    p_values: by record, the p-values of its parts.
     """
     is_listed = dict[int, bool]()
     for is_deleted in (True, False):

@@ -1,4 +1,6 @@
-"""Render an erasure as terminal lines, HTML page and JSON, without the text of any record."""
+"""Render the results of `audit erase` in a terminal, HTML or JSON, without the text of any
+record.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,10 @@ def _list_user_facts(erasure: Erasure) -> Iterator[tuple[str, str]]:
 
 
 def make_decision(erasure: Erasure) -> Decision:
-    """Return a gate's decision with a ruling on each layer: held if gone, failed if still there."""
+    """Return a gate's decision, with a ruling on each layer.
+
+    A layer has held if the records are gone, and failed if a record is still there.
+    """
     rulings = []
     for verdict in sort_verdicts(erasure):
         row = CellKey(verdict.store, verdict.layer, verdict.kind)

@@ -42,10 +42,12 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class ErasureRecords:
-    """The deleted records, followed by the kept records.
+    """The deleted records, followed by a sample of kept records.
 
-    likest: (records,), the highest cosine of a vector with another record's vector; directions:
-    (records, dimensions), of length 1, NaN without a vector; kept_texts: hashes of all kept texts.
+    windows: index of their unique byte windows.
+    likest: (records,), the highest cosine of a vector with another record's vector.
+    directions: (records, dimensions), vectors of length 1; NaN without a vector.
+    n_kept: number of all kept records; kept_texts: hashes of all kept texts.
     """
 
     targets: tuple[StoredRecord, ...]
@@ -65,7 +67,7 @@ class ErasureRecords:
 
     @cached_property
     def with_vectors(self) -> frozenset[int]:
-        """Return the records whose vector differs from all other records' vectors."""
+        """The indices of the records whose vector differs from all other records' vectors."""
         usable = ~np.isnan(self.directions[:, 0]) & (self.likest < 1 - 1e-6)
         return frozenset(np.flatnonzero(usable).tolist())
 
@@ -73,9 +75,10 @@ class ErasureRecords:
 def read_erasure_records(
     deleted: Path, remaining: Path, user_column: str | None = None
 ) -> ErasureRecords:
-    """Read both files. Raise AuditError if a file is invalid or a deleted record is kept.
+    """Read the files of deleted and of remaining records.
 
-    user_column: the column of --deleted with each record's person.
+    user_column: the column of --deleted with each record's person. Raise AuditError if a file is
+    invalid or a deleted record is kept.
     """
     removed = _read_deleted(deleted, user_column)
     by_text = {record.text: i for i, (_, record) in enumerate(removed)}
@@ -118,10 +121,10 @@ def read_erasure_records(
 
 
 def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int]) -> Floats:
-    """Return the highest cosine of each direction with any of the vectors: (directions,).
+    """Return the highest cosine of each direction with any of the vectors, (directions,).
 
-    owner_indices: (vectors,), the index of the direction that belongs to this vector and is
-    skipped; -1 for none.
+    A direction's own vector is skipped. owner_indices: (vectors,), the index of the direction to
+    which a vector belongs; -1 for none.
     """
     highest = np.full(len(directions), -1.0)
     owners = np.asarray(owner_indices, dtype=int)
@@ -181,8 +184,9 @@ def _read_deleted(path: Path, user_column: str | None) -> list[tuple[int, Stored
 
 
 def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
-    """Read an evenly spaced sample of the kept records, with their row numbers; parse no other
-    row.
+    """Read an evenly spaced sample of the kept records, with their row numbers.
+
+    Other rows are not parsed.
     """
     _check_file("--kept", path)
     source = f"--kept {str(path)!r}"

@@ -33,12 +33,14 @@ _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{12,}|
 
 @dataclass(frozen=True)
 class Store:
-    """The base of all stores. path: the copy to examine, which a store may change.
+    """The base of all stores, such as a vector database on disk.
 
-    package, tested: the library that reads it, and prefixes of the versions tried with it. kinds:
-    content that such a store may hold. holds_no: by kind, a pattern of files whose format cannot
-    hold it; the report mentions them only after a find. remedies: by a pattern of layer and place,
-    the call that removes leftovers, each checked to work.
+    path: the copy to examine, which a store may change.
+    package, tested: the library that reads the store, and prefixes of the tested versions.
+    kinds: content that such a store may have.
+    holds_no: by kind, a pattern of files whose format cannot have such content; the report mentions
+        such files only if records are found.
+    remedies: (pattern of layer and position, call that removes leftovers); each call was tested.
     """
 
     path: Path
@@ -52,7 +54,7 @@ class Store:
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether the path is such a store, by file names and first bytes."""
+        """Return whether the path is a store of this kind, by file names and first bytes."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -76,7 +78,9 @@ class Store:
         return iter(())
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
-        """Yield stored vectors that the library finds nearest to each of these vectors, (n, d)."""
+        """Yield the stored vectors that the library finds nearest to each of these vectors,
+        (n, d).
+        """
         return iter(())
 
     @property
@@ -100,7 +104,7 @@ class Store:
             )
 
     def find_remedy(self, layer: str, places: Iterable[str]) -> str:
-        """Return the calls that remove the leftovers at these places; "" if none is known."""
+        """Return the calls that remove leftovers from these positions of a layer; "" if unknown."""
         remedies_by_text = dict[str, None]()
         for place in places:
             for pattern, remedy in self.remedies:
@@ -123,7 +127,7 @@ class Store:
         return [path for path in paths if path.stat().st_size]
 
     def list_file_layers(self) -> Iterator[Layer]:
-        """Yield a layer for each file; files with generated names share one layer."""
+        """Yield a layer for each file. Files with generated names share one layer."""
         groups: dict[str, list[Path]] = {}
         for path in self.list_files():
             group = _MADE_UP.sub("*", str(path.relative_to(self.folder)))
@@ -148,7 +152,10 @@ class Store:
 
 
 def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
-    """Yield the bytes of named files in blocks; each begins with the end of the previous block."""
+    """Yield the bytes of files in blocks; a block begins with the end of the previous block.
+
+    files: (path, name for reports).
+    """
     for path, place in files:
         with path.open("rb") as file:
             start = 0

@@ -1,4 +1,4 @@
-"""Find records in bytes by unique windows: 32 bytes of a text or a vector.
+"""Find records in bytes by unique windows: pieces of 32 bytes of a text or a vector.
 
 A store splits records at its pages and blocks, so a search for entire records would fail.
 """
@@ -33,7 +33,10 @@ _WORD = re.compile(r"\w{9,}")
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of a window. record: the record's index; form: the encoding of the record."""
+    """The record from which a window was cut.
+
+    record: index of the record; kind: kind of content; form: the encoding of the record.
+    """
 
     record: int
     kind: str
@@ -41,8 +44,9 @@ class Origin:
 
 
 def write_text_forms(text: str) -> Mapping[str, bytes]:
-    """Return a text in each encoding that stores use: UTF-8 and, if different, JSON and lower
-    case.
+    """Return a text in each encoding that stores use, by name.
+
+    The encodings are UTF-8 and, if different, JSON and lower case.
     """
     forms = {
         "UTF-8": text.encode(),
@@ -59,8 +63,9 @@ def _drop_equal_forms(forms: dict[str, bytes]) -> Mapping[str, bytes]:
 
 
 def write_vector_forms(values: Floats) -> Mapping[str, bytes]:
-    """Return a vector (dimensions,) in each encoding that stores use, unscaled and with length
-    1.
+    """Return a vector (dimensions,) in each encoding that stores use, by name.
+
+    Each encoding is written unscaled and with length 1.
     """
     single = values.astype("<f4")
     length = np.sqrt((single * single).sum(dtype=np.float32))
@@ -112,17 +117,17 @@ def _cut_words(text: str) -> Iterator[bytes]:
 
 
 def _hash_words(words: NDArray[np.uint64], factor: np.uint64) -> Ints:
-    """Return a hash below 2**22 of each word of 8 bytes."""
+    """Return a hash below 2**22 of each word of 8 bytes. factor: multiplier of the hash."""
     return (words * factor >> np.uint64(64 - _BITS)).view(np.int64)
 
 
 @dataclass
 class WindowIndex:
-    """An index of windows by their bytes; after `finish`, each window belongs to a single record.
+    """An index from a window's bytes to its record; after `finish`, each window has one record.
 
-    A search hashes the first word of all windows of a buffer at once, and then the last word of
-    the few possible windows. It reads 130 MB a second; the Aho-Corasick automaton of `occurrences`
-    reads 2 MB a second.
+    A search hashes the first word of all windows of a buffer at once, and then the last word of the
+    few possible windows. The index reads 130 MB a second; the Aho-Corasick automaton of
+    `occurrences` reads 2 MB a second.
     """
 
     origins: dict[bytes, Origin] = field(default_factory=dict)
@@ -145,7 +150,10 @@ class WindowIndex:
                 self._shared.add(window)
 
     def discard_shared(self, texts: Sequence[str], record: int | None = None) -> None:
-        """Discard windows of other records that occur in these texts, which belong to `record`."""
+        """Mark windows that occur in these texts, but were cut from another record than `record`.
+
+        `finish` discards them.
+        """
         forms = []
         for text in texts:
             for form in write_text_forms(text).values():
@@ -157,7 +165,7 @@ class WindowIndex:
     def finish(self) -> None:
         """Discard windows that several records share.
 
-        Call this after the last record, and again after the last text.
+        Call this method after adding the last record, and again after the last text.
         """
         for window in self._shared:
             self.origins.pop(window, None)
@@ -171,9 +179,9 @@ class WindowIndex:
     def find(
         self, content: bytes, kinds: Sequence[str] = (TEXT, WORDS, VECTORS)
     ) -> Iterator[tuple[int, bytes, Origin]]:
-        """Yield the place, bytes and origin of each window found.
+        """Yield (offset, window, origin) for each window found in the bytes.
 
-        kinds: windows to find; others may be yielded too.
+        kinds: windows to find; windows of other kinds may be yielded too.
         """
         if not self._tables:
             self._fill_tables()

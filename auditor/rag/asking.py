@@ -1,5 +1,7 @@
-"""Ask a system for each document: as someone who must not see it, and as the control; then
-crawl.
+"""Send questions about each document to a retrieval system, and collect the replies.
+
+A question is asked by someone who must not see the document, and by a control who may. Then a crawl
+asks for further documents.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Exchange:
-    """A question and its reply. document: index of the document, -1 in the crawl."""
+    """A question and the system's reply.
+
+    document: index of the document, -1 in the crawl; identity: the asking user, or None.
+    """
 
     document: int
     identity: str | None
@@ -32,10 +37,13 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """All replies. attack: to identities without access; control: to identities with access.
+    """All replies of a retrieval system.
 
-    asked_late: (documents,), whether the control asked for the document first; same_system:
-    whether the control's questions went to the audited system.
+    attack: replies to identities without access to the document.
+    control: replies to identities with access.
+    crawl: replies to the crawl.
+    asked_late: (documents,), whether the control asked for the document first.
+    same_system: whether the control's questions went to the audited system.
     """
 
     attack: tuple[Exchange, ...]
@@ -46,7 +54,7 @@ class Exchanges:
 
     @property
     def audited(self) -> tuple[Exchange, ...]:
-        """Return all replies of the audited system to questions about documents."""
+        """All replies of the audited system to questions about documents."""
         if self.same_system:
             return self.attack + self.control
         return self.attack
@@ -64,8 +72,10 @@ def ask_all(
     """Put the documents into the store, and ask every question.
 
     control: a system that shows the documents; None: the audited system, asked by the documents'
-    owners, if there are identities. A coin for each document decides whether attack or control
-    asks first, so that a shared cache shows as a difference. Raise AuditError if a system fails.
+        owners, if there are identities.
+    template: text of a question; n_crawl: number of the crawl's questions.
+    A coin for each document decides whether attack or control asks first, so that a shared cache
+    shows as a difference. Raise AuditError if a system fails.
     """
     for indexed in filter(None, (system, control)):
         indexed.put_in(corpus.list_rows(True))
@@ -103,9 +113,10 @@ def _crawl_store(
     seed: int,
     progress: Progress,
 ) -> Sequence[Exchange]:
-    """Ask with the ends of texts seen before, and with documents that are not in the store.
+    """Ask questions that make the system reveal new documents, and return the replies.
 
-    These documents represent what an attacker knows of such stores.
+    A question quotes the end of a text in an earlier reply, or a document that is not in the store.
+    Such documents represent the knowledge of an attacker about such stores.
     """
     identities = corpus.identities
     identity = None

@@ -19,11 +19,13 @@ from auditor.rag.system import RagSystem
 
 @dataclass(frozen=True)
 class RagAudit:
-    """The verdicts on a system.
+    """The results of the audit of a retrieval system.
 
-    control: name of the control; channels: answers, retrieved texts or both, as replies have them;
-    direct: how many documents are shown by a question about them, after and before the control
-    asked.
+    control: name of the control.
+    n_in, n_out: number of documents in the store and outside.
+    channels: answers, retrieved texts or both, as replies have them.
+    direct: number of documents shown by a question about them, after and before the control asked.
+    layers: verdicts on shown text and personal data.
     """
 
     system: str
@@ -53,7 +55,10 @@ def audit_rag(
     seed: int,
     progress: Progress,
 ) -> RagAudit:
-    """Ask the system for every document, and judge. Raise AuditError if the system fails."""
+    """Ask the system for every document, and judge its replies.
+
+    control, template, n_crawl: see `ask_all`. Raise AuditError if the system fails.
+    """
     exchanges = ask_all(corpus, system, control, template, n_crawl, seed, progress)
     judge = RagJudge(corpus, exchanges, seed)
     layers = list_layer_verdicts(judge)

@@ -1,4 +1,4 @@
-"""Read documents, and toss a coin for each to decide whether it is put into the store."""
+"""Read documents, and decide by a coin for each whether it is put into the store."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ _FLAG = "--documents"
 
 @dataclass(frozen=True)
 class RagDocument:
-    """A distinct text in two parts: a question quotes the head, and looks for the tail.
+    """A distinct text in two parts: a question quotes the head, and replies are searched for the
+    tail.
 
-    owners: identities with access to it, empty if the file has no identities.
+    owners: identities with access to the document, empty if the file has no identities.
+    marks: personal data.
     """
 
     name: str
@@ -44,9 +46,10 @@ class RagDocument:
 
 @dataclass(frozen=True)
 class RagDocuments:
-    """Distinct documents with a fair coin each. member: (documents,), True if in the store.
+    """Distinct documents, each with a fair coin that decides whether it is in the store.
 
-    rows: the rows in the file of each text; copies of a text share its coin.
+    member: (documents,), True if in the store.
+    rows: for each document, its rows in the file; copies of a text share its coin.
     """
 
     documents: tuple[RagDocument, ...]
@@ -58,7 +61,7 @@ class RagDocuments:
         return tuple(sorted({owner for entry in self.documents for owner in entry.owners}))
 
     def list_rows(self, member: bool) -> list[dict[str, Any]]:
-        """Return the rows that are put into the store, or those that are not."""
+        """Return the rows that are put into the store (`member`), or the other rows."""
         return [
             row
             for rows, is_member in zip(self.rows, self.member.tolist(), strict=True)
@@ -164,8 +167,8 @@ def _format_rows(rows: Sequence[dict[str, Any]]) -> str:
 def choose_strangers(corpus: RagDocuments, seed: int) -> list[str | None]:
     """Return, for each document, an identity that must not see it; None if there is none.
 
-    The identities form a ring in random order, and each one's documents are asked for by the next.
-    So with three or more identities, no two ask for each other's documents.
+    The identities form a ring in random order. Each identity asks for documents of its neighbour on
+    one side. With three or more identities, no two thus ask for each other's documents.
     """
     names = corpus.identities
     order = make_keyed_generator("rag ring", seed).permutation(len(names))

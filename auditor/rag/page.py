@@ -76,8 +76,9 @@ def list_terminal_lines(audit: RagAudit) -> Iterator[str]:
 
 
 def describe_cache(audit: RagAudit) -> str:
-    """Return a phrase if documents are shown only after their owner asked, as from a cache; else
-    "".
+    """Return a phrase if documents are shown only after their owner asked, as from a cache.
+
+    Otherwise return "".
     """
     after, before = audit.direct
     if before or after < _CLEAR or not audit.n_identities:
@@ -104,9 +105,7 @@ def list_facts(audit: RagAudit) -> tuple[tuple[str, str], ...]:
 
 
 def describe_layer(layer: RagVerdict) -> str:
-    """Return the share of documents with its interval, the baseline and the control, and the
-    reason.
-    """
+    """Return the share of documents with its interval, the baseline, the control and the reason."""
     low, high = layer.interval
     counts = f"{len(layer.disclosed):,} of {layer.n_possible:,} ({low:.0%} to {high:.0%})"
     counts += f", not in the store {layer.outside[0]:,} of {layer.outside[1]:,}"
@@ -134,7 +133,7 @@ def _describe_measurement(measurement: Measurement) -> str:
 
 
 def describe_crawl(crawl: Crawl) -> str:
-    """Return how many documents were recovered after a number of questions."""
+    """Return a phrase with the numbers of questions and of recovered documents."""
     n_questions, n_documents = crawl.points[-1]
     curve = ", ".join(f"{documents:,} after {count:,}" for count, documents in crawl.points)
     share = f"{n_documents:,} of {crawl.n_possible:,} documents"

@@ -1,4 +1,4 @@
-"""Ask a retrieval system: a function of the user, or an OpenAI-compatible endpoint."""
+"""Ask a retrieval system: a user's function, or an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Index = Callable[[Sequence[Mapping[str, Any]]], Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer with the retrieved texts, which are None if the system does not return them."""
+    """A system's answer, and the texts that it retrieved (None: not returned)."""
 
     answer: str
     retrieved: tuple[str, ...] | None = None
@@ -26,8 +26,10 @@ class Reply:
 
 @dataclass(frozen=True)
 class RagSystem:
-    """A system to audit. index: fills the system's store with documents; None if the user does
-    this.
+    """A retrieval system to audit.
+
+    label: its name in reports; call: asks a question.
+    index: fills the system's store with documents; None if the user does this.
     """
 
     label: str

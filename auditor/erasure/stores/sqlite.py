@@ -165,8 +165,9 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
 
 
 class TableLocator:
-    """A function from an offset in a database file to its table, by `dbstat`; other offsets are
-    free space.
+    """A function that maps a byte offset in a database file to a table name, by `dbstat`.
+
+    An offset outside all tables is free space.
     """
 
     def __init__(self, path: Path) -> None:
@@ -183,7 +184,7 @@ class TableLocator:
         return f"{self._path.name}, {f'table {table}' if table else FREE}"
 
     def _list_pages(self) -> dict[int, str]:
-        """Return the table of each used page; empty if this SQLite lacks `dbstat`."""
+        """Return the table of each used page; {} if this SQLite lacks `dbstat`."""
         try:
             with closing(
                 sqlite3.connect(f"{self._path.as_uri()}?immutable=1", uri=True)

@@ -32,7 +32,8 @@ class USearchStore(Store):
     def recognises(cls, path: Path) -> bool:
         """Return whether the path is a usearch file.
 
-        Such a file has the row count, the row size and the rows before the format's name.
+        Such a file begins with the row count, the row size and the rows, and then has the format's
+        name.
         """
         if not path.is_file():
             return False
