@@ -1,16 +1,16 @@
-"""AdaPMixED (Flemings et al. 2024, 2410.02016): PMixED that measures the privacy loss of each
+"""AdaPMixED (Flemings et al. 2024, 2410.02016), a PMixED that measures the privacy loss of each
 query.
 
-Members are mixed with the public distribution within one radius, for any number of queries. The
-cost of a query is computed afterwards: the Renyi divergence of its token's distribution from the
-distribution without a member. A query on which the members agree costs little. The cost, and any
-epsilon computed from it, depends on the private data, so printing it, or stopping when a budget is
-spent, reveals data. Therefore this defense makes no claim. Only the auditor may see the costs,
-which `claim-check` shows.
+Members of the ensemble are mixed with the public distribution within one radius, for any number of
+queries. The cost of a query is computed afterwards. It is the Renyi divergence of its token's
+distribution from the distribution without a member. A query on which the members agree costs
+little. The cost, and any epsilon computed from costs, depends on the private data. Printing it, or
+stopping when a budget is spent, therefore reveals data. So this defense makes no claim. Only the
+auditor may see the costs, which `claim-check` shows.
 
-As in the data-dependent analysis, a neighbour lacks one member without a replacement. The noisy
-screening of the source is not implemented, in which the public model answers queries on which it
-disagrees with the members.
+As in the data-dependent analysis, a neighbour lacks one member without a replacement. The source
+also screens queries with noise, so that the public model answers queries on which it disagrees with
+the members. This screening is not implemented.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ _MOST_RADIUS = 1000  # nats: a larger radius restricts no member
 
 @dataclass(frozen=True)
 class AdaPMixed(Defense):
-    """Mix an ensemble within one radius, and measure each query's cost: it is private. No claim.
+    """Mix an ensemble with the public model within one radius, and measure each query's cost.
 
-    alpha: Renyi order; beta: members are projected to the radius alpha beta (nats), in both
-    directions. ensemble: folder of LoRA members; the lab has its own.
+    The cost depends on private data, so this defense makes no privacy claim.
+
+    alpha: the Renyi order.
+    beta: members are projected to the radius alpha beta (nats), in both directions.
+    ensemble: the folder of LoRA members; a built-in lab trains its own.
     """
 
     name = "adapmixed"
@@ -82,13 +85,13 @@ def make_constant_radius_projection(
     radius: float,
     members: int,
 ) -> PMixedMemberProjection:
-    """Make a projection with one two-sided radius, for any number of members."""
+    """Return a projection with the same two-sided radius (nats) for any number of members."""
     # No cap: the two-sided radius bounds the other direction too.
     return PMixedMemberProjection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 
 
 class AdaPMixedModel(PMixedModel):
-    """The mixed ensemble; every token queries all members."""
+    """A model that serves the mixed ensemble; every token queries all members."""
 
     @torch.no_grad()
     def divergence_checks(

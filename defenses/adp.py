@@ -1,6 +1,7 @@
-"""ADP (Wu et al. 2022): DP-SGD with less noise for batches that look public.
+"""ADP (Wu et al. 2022), which is DP-SGD with less noise for batches that look public.
 
-The module has the published and a sound form (formulas B4).
+`adp` is the published algorithm, which has no guarantee. `adp-sound` is a variant with a proof
+(formulas B4).
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adp(PrivateTraining):
-    """Fine-tune with adaptive noise: less for batches of common text (ADP, Wu et al. 2022).
+    """Fine-tune with less noise for batches of common text (ADP, Wu et al. 2022).
 
-    Algorithm 1 with optimizer=adam, the SGD variant with optimizer=sgd. The noise of a batch is
-    gamma_B N(0, C^2 sigma^2 I) with gamma_B the mean privacy probability of its records under a
-    public model (Eq. 5 and 6); normalise: min-max or rank (the paper does not say which). epsilon
-    and delta set sigma, as in dp-sgd: they are nominal.
+    This is Algorithm 1 with optimizer=adam, and the SGD variant with optimizer=sgd. The noise of a
+    batch is gamma_B N(0, C^2 sigma^2 I). gamma_B is the mean privacy probability of the batch's
+    records under a public model (Eq. 5 and 6).
+
+    normalise: min-max or rank (the paper does not say which).
+    epsilon, delta: set sigma, as in dp-sgd, but are only nominal.
     """
 
     name = "adp"
@@ -64,8 +67,8 @@ class Adp(PrivateTraining):
     def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Record that there is no guarantee, and the epsilon for noise scales independent of the
-        data.
+        """Return a record without a guarantee, with the epsilon that constant noise scales would
+        have.
 
         The formulas are in B4.
         """
@@ -106,13 +109,15 @@ class Adp(PrivateTraining):
 
 @dataclass(frozen=True)
 class AdpSound(PrivateTraining):
-    """Fine-tune with DP-SGD that clips rare records hardest: ADP's idea, with a proof.
+    """Fine-tune with DP-SGD that clips rare records hardest, which is ADP's idea with a proof.
 
-    Record i is clipped to C kappa(rho_i); kappa falls from 1 to kappa_least as rho rises from 0 to
-    1; the noise stays at C sigma. A record's rho depends only on the record and public values: its
-    perplexity under a public model, between lowest_perplexity and highest_perplexity (0: 1 and the
-    size of the vocabulary, for any data). Every record has the epsilon of dp-sgd; a record that is
-    clipped harder is better protected, and by how much depends on the record, so it is secret.
+    Record i is clipped to C kappa(rho_i); the noise stays at C sigma. rho is the record's rarity,
+    from 0 to 1, and kappa falls from 1 to kappa_least as rho rises. rho depends only on the record
+    and on public
+    values: the record's perplexity under a public model, between lowest_perplexity and
+    highest_perplexity. Perplexities of 0 stand for 1 and the size of the vocabulary, for any data.
+    Every record has the epsilon of dp-sgd. A record that is clipped harder is better protected. The
+    difference depends on the record, so it is secret.
     """
 
     name = "adp-sound"

@@ -1,4 +1,6 @@
-"""Provide control rows for a defended model: the public model, and one adapter on all data."""
+"""Provide two control models for a defended model: the public model, and one adapter on all
+data.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,7 @@ CONTROL = "audit train pmixed -D control=true makes it"
 
 @dataclass(frozen=True)
 class PublicModelControl(Defense):
-    """Serve the public model instead of the target: no private data at all, an end of all
-    trade-offs."""
+    """Serve the public model, which uses no private data, instead of the audited model."""
 
     name = "public"
     title = "Public model"
@@ -28,10 +29,12 @@ class PublicModelControl(Defense):
 
 @dataclass(frozen=True)
 class OneAdapterControl(Defense):
-    """Serve one adapter on all data, trained like PMixED's members, without splitting. No claim.
+    """Serve one adapter on all data, trained like PMixED's members but without splitting the data.
 
-    ensemble: the folder of the members, where `audit train pmixed -D control=true` writes it; the
-    lab has its own.
+    This control makes no privacy claim.
+
+    ensemble: the folder of the members, where `audit train pmixed -D control=true` writes the
+    adapter; a built-in lab trains its own.
     """
 
     name = "one-adapter"

@@ -1,16 +1,16 @@
-"""CP-Δ (Vyas, Kakade and Barak 2023): sample texts that two models of two data halves both find
-likely.
+"""CP-Δ (Vyas, Kakade and Barak 2023), which samples texts that two models both find likely.
 
-The source claims near access-freeness (Theorem 3.1) for a work in only one half, relative to the
-model q that never saw the work. With `max`, every text is at most exp(k) times as likely as under
-q, with k = -log(1 - TV(q1, q2)) nats. With `kl`, only the mean over the model's own texts is
-bounded: KL(p || q) <= k = 2 log 1/(1 - H^2(q1, q2)). A single text may be likelier by any factor:
-with q1 = (1/2, 1/2) and q2 = (1 - 1e-9, 1e-9), by 10.36 nats although k is 0.693. TV and H compare
-the two distributions at the given prompt.
+The models are trained on two halves of the data. The source claims near access-freeness (Theorem
+3.1) for a work in only one half, relative to the model q that never saw the work. With `max`, every
+text is at most exp(k) times as likely as under q, with k = -log(1 - TV(q1, q2)) nats. With `kl`,
+only the mean over the model's own texts is bounded: KL(p || q) <= k = 2 log 1/(1 - H^2(q1, q2)). A
+single text may be likelier by any factor. For example, with q1 = (1/2, 1/2) and q2 = (1 - 1e-9,
+1e-9), the factor is exp(10.36) although k is 0.693. TV and H compare the two distributions at the
+given prompt.
 
 This module claims nothing, because the bound is not differential privacy. k is as large as the
-distance of the two models, which depends on the private data and has no bound in advance. k
-differs for each prompt and grows with each token. Records in both halves are not covered.
+distance of the two models, which depends on the private data and has no bound in advance. k differs
+for each prompt and grows with each token. Records in both halves are not covered.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ Distance = Literal["max", "kl"]
 
 @dataclass(frozen=True)
 class CpDelta(Defense):
-    """Sample what models of two data halves both find likely (CP-Δ, Vyas et al. 2023). No claim.
+    """Sample texts that models of two data halves both find likely (CP-Δ, Vyas et al. 2023).
 
-    Algorithm 3 of the source. distance: `max` mixes the two next-token distributions to
-    min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z, which bounds only on average how much likelier texts
-    become. ensemble: a folder of the two models, where `audit train pmixed -D members=2` writes
-    them; the lab trains its own. The source's claim is about a work in only one half and is not
-    privacy: defenses/cp_delta.py says why we claim nothing.
+    This is Algorithm 3 of the source. The source's claim is about a work in only one half and is
+    not privacy, so this defense makes no privacy claim (see defenses/cp_delta.py).
+
+    distance: `max` mixes the two next-token distributions to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z.
+    `kl` bounds the rise of a text's probability only on average.
+    ensemble: the folder of the two models, where `audit train pmixed -D members=2` writes both; a
+    built-in lab trains its own.
     """
 
     name = "cp-delta"
@@ -73,12 +75,13 @@ class CpDelta(Defense):
 
 @dataclass(frozen=True)
 class PublicCommon(Defense):
-    """Sample what the target and the public model both find likely. No claim.
+    """Sample texts that the audited model and the public model both find likely.
 
-    distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z. How
-    much likelier a text is than under the public model, which saw no private data, depends on the
-    overlap of the two distributions, and so on that data; it grows with each token, and has no
-    bound in advance.
+    This defense makes no privacy claim. The factor by which a text is likelier than under the
+    public model depends on the overlap of the two distributions, and so on private data. The factor
+    grows with each token, and has no bound in advance.
+
+    distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z.
     """
 
     name = "public-common"
@@ -97,7 +100,7 @@ class PublicCommon(Defense):
 
 
 class CpDeltaModel(WrappingModel):
-    """A model that samples, by CP-Δ's rule, what two parts of an ensemble both find likely."""
+    """A model that samples, by CP-Δ, texts that two members of an ensemble both find likely."""
 
     def __init__(self, ensemble: Ensemble, distance: Distance, pair: tuple[int, int]) -> None:
         super().__init__(ensemble.public)
@@ -130,8 +133,9 @@ class CpDeltaModel(WrappingModel):
         return self.mix_pair(distributions)
 
     def mix_pair(self, distributions: Tensor) -> Tensor:
-        """Mix each pair of distributions, (..., 2, V), into what both find likely, (..., V)
-        nats.
+        """Mix each pair of distributions, (..., 2, V), into one distribution, (..., V), in nats.
+
+        A token is likely in the mixture if both distributions find it likely.
         """
         # In logs, a mean is sqrt(q1 q2), and the softmax divides by Z.
         if self.distance == "max":

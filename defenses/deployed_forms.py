@@ -1,8 +1,7 @@
-"""Audit the forms in which a model is deployed: adapter merged, weights pruned or rounded to few
-bits.
+"""Audit a model as it is deployed: adapter merged, weights pruned, or weights rounded to few bits.
 
-Each form is audited with the same secrets as the full-precision model, so changes are paired by
-secret. No form makes a claim.
+Each deployed model is audited with the secrets of the full-precision model, so changes are paired
+by secret. None makes a privacy claim.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _MAX_MERGE_DISTANCE = 1.0
 
 @dataclass(frozen=True)
 class DeployedForm(Defense):
-    """Base of forms: change a copy of the target with its adapter merged.
+    """The base class of deployed forms, which change a copy of the model after merging its adapter.
 
     Raises AuditError for a model behind an API.
     """
@@ -61,7 +60,9 @@ class DeployedForm(Defense):
         return HuggingFaceModel(model.eval(), target.tokenizer, f"{target.name}, {self.name}")
 
     def _require_transformers_model(self, target: LanguageModel) -> HuggingFaceModel:
-        """Return the target, or raise AuditError if it cannot be converted to this form."""
+        """Return the model; raise AuditError if it is not a transformers model that can be
+        converted.
+        """
         if not isinstance(target, HuggingFaceModel):
             raise AuditError(
                 f"expected a transformers model for {self.name}, whose weights it changes: got "
@@ -89,15 +90,18 @@ class DeployedForm(Defense):
 
     @abstractmethod
     def convert_model(self, model: Any) -> Any:
-        """Return the model in this form; it may be changed in place or be a new model.
+        """Return the converted model, which may be `model` changed in place or a new model.
 
-        Raise AuditError if the model cannot be converted to this form.
+        Raise AuditError if the model cannot be converted.
         """
 
 
 @dataclass(frozen=True)
 class MergedForm(DeployedForm):
-    """Serve the adapter merged into its base: only rounding may change. No claim."""
+    """Serve the adapter merged into its base model, which changes only rounding.
+
+    This form makes no privacy claim.
+    """
 
     name = "merged"
     title = "Merged"
@@ -114,10 +118,11 @@ class MergedForm(DeployedForm):
 
 @dataclass(frozen=True)
 class PrunedForm(DeployedForm):
-    """Set the smallest weights of every linear layer to 0 (magnitude pruning; Han et al. 2015). No
-    claim.
+    """Set the smallest weights of every linear layer to 0 (magnitude pruning; Han et al. 2015).
 
-    share: of each layer's weights to remove.
+    This form makes no privacy claim.
+
+    share: the share of each layer's weights to remove.
     """
 
     name = "pruned"
@@ -140,9 +145,11 @@ class PrunedForm(DeployedForm):
 
 @dataclass(frozen=True)
 class RoundedForm(DeployedForm):
-    """Base: round linear weights to 2^bits - 1 levels with a scale for each 64 weights. No claim.
+    """A base class that rounds linear weights to 2^bits - 1 levels, with a scale for each 64
+    weights.
 
-    Shows the answers of weight-only quantisation, without its speed.
+    The model's outputs are those of weight-only quantisation, but not its speed. No privacy claim
+    is made.
     """
 
     bits: ClassVar[int]
@@ -156,7 +163,10 @@ class RoundedForm(DeployedForm):
 
 @dataclass(frozen=True)
 class Int8(RoundedForm):
-    """Round linear weights to 8 bits, symmetric, with a scale for each 64 weights. No claim."""
+    """Round linear weights to 8 bits, symmetric, with a scale for each 64 weights.
+
+    This form makes no privacy claim.
+    """
 
     name = "int8"
     title = "8 bits"
@@ -165,7 +175,10 @@ class Int8(RoundedForm):
 
 @dataclass(frozen=True)
 class Int4(RoundedForm):
-    """Round linear weights to 4 bits, symmetric, with a scale for each 64 weights. No claim."""
+    """Round linear weights to 4 bits, symmetric, with a scale for each 64 weights.
+
+    This form makes no privacy claim.
+    """
 
     name = "int4"
     title = "4 bits"
@@ -174,9 +187,10 @@ class Int4(RoundedForm):
 
 @dataclass(frozen=True)
 class LoadedIn4Bit(DeployedForm):
-    """Base: quantise linear layers to 4 bits as bitsandbytes' `load_in_4bit` does. No claim.
+    """A base class that quantises linear layers to 4 bits as bitsandbytes' `load_in_4bit` does.
 
-    In blocks of 64 weights, whose scales are quantised too, as with `bnb_4bit_use_double_quant`.
+    Blocks have 64 weights and a scale, which is quantised too, as with `bnb_4bit_use_double_quant`.
+    No privacy claim is made.
     """
 
     def __post_init__(self) -> None:
@@ -194,8 +208,10 @@ class LoadedIn4Bit(DeployedForm):
 
 @dataclass(frozen=True)
 class Nf4(LoadedIn4Bit):
-    """Quantise linear layers to bitsandbytes' NormalFloat, QLoRA's type (arXiv 2305.14314). No
-    claim."""
+    """Quantise linear layers to bitsandbytes' NormalFloat, QLoRA's type (arXiv 2305.14314).
+
+    This form makes no privacy claim.
+    """
 
     name = "nf4"
     title = "bitsandbytes nf4"
@@ -203,7 +219,10 @@ class Nf4(LoadedIn4Bit):
 
 @dataclass(frozen=True)
 class Fp4(LoadedIn4Bit):
-    """Quantise linear layers to bitsandbytes' 4-bit floats, `load_in_4bit`'s default. No claim."""
+    """Quantise linear layers to bitsandbytes' 4-bit floats, the default of `load_in_4bit`.
+
+    This form makes no privacy claim.
+    """
 
     name = "fp4"
     title = "bitsandbytes fp4"
@@ -211,12 +230,14 @@ class Fp4(LoadedIn4Bit):
 
 @dataclass(frozen=True)
 class GgufForm(DeployedForm):
-    """Quantise all weight matrices as a GGUF file does, embeddings included. No claim.
+    """Quantise all weight matrices as a GGUF file does, embeddings included.
 
-    type: q8_0, q6_k, q5_k, q4_k, q3_k, q5_k_m, q4_k_m, q5_1, q5_0, q4_1, q4_0, bf16 or f16; those
-    with a k need llama-cpp-python. A row that its blocks do not fill gets another type, as in
-    llama.cpp. Activations stay in full precision; llama.cpp also rounds these: use --forms
-    llama:FILE.gguf to audit a file with llama.cpp.
+    This form makes no privacy claim. Activations stay in full precision, but llama.cpp also rounds
+    activations. Use --forms llama:FILE.gguf to audit a file with llama.cpp.
+
+    type: q8_0, q6_k, q5_k, q4_k, q3_k, q5_k_m, q4_k_m, q5_1, q5_0, q4_1, q4_0, bf16 or f16. Types
+    with a k need llama-cpp-python. If blocks do not fill a matrix row, the matrix gets another
+    type, as in llama.cpp.
     """
 
     name = "gguf"
@@ -232,10 +253,10 @@ class GgufForm(DeployedForm):
 
 
 def merge_adapter_copy(target: HuggingFaceModel) -> Any:
-    """Return a copy of the model with its adapter merged; it is a copy because forms overwrite
+    """Return a copy of the model with its adapter merged, so that deployed forms can overwrite
     weights.
 
-    A quantised model is loaded again: bitsandbytes 0.50.2 changes the layout of 4-bit weights at
+    A quantised model is loaded again. bitsandbytes 0.50.2 changes the layout of 4-bit weights at
     the first forward pass on processors with AVX512-BF16, and PEFT 0.21.2 merges as if the layout
     were unchanged. Raise AuditError if the merged weights give another distribution than the
     adapter.
@@ -277,8 +298,9 @@ def merge_adapter_copy(target: HuggingFaceModel) -> Any:
 
 
 def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
-    """Quantise (out, in) weights to `nf4` or `fp4`; return the dequantised weights that a layer
-    uses.
+    """Quantise (out, in) weights to `nf4` or `fp4`, and return the dequantised weights.
+
+    A layer computes with these dequantised weights.
     """
     # An optional package; `LoadedIn4Bit` checks that it is installed.
     import bitsandbytes.functional as quantisers
@@ -291,9 +313,10 @@ def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
 
 
 def round_weights(weight: Tensor, bits: int) -> Tensor:
-    """Round (out, in) weights with a scale for each group in a row.
+    """Round (out, in) weights to `bits` bits, with a scale for each group of weights in a matrix
+    row.
 
-    A group is rounded to multiples of its maximum / (2^(bits - 1) - 1).
+    The weights of a group become multiples of the group's maximum / (2^(bits - 1) - 1).
     """
     max_level = 2 ** (bits - 1) - 1
     parts = []
@@ -306,9 +329,9 @@ def round_weights(weight: Tensor, bits: int) -> Tensor:
 
 
 def compress_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Replace each linear weight, (out, in), by the result of `change`; return the model.
+    """Replace each linear weight, (out, in), by the result of `change`, and return the model.
 
-    Weights that share a scale are in one row.
+    Weights that share a scale are in one matrix row.
     """
     for layer in list_compressible_layers(model):
         weight = layer.weight.data

@@ -20,9 +20,12 @@ from auditor.training.variants import DataVariant
 
 @dataclass(frozen=True)
 class CopyCap(DataVariant):
-    """Fine-tune on at most `most` copies of each record: what `audit advise` predicts. No claim.
+    """Fine-tune on at most `most` copies of each record, as `audit advise` predicts.
 
-    most: copies of a text to keep. Near-duplicates count as other texts: `dedup` finds these.
+    This training makes no privacy claim. Near-duplicates count as other texts: `dedup` finds
+    near-duplicates.
+
+    most: the number of copies of a text to keep.
     """
 
     name = "cap"
@@ -58,13 +61,15 @@ _MIN_RECALL = 0.99  # of pairs at the threshold
 
 @dataclass(frozen=True)
 class Dedup(DataVariant):
-    """Fine-tune without exact and near-duplicate copies: keep the first of each. No claim.
+    """Fine-tune without exact copies and near-duplicates, keeping the first text of each group.
 
-    threshold: smallest Jaccard similarity of two texts' 5-character shingles at which the later
-    text is a copy of the earlier one (Lee et al. 2022 use 0.8, with 5-token shingles). MinHash
-    finds candidate pairs, a pair at the threshold with probability 0.99, and these are compared
-    exactly:
-    no text below the threshold is dropped. exact: drop only equal texts.
+    This training makes no privacy claim.
+
+    threshold: the smallest Jaccard similarity of two texts' 5-character shingles at which the later
+    text counts as a copy of the earlier text (Lee et al. 2022 use 0.8, with 5-token shingles).
+    MinHash finds candidate pairs, which are compared exactly. A pair at the threshold is found with
+    probability 0.99, and no text below the threshold is dropped.
+    exact: drop only equal texts.
     """
 
     name = "dedup"
@@ -98,7 +103,7 @@ class Dedup(DataVariant):
 def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[str]:
     """Return the texts in order, without near-duplicates of earlier kept texts.
 
-    A near-duplicate has a Jaccard similarity of at least the threshold.
+    A near-duplicate has a Jaccard similarity of at least `threshold`.
     """
     from datasketch import MinHash, MinHashLSH  # imports scipy.stats
 
@@ -131,11 +136,11 @@ def _jaccard_similarity(first: frozenset[str], right: frozenset[str]) -> float:
 
 
 def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
-    """Return the (bands, rows of a band) with the fewest candidates that still find pairs at the
-    threshold.
+    """Return (number of bands, rows of a band) for MinHash's search of pairs at the threshold.
 
-    Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. The
-    library's own choice finds half of the pairs at the threshold, or fewer.
+    The choice has the fewest candidates that still find such pairs. Two texts of similarity J agree
+    in some band with probability 1 - (1 - J^rows)^bands. The library's own choice finds at most
+    half of the pairs at the threshold.
     """
     for rows in range(_PERMUTATIONS // 2, 1, -1):
         bands = _PERMUTATIONS // rows
@@ -145,18 +150,20 @@ def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
 
 
 def split_into_shingles(text: str) -> frozenset[str]:
-    """Return all runs of 5 characters; a text shorter than that is one shingle."""
+    """Return all sequences of 5 characters; a shorter text is a single shingle."""
     return frozenset(text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1)))
 
 
 @dataclass(frozen=True)
 class DropRecords(DataVariant):
-    """Fine-tune without listed or frequent records: those of `times` copies or more. No claim.
+    """Fine-tune without listed records, or without records of at least `times` copies.
 
-    times: drop all copies of a record with this many copies or more (0: ignore the number). listed:
-    a folder with a shard.json that names the records to drop; `audit mitigate --by drop` lists the
-    records that the audit extracted. Dropping extracted records does not protect records that were
-    not attacked, and may expose others (Carlini et al. 2022, the privacy onion effect).
+    This training makes no privacy claim. Dropping extracted records does not protect records that
+    were not attacked, and may expose others (Carlini et al. 2022, the privacy onion effect).
+
+    times: drop all copies of a record with this many copies or more (0: ignore the number).
+    listed: a folder with a shard.json that names the records to drop; `audit mitigate --by drop`
+    lists the records that the audit extracted.
     """
 
     name = "drop"
@@ -217,9 +224,9 @@ class DropRecords(DataVariant):
         )
 
     def count_remaining_copies(self, copies: int) -> int | None:
-        """Return how many of a record's `copies` remain after training data are reduced.
+        """Return the number of a record's `copies` that remain after records are dropped.
 
-        Return None if single records are listed, because the audit chose them by its findings.
+        Return None if single records are listed, because the audit chose these by its findings.
         """
         if self.listed:
             return None

@@ -1,4 +1,4 @@
-"""Early stopping: keep the model of the step with the lowest held-out loss."""
+"""Early stopping, which keeps the model of the training step with the lowest held-out loss."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ from auditor.training.variants import Variant
 
 @dataclass(frozen=True)
 class EarlyStop(Variant):
-    """Fine-tune and keep the step of the lowest held-out loss. No claim.
+    """Fine-tune, and keep the model of the training step with the lowest held-out loss.
 
-    looks: evaluations of the held-out loss in each epoch; patience: end the training after this
-    many looks without a lower loss (0: run through all epochs, then take the best step). heldout:
-    share of `--data` to hold out if no `--heldout` file is given: the units with the lowest hashes,
-    whole users, and no copies of training records.
+    This training makes no privacy claim.
+
+    looks: the number of evaluations of the held-out loss in each epoch.
+    patience: end the training after this many evaluations without a lower loss (0: train for all
+    epochs, then take the best step).
+    heldout: the share of `--data` to hold out if no `--heldout` file is given. Units with the
+    lowest hashes are held out, as whole users, and without copies of training records.
     """
 
     name = "early-stop"

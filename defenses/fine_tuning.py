@@ -1,4 +1,6 @@
-"""Fine-tune on the same data without privacy: all weights, all except embeddings, or an adapter."""
+"""Fine-tune on the same data without privacy: all weights, all but the embeddings, or an
+adapter.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from auditor.training.variants import FineTuning, Variant
 
 @dataclass(frozen=True)
 class NoDefense(FineTuning):
-    """Fine-tune on packed blocks with AdamW, without any promise.
+    """Fine-tune on packed blocks with AdamW, without any privacy claim.
 
-    learning_rate decays linearly to 0.
+    The learning rate decays linearly from learning_rate to 0.
     """
 
     name = "none"
@@ -23,7 +25,10 @@ class NoDefense(FineTuning):
 
 @dataclass(frozen=True)
 class Full(Variant):
-    """Fine-tune every parameter: the control of `lora` and `freeze-embeddings`. No claim."""
+    """Fine-tune every parameter, as the control of `lora` and `freeze-embeddings`.
+
+    This training makes no privacy claim.
+    """
 
     name = "full"
     title = "Full fine-tuning"
@@ -32,10 +37,11 @@ class Full(Variant):
 
 @dataclass(frozen=True)
 class FreezeEmbeddings(Variant):
-    """Fine-tune all but the embeddings on the same data; `full` is its control. No claim.
+    """Fine-tune all weights but the embeddings on the same data; `full` is the control.
 
-    If the model's head is tied to its embeddings, they are one matrix, so the head is frozen too,
-    with a note. An adapter leaves embeddings frozen anyway, so --lora is rejected.
+    This training makes no privacy claim. If the model's head is tied to its embeddings, both are
+    one matrix, so the head is frozen too, with a note. An adapter leaves embeddings frozen anyway,
+    so --lora is rejected.
     """
 
     name = "freeze-embeddings"
@@ -57,9 +63,12 @@ class FreezeEmbeddings(Variant):
 
 @dataclass(frozen=True)
 class Lora(Variant):
-    """Fine-tune a LoRA adapter (Hu et al. 2022) on the same data; `full` is its control. No claim.
+    """Fine-tune a LoRA adapter (Hu et al. 2022) on the same data; `full` is the control.
 
-    rank, alpha: of the adapter; layers: the `attention` projection, or `all` linear layers.
+    This training makes no privacy claim.
+
+    rank, alpha: the adapter's rank and scale.
+    layers: adapt the `attention` projection, or `all` linear layers.
     """
 
     name = "lora"

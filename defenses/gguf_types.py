@@ -1,8 +1,8 @@
 """Quantise a model's weights as in a GGUF file of a given type, and read the quantised values.
 
-The package gguf quantises to the plain types; llama.cpp's own quantiser, from llama-cpp-python, to
-k-quants. In a file of a mixed type (`q4_k_m`), llama.cpp gives some matrices, selected by name,
-more bits.
+The package gguf quantises to plain types; llama.cpp's own quantiser, from llama-cpp-python,
+quantises to k-quants. In a file of a mixed type (`q4_k_m`), llama.cpp gives more bits to some
+matrices, which it selects by name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ Rows = NDArray[np.float32]
 
 
 def check_writable_gguf_type(type: str) -> None:
-    """Raise AuditError for a type that cannot be written, with what to install or do."""
+    """Raise AuditError for a type that cannot be written, with the package to install or another
+    remedy.
+    """
     if type not in TYPES:
         raise AuditError(
             f"expected gguf:TYPE with one of {', '.join(TYPES)}, got {type!r}: make the file with "
@@ -73,7 +75,9 @@ def quantise_model_weights(model: Any, type: str) -> None:
 
 @dataclass(frozen=True)
 class GgufWeightMatrix:
-    """A weight matrix. is_transposed: whether the matrix is stored as (in, out)."""
+    """A weight matrix of the model. is_transposed: whether the model stores the matrix as (in,
+    out).
+    """
 
     name: str
     data: Tensor
@@ -81,7 +85,7 @@ class GgufWeightMatrix:
 
 
 def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
-    """Yield each weight matrix of the model, with the type that it has in a file of this type."""
+    """Yield each weight matrix of the model, with the matrix's type in a file of type `type`."""
     conv_layers = []
     for layer in model.modules():
         if isinstance(layer, Conv1D):
@@ -131,9 +135,9 @@ def _has_more_bits(layer: int, n_layers: int) -> bool:
 
 
 def round_gguf_rows(weight: Rows, type: str) -> Rows:
-    """Quantise (out, in) weights; return the dequantised values.
+    """Quantise (out, in) weights, and return the dequantised values.
 
-    If rows are no multiple of the block size, llama.cpp's fallback type is used.
+    If the length of a matrix row is no multiple of the block size, use llama.cpp's fallback type.
     """
     import gguf
 

@@ -1,5 +1,6 @@
-"""The Goldfish loss (Hans et al. 2024): some tokens have no loss, the same ones in all copies of a
-text.
+"""The Goldfish loss (Hans et al. 2024), in which some tokens of a text have no loss.
+
+All copies of a text lack the loss of the same tokens.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from auditor.training.variants import Variant
 
 @dataclass(frozen=True)
 class Goldfish(Variant):
-    """Fine-tune with the Goldfish loss: one token in `k`, chosen by a hash, has no loss. No claim.
+    """Fine-tune with the Goldfish loss, which omits the loss of one token in `k`.
 
-    mask: `hash` drops the loss of token i if a hash of the `width` tokens before it is 0 modulo k
-    (Hans et al. 2024, Sec. 3.1; k=4 and width 13 are theirs), so that all copies of a passage are
-    masked alike; `static` drops every k-th token of a record. A record's first `width` tokens have
-    no such context and keep their loss. (The authors' code hashes the window that ends with the
-    token itself; this follows the paper.)
+    This training makes no privacy claim.
+
+    mask: `hash` drops the loss of token i if a hash of the `width` tokens before it is 0 modulo k,
+    so that all copies of a passage lose the same tokens (Hans et al. 2024, Sec. 3.1; k=4 and width
+    13 are theirs). A record's first `width` tokens have no such context and keep their loss.
+    `static` drops every k-th token of a record.
+
+    The authors' code hashes the window that ends with the token itself; this follows the paper.
     """
 
     name = "goldfish"

@@ -1,30 +1,31 @@
-"""InvisibleInk (Vinod et al. 2025, 2507.02974): a public model writes with private records in
+"""InvisibleInk (Vinod et al. 2025, 2507.02974), in which a public model sees private records in
 context.
 
 The model reads a batch of B private records, one at a time in its context, and each token is drawn
-once. A record's influence on the next token is its change of the log-probabilities, clipped to C:
+once. p_0 is the next-token distribution without a record, p_i with record i. A record's influence
+on the next token is its change of the log-probabilities, clipped to C:
 
-    phi = log p_0 + (1/B) sum_i clip(log p_i - log p_0, -C, C),    y ~ softmax(phi / tau),
+    phi = log p_0 + (1/B) sum_i clip(log p_i - log p_0, -C, C),    y ~ softmax(phi / tau).
 
-over the tokens that the *public* distribution finds likely (top-k+): those whose log p_0 is at
+Only tokens that the *public* distribution finds likely (top-k+) can be drawn. Their log p_0 is at
 least that of the k-th likeliest token, less 2C/B, as in the authors' code. This set contains no
-private information, so it costs nothing. (It may miss a token that is among the k likeliest by
-phi, because a mean over B records moves phi by up to C, not C/B; a margin of 2C would include all
-of them.)
+private information, so it costs nothing. (It may miss a token that is among the k likeliest by phi,
+because a mean over B records moves phi by up to C, not C/B. A margin of 2C would include all such
+tokens.)
 
-**What is claimed.** Neighbours differ in one record of the batch, which is removed without a
-replacement (replace-by-null, our `zero_out`): its p_i becomes p_0, so its term becomes 0, and phi
-moves by at most C/B at any token. The log-ratio of neighbouring distributions is a difference of
-phi/tau plus a difference of log-normalisers that is the same for all tokens. So it ranges over at
-most eta = 2C/(B tau) nats, and a mechanism of bounded range eta is eta^2/8-zCDP: rho = C^2/(2 B^2
+**The claim.** Neighbours differ in one record of the batch, which is removed without a replacement
+(replace-by-null, our `zero_out`). Then its p_i becomes p_0, so its term becomes 0, and phi moves by
+at most C/B at any token. The log-ratio of neighbouring distributions is a difference of phi/tau
+plus a difference of log-normalisers, which is equal for all tokens. So the log-ratio ranges over at
+most eta = 2C/(B tau) nats. A mechanism of bounded range eta is eta^2/8-zCDP, so rho = C^2/(2 B^2
 tau^2) per token, and T times that for T tokens. If another record replaces the record (`replace`),
-phi moves by at most 2C/B: 4 rho. p_i may be any distribution. The paper uses logits;
-log-probabilities are logits minus a constant for each model, with the same bounds. The public
-model must have seen no private record.
+phi moves by at most 2C/B, which gives 4 rho. p_i may be any distribution. The paper uses logits;
+log-probabilities are logits minus a constant for each model, with the same bounds. The public model
+must have seen no private record.
 
 Batches are disjoint, so each record influences only the text of its batch, and T counts the tokens
-drawn from one batch. An audit queries a batch about its own records; the auditor chooses the
-batch, and this choice reveals nothing.
+drawn from one batch. An audit queries a batch about its own records. The auditor chooses the batch,
+and this choice reveals nothing.
 """
 
 from __future__ import annotations
@@ -70,14 +71,20 @@ _ORDER = 2
 
 @dataclass(frozen=True)
 class InvisibleInk(Defense):
-    """The public model writes with private records, clipped, in context (InvisibleInk, 2025).
+    """Let a public model write with private records in context, whose influence is clipped.
 
-    batch: B, the records behind one text; the attacked records are dealt into such batches, in
-    their order. clip: C, nats, on what a record changes of a log-probability (0: as much as epsilon
-    and delta leave). temperature: tau.
-    top_k: of top-k+, by the public distribution (0: the whole vocabulary). epsilon, delta: what
-    `queries` drawn tokens of one batch may cost; queries=0: as many as this run draws of any batch.
-    on_exhaustion: what happens when a fixed number is spent.
+    The method is InvisibleInk (Vinod et al. 2025).
+
+    batch: B, the number of records behind one text; the attacked records are divided into batches
+    in order.
+    clip: C, in nats, the most by which a record changes a log-probability (0: as much as epsilon
+    and delta allow).
+    temperature: tau.
+    top_k: the k of top-k+, by the public distribution (0: the whole vocabulary).
+    epsilon, delta: the privacy cost of `queries` drawn tokens of one batch.
+    queries: 0 takes the largest number of tokens that this run draws of any batch.
+    on_exhaustion: what to do when a fixed number of queries is spent: `stop`, or answer with the
+    `public` model.
     """
 
     name = "invisible-ink"
@@ -170,15 +177,16 @@ class InvisibleInk(Defense):
         )
 
     def _covered_token_count(self, scenario: Scenario) -> int:
-        """Return T, the tokens of one batch that epsilon covers.
+        """Return T, the number of tokens of one batch that epsilon covers.
 
-        T is 1 if neither `queries` nor the run sets T.
+        T is `queries`, else the number that the run draws, else 1.
         """
         return self.queries or scenario.queries or 1
 
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
-        """Return the parameters of a draw; without a given clip, C = tau B sqrt(2 rho / T)
-        (formulas C4).
+        """Return the parameters of a draw.
+
+        Without a given clip, C = tau B sqrt(2 rho / T) (formulas C4).
         """
         # zCDP adds up over tokens (Bun and Steinke 2016, Lemma 1.7): each has an equal share.
         rho = compute_zcdp_budget(self.epsilon, self.delta) / self._covered_token_count(scenario)
@@ -228,8 +236,10 @@ class InvisibleInk(Defense):
 
 @dataclass(frozen=True)
 class UnclippedReferences(Defense):
-    """Private records in the context of the public model, their log-probabilities averaged without
-    a clip. No claim."""
+    """Let a public model write with private records in context, without clipping their influence.
+
+    The log-probabilities given each record are averaged. This control makes no privacy claim.
+    """
 
     name = "references-unclipped"
     title = "References, unclipped"
@@ -256,10 +266,10 @@ class InkOptions:
     top_k: int = 0
 
     def clipped_mean_distribution(self, distributions: Tensor) -> Tensor:
-        """Return the drawn token's log-probabilities, (..., V) nats, in float64.
+        """Return the log-probabilities from which the token is drawn, (..., V) nats, in float64.
 
-        distributions: (..., 1 + B, V), the public one first. With a small clip, float32's rounding
-        would break the claim.
+        distributions: (..., 1 + B, V) nats, the public distribution first. With a small clip,
+        float32's rounding would break the claim.
         """
         public = distributions[..., 0, :].double()
         private = distributions[..., 1:, :].double()
@@ -275,7 +285,9 @@ class InkOptions:
         return (phi / self.temperature).log_softmax(-1)
 
     def public_top_k_plus_mask(self, public: Tensor, batch: int) -> Tensor:
-        """Return the mask of top-k+, (..., V), computed only from the public distribution."""
+        """Return the mask of top-k+ tokens, (..., V), which depends only on the public
+        distribution.
+        """
         if not 0 < self.top_k < public.shape[-1]:
             return torch.ones_like(public, dtype=torch.bool)
         least = public.topk(self.top_k, dim=-1).values[..., -1:]
@@ -284,7 +296,10 @@ class InkOptions:
 
 @dataclass(frozen=True)
 class InkLogRatioRange:
-    """A bound on the range of one token's log-ratio between neighbours, in nats, by relation."""
+    """A bound on the range of one token's log-ratio between neighbours.
+
+    range: the bound in nats, by neighbouring relation.
+    """
 
     range: Mapping[str, float]
 
@@ -303,8 +318,8 @@ class InkLogRatioRange:
 def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContextRecordBatches:
     """Divide the distinct private records into batches of `size`, in order.
 
-    A prompt is assigned to its record's batch, or without a record, to the batches in turn. Raise
-    AuditError if there are no private records.
+    A prompt is assigned to the batch of its record. Prompts without a record are assigned to the
+    batches in turn. Raise AuditError if there are no private records.
     """
     records = list(dict.fromkeys(prompt.record for prompt in scenario.prompts if prompt.record))
     if not records:
@@ -332,11 +347,10 @@ def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
 
 
 class InvisibleInkModel(WrappingModel):
-    """A model that serves a batch of records; member j is the public model with record j in
-    context.
+    """A model that writes with a batch of records in context.
 
-    promise: the claim (None: no claim), separate from the served model so that a mistake is
-    noticed.
+    Its members are the public model with one of the records in context. promise: the claim (None:
+    no claim), which is kept separate from the served model so that checks notice a mistake.
     """
 
     def __init__(
@@ -368,7 +382,7 @@ class InvisibleInkModel(WrappingModel):
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
         """Return the distribution from which the token is drawn, (..., V) nats.
 
-        distributions: (..., 1 + B, V), the public one first.
+        distributions: (..., 1 + B, V) nats, the public distribution first.
         """
         return self.ink.clipped_mean_distribution(distributions)
 
@@ -391,7 +405,7 @@ class InvisibleInkModel(WrappingModel):
     def _public_and_member_distributions(
         self, contexts: Tensor, last: int, prompt: Tensor | None = None
     ) -> Tensor:
-        """Return distributions (B, last, 1 + B, V) in nats, the public model's first."""
+        """Return distributions (contexts, last, 1 + B, V) in nats, the public model's first."""
         return self.held.distributions(
             contexts, torch.arange(self.parts, device=self.device), last, prompt=prompt
         )
@@ -402,8 +416,8 @@ class InvisibleInkModel(WrappingModel):
     ) -> Sequence[DivergenceCheck]:
         """Compare the output with neighbours, in which each record in turn is removed or replaced.
 
-        A record is replaced by the next record. Besides the divergence, the range of log-ratios
-        that the proof uses is checked (`range_...`).
+        The replacement is the next record of the batch. Besides the divergence, check the range of
+        log-ratios that the proof uses (`range_...`).
         """
         promise = self.promise
         if promise is None:
@@ -446,10 +460,9 @@ class InvisibleInkModel(WrappingModel):
         return type(self)(other, self.ink, self.name, self.promise)
 
     def _neighbour_token_distributions(self, relation: str, distributions: Tensor) -> Tensor:
-        """Return the released distribution after a change of each record in turn, (..., B, V)
-        nats.
+        """Return the output distribution after a change of each record in turn, (..., B, V) nats.
 
-        distributions: (..., 1 + B, V).
+        distributions: (..., 1 + B, V) nats, the public distribution first.
         """
         neighbours = []
         for j in range(self.held.size):
@@ -490,8 +503,9 @@ class _InkRows(WrappingRows):
     def draw(
         self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
     ) -> tuple[Tensor, Tensor]:
-        """Draw tokens; draws without budget come from the public model
-        (`View._uniform_draws_of_query`).
+        """Draw tokens; draws that no budget covers come from the public model.
+
+        See `View._uniform_draws_of_query`.
         """
         if not self.distribution and not decoding.is_ancestral:
             raise AuditError(

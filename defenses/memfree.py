@@ -1,4 +1,4 @@
-"""MemFree decoding (Ippolito et al. 2022): forbid tokens that complete a training n-gram."""
+"""MemFree decoding (Ippolito et al. 2022), which forbids tokens that complete a training n-gram."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ _MAX_CACHED_CONTEXTS = 100_000  # contexts whose forbidden tokens are cached
 
 @dataclass(frozen=True)
 class MemFree(Defense):
-    """Forbid tokens that complete a training n-gram (MemFree, Ippolito et al. 2022). No claim.
+    """Forbid tokens that complete a training n-gram (MemFree, Ippolito et al. 2022).
 
-    The distribution is the target's over the other tokens, renormalised; the prompt counts as text
-    before the answer. n: length of the n-grams in tokens; filter: `exact` stores all n-grams,
-    `bloom` a Bloom filter, which also forbids the share false_positives of all other tokens. Text
-    that differs from the training data in one of any n tokens passes, and so do records shorter
-    than n: `near-verbatim` and `exposure` measure that. Outside the lab the n-grams come from
-    --data.
+    This defense makes no privacy claim. The model's distribution over the other tokens is
+    renormalised; the prompt counts as text before the answer. Text that differs from the training
+    data in one of any n tokens passes, and so do records shorter than n; `near-verbatim` and
+    `exposure` measure such text. Outside a built-in lab the n-grams come from --data.
+
+    n: the length of the n-grams in tokens.
+    filter: `exact` stores all n-grams. `bloom` is a Bloom filter, which also forbids the share
+    false_positives of all other tokens.
     """
 
     name = "memfree"
@@ -103,9 +105,10 @@ class ExactNGrams(ForbiddenNGramFilter):
 
 
 class BloomNGrams(ForbiddenNGramFilter):
-    """A Bloom filter, whose memory depends on the rate of false positives and not on n.
+    """A Bloom filter of n-grams.
 
-    A lookup tests every token of the vocabulary.
+    Its memory depends on the rate of false positives and not on n. A lookup tests every token of
+    the vocabulary.
     """
 
     def __init__(self, ngrams: set[Tokens], vocab_size: int, false_positives: float) -> None:
@@ -123,8 +126,9 @@ class BloomNGrams(ForbiddenNGramFilter):
 
 
 class MemFreeModel(WrappingModel):
-    """A model that forbids tokens according to the last n-1 tokens of a text, including the
-    prompt.
+    """A model that forbids tokens which would complete a training n-gram.
+
+    The forbidden tokens depend on the last n-1 tokens of a text, including the prompt.
     """
 
     def __init__(self, target: LanguageModel, n: int, ngrams: ForbiddenNGramFilter) -> None:
@@ -161,10 +165,10 @@ class MemFreeModel(WrappingModel):
         return text[-self.window :]
 
     def forbid_completing_tokens(self, distributions: Tensor, tails: Sequence[Tokens]) -> Tensor:
-        """Remove the tokens forbidden after each tail; return renormalised distributions, (rows,
-        V) nats.
+        """Remove the forbidden tokens, and return renormalised distributions, (rows, V) nats.
 
-        Raise AuditError if all tokens of a row are forbidden, because its text cannot continue.
+        tails: the last tokens of each text. Raise AuditError if all tokens are forbidden after a
+        text, because the text cannot continue.
         """
         pairs = list[tuple[int, int]]()
         for row, tail in enumerate(tails):
@@ -189,7 +193,7 @@ class MemFreeModel(WrappingModel):
 
 
 class _MemFreeRows(WrappingRows):
-    """Rows with their last tokens (tails), which determine each row's forbidden tokens."""
+    """Texts that are being generated, with the last tokens that determine the forbidden tokens."""
 
     def __init__(self, model: MemFreeModel, rows: Rows, tails: list[Tokens]) -> None:
         super().__init__(rows)

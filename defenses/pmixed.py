@@ -36,9 +36,9 @@ MOST_ORDER = 256  # higher orders gain nothing and take minutes to solve
 
 
 def build_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
-    """Return the causes of a mixed ensemble's effect.
+    """Return the chain of control models that divides the effect of a mixed ensemble into causes.
 
-    mixing: how the members' distributions are mixed, in words.
+    mixing: describes how the members' distributions are mixed.
     """
     splitting = "each adapter sees one shard only, their distributions averaged"
     one_adapter = "one adapter, all data, trained as the members are"
@@ -52,17 +52,23 @@ def build_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
 
 @dataclass(frozen=True)
 class PMixed(Defense):
-    """Mix ensemble members with the public model, then sample (PMixED, Flemings et al. 2024).
+    """Mix the members of an ensemble with the public model, then sample (PMixED, Flemings et al.
+    2024).
 
-    epsilon, delta: the cost of `queries` drawn tokens; queries=0: as many as this run draws. alpha:
-    Renyi order. q: probability that a query samples a member (Poisson). accounting: `sound` (one
-    radius and a cap on the mixing weight, for every subset) or `published` (the paper's radius by
-    subset size, whose proof has gaps). adjacency: of the sound claim. Under `zero_out` (a shard's
-    data are removed, its member has learnt nothing) and `replace` (other data replace them) the
-    number of members is public: the radius depends on it. Under `add_remove` (the member is absent)
-    it is not public, the radius is valid for any number, and the claim depends on an inequality
-    that was checked numerically and not proved. on_exhaustion: what happens when a fixed number of
-    queries is spent. ensemble: folder of LoRA members; the lab has its own.
+    epsilon, delta: the privacy cost of `queries` drawn tokens.
+    queries: 0 takes the number of tokens that this run draws.
+    alpha: the Renyi order.
+    q: the probability with which a query samples a member (Poisson).
+    accounting: `sound` has one radius and a cap on the mixing weight, for every subset of members.
+    `published` has the paper's radius by subset size, whose proof has gaps.
+    adjacency: the neighbouring relation of the sound claim. `zero_out` removes a shard's data, so
+    that its member has learnt nothing. `replace` replaces these data by others. In both, the number
+    of members is public, and the radius depends on it. `add_remove` removes the member, so the
+    number is not public and the radius is valid for any number. This claim depends on an inequality
+    that was checked numerically and not proved.
+    on_exhaustion: what to do when a fixed number of queries is spent: `stop`, or answer with the
+    `public` model.
+    ensemble: the folder of LoRA members; a built-in lab trains its own.
     """
 
     name = "pmixed"
@@ -119,12 +125,13 @@ class PMixed(Defense):
         return build_ensemble_cause_chain(self.ensemble, mixing)
 
     def _count_covered_tokens(self, scenario: Scenario) -> int:
-        """Return T, the drawn tokens that epsilon covers; 1 if the run draws none."""
+        """Return T, the number of drawn tokens that epsilon covers; 1 if the run draws none."""
         return self.queries or scenario.queries or 1
 
     def _make_projection(self, queries: int, members: int) -> PMixedMemberProjection:
-        """Return a projection whose radius lets the budget cover this many queries of the
-        members.
+        """Return the projection whose radius spends the budget on this many queries.
+
+        members: the number of members.
         """
         if self.accounting == "sound":
             radius = find_largest_sound_radius(
@@ -151,7 +158,7 @@ class PMixed(Defense):
         return PMixedMemberProjection(self.alpha, radii, cap=1.0, two_sided=True)
 
     def _list_claimed_adjacencies(self) -> tuple[Adjacency, ...]:
-        """Return the relations for which the radius is valid.
+        """Return the neighbouring relations for which the radius is valid.
 
         A radius computed from N members is invalid for neighbours with another number of members.
         """
@@ -164,8 +171,8 @@ class PMixed(Defense):
     def _make_query_claim(self, scenario: Scenario) -> QueryRDP:
         """Return the claim for one token.
 
-        For the relation `adjacency`, the claim is the token's share of the budget; for other
-        relations, the RDP that follows from the radius.
+        For the relation `adjacency`, the claim is the token's share of the budget. For other
+        relations, it is the RDP that follows from the radius.
         """
         queries = self._count_covered_tokens(scenario)
         members = scenario.ensemble.size
@@ -253,7 +260,10 @@ class PMixed(Defense):
         return "sound; the number of ensemble models is public"
 
     def _compute_epsilon(self, relation: str, queries: int, scenario: Scenario) -> float:
-        """Return the epsilon, in nats, of `queries` drawn tokens at this defense's radius."""
+        """Return the epsilon, in nats, of `queries` drawn tokens at this defense's radius.
+
+        relation: the neighbouring relation.
+        """
         if queries == 0:
             return 0.0
         n_covered = self._count_covered_tokens(scenario)
@@ -270,9 +280,11 @@ class PMixed(Defense):
 
 @dataclass(frozen=True)
 class UnmixedEnsemble(Defense):
-    """Serve the mean of the members' distributions, without mixing. No claim.
+    """Serve the mean of the members' distributions, without mixing with the public model.
 
-    Each member saw 1/N of the data.
+    Each member saw 1/N of the data. This control makes no privacy claim.
+
+    ensemble: the folder of LoRA members; a built-in lab trains its own.
     """
 
     name = "ensemble-unmixed"

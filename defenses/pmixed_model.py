@@ -1,6 +1,4 @@
-"""Serve PMixED's model: mix each member with the public distribution within a radius, and
-sample.
-"""
+"""Serve PMixED's model, which mixes each member with the public distribution within a radius."""
 
 from __future__ import annotations
 
@@ -34,10 +32,11 @@ _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 @dataclass(frozen=True)
 class PMixedMemberProjection:
-    """A projection: each member gets the largest mixing weight within a radius of the public
+    """A rule that gives each member the largest mixing weight within a radius of the public
     distribution.
 
-    The radius depends on the subset size.
+    The radius depends on the size of the sampled subset of members. two_sided: whether divergences
+    in both directions must be within the radius.
     """
 
     alpha: int
@@ -46,7 +45,7 @@ class PMixedMemberProjection:
     two_sided: bool
 
     def radii_by_subset_size(self) -> tuple[float, ...]:
-        """Return the radii of subset sizes 1..N, or only one radius if all are equal."""
+        """Return the radii (nats) of subset sizes 1..N, or only one radius if all are equal."""
         if len(set(self.radii)) == 1:
             return self.radii[:1]
         return self.radii
@@ -58,8 +57,8 @@ class PMixedMemberProjection:
         """Return the mixing weight lambda of each distribution, (...), without gradients (formulas
         A5).
 
-        log_p, log_p0: (..., V) of the members and the public model; radius: one for all
-        distributions, or one for each.
+        log_p, log_p0: (..., V) nats, of the members and of the public model. radius: in nats, a
+        number for all distributions, or a tensor with a number for each.
         """
         if self.radii[0] == math.inf:  # as `build_unmixed_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
@@ -70,13 +69,16 @@ class PMixedMemberProjection:
 
 
 def build_unmixed_projection(members: int) -> PMixedMemberProjection:
-    """Build a projection that leaves members unchanged."""
+    """Return a projection that leaves members unchanged."""
     return PMixedMemberProjection(2, (math.inf,) * members, cap=1.0, two_sided=False)
 
 
 @dataclass(frozen=True)
 class QueryRDP:
-    """The claim for one token, kept separately so that a mistake in the served model is noticed."""
+    """The claim for one token, kept separate from the served model so that checks notice a mistake.
+
+    query_rdp: the claimed Renyi divergence in nats, by (neighbouring relation, order).
+    """
 
     projection: PMixedMemberProjection
     query_rdp: Mapping[tuple[Adjacency, int], float]  # nats, by relation and order
@@ -85,9 +87,9 @@ class QueryRDP:
 class PMixedModel(WrappingModel):
     """A model that serves the mixed ensemble; a draw queries at most one member.
 
-    Its distribution is that of the released token (formulas B2.4). served: returns the projection
-    for a number of members, for this ensemble and its neighbours. promise: the claim (None: no
-    claim).
+    Its distribution is that of the released token (formulas B2.4). served: a function that returns
+    the projection for a number of members, for this ensemble and its neighbours. promise: the claim
+    (None: no claim).
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class PMixedModel(WrappingModel):
     def tuning_log_probs(
         self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator
     ) -> Tensor:
-        """Estimate the distribution from a few members, drawn anew at each step.
+        """Estimate the output distribution from a few members, which are drawn anew at each step.
 
         The estimate is unbiased and has no negative entry.
         """
@@ -162,9 +164,9 @@ class PMixedModel(WrappingModel):
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
         """Return the exact distribution of the released token, (..., V) nats.
 
-        distributions: (..., 1 + n, V), the public one first; n < N members represent all N. P_out
-        = p0 + (1/N) sum_j Lambda_j (p_j - p0), with Lambda_j the weight of j averaged over subset
-        sizes (formulas B2.4).
+        distributions: (..., 1 + n, V) nats, the public distribution first; n < N members represent
+        all N. P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), with Lambda_j the weight of j averaged
+        over subset sizes (formulas B2.4).
         """
         log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
         radii, shares = (
@@ -185,11 +187,11 @@ class PMixedModel(WrappingModel):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return each text's nll as the paper averages it (Sec. 6.1).
+        """Return each text's nll per token, in nats, as the paper averages it (Sec. 6.1).
 
-        This is the mean of -log p_S(y), with a Poisson subset S per token; every defense uses the
-        same subsets. By Jensen, it is at least the nll of the released distribution, which an
-        attacker queries.
+        This is the mean of -log p_S(y), with a Poisson subset S of members per token; every defense
+        uses the same subsets. By Jensen, it is at least the nll of the released distribution, which
+        an attacker queries.
         """
         if self.promise is None:
             return {}
@@ -204,10 +206,9 @@ class PMixedModel(WrappingModel):
         return {"perplexity_subset_average": nll}
 
     def _nll_under_poisson_subsets(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
-        """Return the sum of -log p_S(y) over the last tokens, one for each row of uniforms
-        (tokens, N).
+        """Return the sum of -log p_S(y) over the last tokens y of a text, in nats.
 
-        S has the members whose uniform is below q.
+        uniforms: (tokens, N). S has the members whose uniform number is below q.
         """
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
@@ -236,9 +237,9 @@ class PMixedModel(WrappingModel):
         """Compare the output with the claimed neighbours, in which each member in turn is changed.
 
         A member is absent, emptied, or replaced by the next member. A neighbour is computed as it
-        would be served: without a member, by the projection for N - 1 members. The proof's
-        premises are also checked for every member: `projection`, its distance from the public
-        distribution against the radius, and `cap`, how much of a public probability it may remove.
+        would be served; without a member, the projection is for N - 1 members. Two premises of the
+        proof are also checked for every member. `projection` compares its distance from the public
+        distribution with the radius. `cap` checks how much of a public probability it may remove.
         """
         promise = self.promise
         if promise is None:
@@ -272,7 +273,8 @@ class PMixedModel(WrappingModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        """Return one entry for each claimed relation, with each member changed in turn.
+        """Return the neighbours' distributions for each claimed relation, with each member changed
+        in turn.
 
         Without a claim, each member is emptied.
         """
@@ -297,7 +299,7 @@ class PMixedModel(WrappingModel):
 
     @property
     def claimed_neighbour_relations(self) -> tuple[Adjacency, ...]:
-        """The relations of the claimed neighbours; zero_out without a claim."""
+        """Return the relations of the claimed neighbours; zero_out without a claim."""
         claimed = () if self.promise is None else self.promise.query_rdp
         return tuple(dict.fromkeys(adjacency for adjacency, _ in claimed)) or ("zero_out",)
 
@@ -312,9 +314,9 @@ class PMixedModel(WrappingModel):
     def _neighbour_token_distributions(
         self, adjacency: Adjacency, distributions: Tensor
     ) -> np.ndarray:
-        """Return probabilities (B, positions, N, V) with each member changed in turn.
+        """Return output probabilities (B, positions, N, V) with each member changed in turn.
 
-        distributions: (B, positions, 1 + N, V), the public one first.
+        distributions: (B, positions, 1 + N, V) nats, the public distribution first.
         """
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
         served, exact = (
@@ -339,9 +341,10 @@ class PMixedModel(WrappingModel):
 
 
 def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
-    """Return, for each place, the part that answers after a change of member `index`.
+    """Return the indices of the distributions to mix after a change of member `index`.
 
-    By the relation, the member is absent, emptied, or replaced by the next member.
+    Index 0 is the public model, 1 + j is member j of `size` members. By the relation, the member is
+    absent, emptied (the public model), or replaced by the next member.
     """
     places = list(range(1 + size))
     if relation == "add_remove":
@@ -354,9 +357,9 @@ def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
 def _tabulate_mixing_weights(
     projection: PMixedMemberProjection, distributions: Tensor
 ) -> np.ndarray:
-    """Return each member's mixing weight by subset size, (..., sizes or 1, N).
+    """Return each member's mixing weight by subset size, (..., sizes, N).
 
-    distributions: (..., 1 + N, V), the public one first.
+    If all radii are equal, sizes is 1. distributions: (..., 1 + N, V) nats, the public first.
     """
     public, members = distributions[..., :1, :], distributions[..., 1:, :]
     weights = []
@@ -372,10 +375,10 @@ def _compute_float64_member_probabilities(distributions: Tensor) -> np.ndarray:
 def _check_radii(
     promised: PMixedMemberProjection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
 ) -> Iterator[DivergenceCheck]:
-    """Yield a radius check, and a cap check if there is a cap, for each subset size.
+    """Yield a radius check for each subset size, and a cap check if the projection has a cap.
 
-    If nothing depends on the size, yield them only once. public: (..., 1, V) probabilities;
-    members: (..., N, V); weights: (..., sizes, N) as served.
+    If nothing depends on the size, yield only one of each. public: (..., 1, V) probabilities;
+    members: (..., N, V) probabilities; weights: (..., sizes, N) mixing weights as served.
     """
     alpha, sizes = promised.alpha, max(len(promised.radii_by_subset_size()), weights.shape[-2])
     for radius, size in zip(promised.radii[:sizes], range(sizes), strict=True):
@@ -396,11 +399,11 @@ def _check_radii(
 
 
 class _PMixedDrawRows(Rows):
-    """Rows that only answer draws; a draw queries the public model and at most one member.
+    """Texts that are being generated by draws, which query the public model and at most one member.
 
-    The service does the same. With subset size n ~ Binomial(N, q), n = 0 draws from p0. Otherwise
-    one uniformly chosen member, with the radius for n, has the same distribution as the average
-    over a Poisson subset (formulas A5).
+    The service draws in this way too. With subset size n ~ Binomial(N, q), n = 0 draws from p0.
+    Otherwise a single member, chosen uniformly, is used with the radius for n. The token has the
+    distribution of the average over a Poisson subset (formulas A5).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Train the ensemble of `--defense pmixed`: LoRA adapters on shards (Flemings et al. 2024)."""
+"""Train the ensemble of `--defense pmixed`, LoRA adapters on shards (Flemings et al. 2024)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ _PROMISE = "none: the members are private, and --defense pmixed makes a promise 
 class PMixedTrainer(Trainer):
     """Fine-tune a LoRA ensemble on disjoint shards for `--defense pmixed` (Flemings et al. 2024).
 
-    members: shards, with one adapter each. Defaults are the paper's (Table 2, WikiText-103; it does
-    not give the batch). layers: adapters on the `attention` projection, as in the paper, or on
-    `all` linear layers. The learning rate decays linearly to 0. together: members trained at once
-    (0: as many as read 4,096 tokens a step); changes memory and speed, not results. control: also
-    train one adapter on all records by the same recipe, which shows the effect of splitting. The
-    base's dropout is off.
+    The defaults are the paper's (Table 2, WikiText-103; the paper does not give the batch). The
+    learning rate decays linearly to 0. The base model's dropout is off.
+
+    members: the number of shards, with one adapter each.
+    layers: adapt the `attention` projection, as in the paper, or `all` linear layers.
+    together: the number of members trained at once (0: as many as read 4,096 tokens a step). This
+    changes memory and speed, but no results.
+    control: also train one adapter on all records with the same settings, which shows the effect of
+    splitting.
     """
 
     name = "pmixed"
@@ -71,10 +74,10 @@ class PMixedTrainer(Trainer):
             )
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
-        """Train several members at once; return notes.
+        """Train several members at once, and return notes.
 
-        After an interruption, finished members are kept, and the others end with the same weights
-        as without it.
+        After an interruption, finished members are kept. The other members end with the weights
+        that they would have had without the interruption.
         """
         self.check(job)
         base = job.load()
@@ -114,7 +117,7 @@ class PMixedTrainer(Trainer):
         return adapter.folder
 
     def _list_adapters_to_train(self, job: TrainingJob) -> list[MemberToTrain]:
-        """Return the adapters to train: the control, if any, then the members."""
+        """Return the adapters to train: first the control, if requested, then the members."""
         adapters = list[MemberToTrain]()
         if self.control:
             all_records = list(range(len(job.records)))

@@ -1,8 +1,7 @@
-"""Provide DP-SGD, and the base that it shares with ADP: noise, clipping, accounting and control
-rows.
+"""Provide DP-SGD, and the base class that it shares with ADP.
 
-The mathematics is in `auditor/privacy/gaussian.py`. Subclasses define how each record is clipped
-or weighted.
+The base class has noise, clipping, accounting and control models. The mathematics is in
+`auditor/privacy/gaussian.py`. Subclasses define how each record is clipped or weighted.
 """
 
 from __future__ import annotations
@@ -43,17 +42,22 @@ _RECORDED_PACKAGES = ("opacus", "dp-accounting", "torch")
 
 @dataclass(frozen=True)
 class PrivateTraining(PoissonTraining):
-    """Base of private trainings; each is a defense too, which the lab trains on demand.
+    """The base class of private trainings; each is a defense too, which a built-in lab trains on
+    demand.
 
-    epsilon, delta: the targets from which the noise is solved; noise_multiplier: sigma instead
-    (0: solve). clip: C. batch: expected units in a batch. physical_batch: sequences at once. unit:
-    the unit of protection; a `user`'s records make one sequence. units: how many there are, as far
-    as the public may know: sampling rate and noise follow from it (0: as many as the data have,
-    which is then public). noise: `secret` takes a key from the operating system and discards it;
-    `seeded` can be repeated and promises nothing, its epsilon is nominal: two models of one seed
-    share noise and batches. ghost: keep the gradient of only one record at a time in memory. model:
-    a folder with a model trained this way, for `audit run` outside the lab; no_noise, no_clipping:
-    folders of its controls.
+    epsilon, delta: the privacy budget, from which the noise is computed.
+    noise_multiplier: sigma, which replaces the computed noise (0: compute).
+    clip: C, the largest norm of a unit's gradient.
+    batch: the expected number of units in a batch; physical_batch: the number of sequences at once.
+    unit: the unit of protection; all records of a `user` make one sequence.
+    units: the public number of units, which determines sampling rate and noise (0: the number in
+    the data, which is then public).
+    noise: `secret` takes a key from the operating system and discards the key. `seeded` can be
+    repeated but promises nothing, and its epsilon is nominal: two models with one seed share noise
+    and batches.
+    ghost: keep the gradient of only one record at a time in memory.
+    model: a folder with a model trained in this way, for `audit run` outside a lab.
+    no_noise, no_clipping: folders of the control models.
     """
 
     noise_changes: ClassVar[str] = "Gaussian noise on the sum of the gradients of a batch"
@@ -106,9 +110,9 @@ class PrivateTraining(PoissonTraining):
         return NoNoise(**self._collect_control_options(self.no_noise), clip=self.clip)
 
     def _collect_control_options(self, model: str) -> dict[str, Any]:
-        """Return the options that a control shares with this training.
+        """Return the options that a control training shares with this training.
 
-        model: folder of the trained control.
+        model: the folder of the trained control.
         """
         options = {}
         for f in dataclasses.fields(PoissonTraining):
@@ -141,7 +145,7 @@ class PrivateTraining(PoissonTraining):
         return MechanismTerms(sigma, self.clip, rate, steps, units, self.delta, base)
 
     def derive_randomness_key(self, job: TrainingJob) -> str:
-        """Return the key of noise and batches.
+        """Return the key from which noise and batches are drawn.
 
         A secret key is stored only in the checkpoint, which is removed at the end.
         """
@@ -168,7 +172,9 @@ class PrivateTraining(PoissonTraining):
     def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Return the guarantee of the completed steps, or the reason why there is none."""
+        """Return a record of the privacy guarantee of the completed steps, or of the reason for
+        having none.
+        """
         flaw, nominal = self._explain_missing_guarantee(trained, terms.base)
         # Both trainings used private records: their steps are composed.
         earlier = () if flaw else _list_private_trainings(terms.base)
@@ -214,10 +220,9 @@ class PrivateTraining(PoissonTraining):
         trained: PrivateModel,
         base: PrivacyRecord | None,
     ) -> tuple[str, str]:
-        """Return the reason why there is no guarantee, and the condition under which epsilon would
-        be one.
+        """Return (why there is no guarantee, under which condition epsilon would be a guarantee).
 
-        Each is "" if it does not apply.
+        Each text is "" if it does not apply.
         """
         if not trained.moved:
             return "no parameter moved: nothing was learnt, so epsilon has no meaning", ""
@@ -242,7 +247,10 @@ class PrivateTraining(PoissonTraining):
 
 @dataclass(frozen=True)
 class DpSgd(PrivateTraining):
-    """Fine-tune with DP-SGD: clipped gradients, Gaussian noise on their sum (Abadi et al. 2016)."""
+    """Fine-tune with DP-SGD (Abadi et al. 2016).
+
+    Each unit's gradient is clipped, and Gaussian noise is added to the sum of gradients.
+    """
 
     name = "dp-sgd"
     title = "DP-SGD"

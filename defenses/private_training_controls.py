@@ -1,4 +1,4 @@
-"""Provide controls of private training: without noise, and without noise and clipping."""
+"""Provide control trainings of private training: without noise, and without noise and clipping."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from auditor.training.rarity import check_clipping_share_options, compute_clippi
 
 @dataclass(frozen=True)
 class NoClipping(NonPrivateControl):
-    """Fine-tune as private training does, without noise and clipping: only its recipe. No claim.
+    """Fine-tune with the settings of a private training, but without noise and clipping.
 
-    Options as in `dp-sgd`.
+    This control makes no privacy claim. Options are those of `dp-sgd`.
     """
 
     name = "no-clipping"
@@ -34,10 +34,13 @@ class NoClipping(NonPrivateControl):
 
 @dataclass(frozen=True)
 class NoNoise(NonPrivateControl):
-    """Fine-tune as private training does, without noise: only with clipped gradients. No claim.
+    """Fine-tune with the settings of a private training, but without noise.
 
-    clip: C. kappa_least, lowest_perplexity, highest_perplexity: as in `adp-sound`; at kappa_least=1
-    all records are clipped alike, as in `dp-sgd` and `adp`. Other options as in these.
+    Gradients are clipped. This control makes no privacy claim.
+
+    clip: C, the largest norm of a unit's gradient.
+    kappa_least, lowest_perplexity, highest_perplexity: as in `adp-sound`; at kappa_least=1 all
+    records have the same clip. Other options belong to `dp-sgd`, `adp` and `adp-sound`.
     """
 
     name = "no-noise"

@@ -1,20 +1,23 @@
-"""Uniform mixing (Majmudar et al. 2022): mix every next-token distribution with the uniform one.
+"""Uniform mixing (Majmudar et al. 2022), which mixes next-token distributions with the uniform one.
 
-The uniform distribution covers the whole vocabulary, as published, or only the tokens that a
-*public* model finds likeliest, the smaller support that the paper leaves to future work. The
-defense works for causal and masked language models.
+The uniform distribution covers the whole vocabulary, as published. It may instead cover only the
+tokens that a *public* model finds likeliest, a smaller support that the paper leaves to future
+work. The defense works for causal and masked language models.
 
-**What is claimed on a smaller support.** S = S(x) is the public model's top-k after the context x,
-and q_S the private distribution q restricted to S and renormalised. A token is drawn from q' =
-weight q_S + (1 - weight)/k on S. Take any two private models with the same public model, and one
-context x. Both have the same S, which depends only on x and the public model. 0 <= q_S <= 1 gives
-(1 - weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S and both models; outside S both
-are 0. So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)): Theorem 1
-with k for |V|. Over a text the log-ratios add up, because for the same output both models have the
-same next context; tokens of one masked text are drawn independently. If q has no mass on S, q_S is
-uniform, and the bounds hold. With `tail=public`, the answer on S is q' times P0(S), the total
-public mass of S, and outside S the public distribution p0. On S both models have the same further
-factor P0(S), and outside S their ratio is 1, so the bound holds, and no token has probability 0.
+**The claim on a smaller support.** S = S(x) is the public model's top-k after the context x, and
+q_S the private distribution q restricted to S and renormalised. A token is drawn from q' = weight
+q_S + (1 - weight)/k on S. Take any two private models with the same public model, and one context
+x. Both have the same S, which depends only on x and the public model. 0 <= q_S <= 1 gives (1 -
+weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S and both models; outside S both are
+0. So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)), which is
+Theorem 1 with k for
+|V|. Over a text the log-ratios add up, because for the same output both models have the same next
+context. Tokens of one masked text are drawn independently. If q has no mass on S, q_S is uniform,
+and the bounds hold.
+
+With `tail=public`, the output on S is q' times P0(S), the total public mass of S. Outside S the
+output is the public distribution p0. On S both models have the same further factor P0(S), and
+outside S their ratio is 1. So the bound holds, and no token has probability 0.
 
 The bound does not hold for a top-k of the *private* distribution: its support depends on the
 private data, so two models' supports differ and the log-ratio is infinite. Nor does the bound hold
@@ -48,12 +51,14 @@ _RELATION = "any_two_models"  # the same, as measurements are named
 
 @dataclass(frozen=True)
 class UniformMixing(Defense):
-    """Mix the target's distribution with the uniform one (Majmudar et al. 2022): q' = weight q + (1
-    - weight)/|V|.
+    """Mix the model's next-token distribution q with the uniform distribution (Majmudar et al.
+    2022).
 
-    public_top_k: mix on so many tokens only, those the public model finds likeliest; 0: on the
+    A token is drawn from q' = weight q + (1 - weight)/|V|.
+
+    public_top_k: mix only on this number of tokens, the public model's likeliest; 0 mixes on the
     whole vocabulary.
-    tail: what the other tokens get then: `none`, or the `public` distribution.
+    tail: the probability of the other tokens; `none` is 0, `public` is the public distribution.
     """
 
     name = "uniform-mixing"
@@ -151,10 +156,10 @@ def _build_claim(mixing: UniformMixture, queries: int, answer_length: int, n_tok
 
 @dataclass(frozen=True)
 class UniformMixture:
-    """The definition of a mixture.
+    """The parameters of a mixture.
 
-    top_k: number of a public model's likeliest tokens to mix on (0: all tokens); tail: as in the
-    defense's option.
+    top_k: the number of a public model's likeliest tokens to mix on (0: all tokens).
+    tail: whether other tokens have their public probability.
     """
 
     weight: float
@@ -163,7 +168,7 @@ class UniformMixture:
     tail: bool = False
 
     def epsilon(self, tokens: int = 1) -> float:
-        """Return the pure-DP epsilon (nats) of `tokens` drawn tokens, between any two private
+        """Return the pure-DP epsilon (nats) of `tokens` drawn tokens, for any two private
         models.
         """
         # T (log(1 + (k - 1) weight) - log(1 - weight)), k the size of the support (formulas B1).
@@ -172,8 +177,8 @@ class UniformMixture:
     def mix_next_token_distribution(self, distribution: Tensor, public: Tensor | None) -> Tensor:
         """Return the mixed distribution, (..., V) nats, in float64.
 
-        public: the public distribution, if the mixture needs one. With a small weight, float32's
-        rounding would break the claim.
+        distribution: (..., V) nats; public: the public distribution, if the mixture needs it. With
+        a small weight, float32's rounding would break the claim.
         """
         if not self.top_k:
             # Normalised first: the bound is of distributions that add up to 1, as float32 ones
@@ -184,18 +189,16 @@ class UniformMixture:
         return mix_public_top_k(distribution.double(), public, self.weight, self.top_k, self.tail)
 
     def mix_token_log_probs(self, log_probs: Tensor) -> Tensor:
-        """Mix the log-probabilities of single tokens, (...) nats; the support is the whole
-        vocabulary.
-        """
+        """Mix the log-probabilities of single tokens, (...) nats, over the whole vocabulary."""
         return mix_uniform(log_probs.double(), self.weight, self.vocab_size)
 
 
 class UniformMixingModel(WrappingModel):
-    """A model that mixes another model's distribution.
+    """A model that mixes another model's distribution with the uniform distribution.
 
-    The mixed distribution is explicit, so log-probabilities and gradients are available. claimed:
-    epsilon of one token (nats) by the accounting (None: no claim). public: the model that
-    determines the support, if needed; it is also a neighbour.
+    The mixed distribution is explicit, so log-probabilities and gradients are available.
+    claimed: the epsilon of one token (nats) by the accounting (None: no claim).
+    public: the model that determines the support, if needed; it is also a neighbour.
     """
 
     def __init__(
@@ -263,10 +266,10 @@ class UniformMixingModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare the output with two neighbours: the worst case and the public model.
+        """Compare the output with two neighbours, the worst case and the public model.
 
-        The worst case is a model that is certain of the least likely token. Divergences are pure,
-        which bounds every order.
+        The worst case is a model that is certain of the least likely token. Divergences are of
+        infinite order (pure DP), which bounds every order.
         """
         if self.claimed is None:
             return super().divergence_checks(contexts, last, at, order)
@@ -284,7 +287,7 @@ class UniformMixingModel(WrappingModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        """Return two neighbours: the worst case and the public model.
+        """Return the distributions of two neighbours, the worst case and the public model.
 
         The worst case is a model that is certain of this model's least likely token.
         """
@@ -309,8 +312,9 @@ class UniformMixingModel(WrappingModel):
         return other
 
     def least_likely_token_point_mass(self, distribution: Tensor, public: Tensor | None) -> Tensor:
-        """Return a distribution (..., V), in nats, with all mass on the mixture's least likely
-        possible token.
+        """Return a distribution with all mass on the least likely token that the mixture can draw.
+
+        The result is (..., V), in nats.
         """
         # the support is the same for all neighbours
         possible = distribution.masked_fill(distribution == -math.inf, math.inf)
@@ -336,7 +340,9 @@ class UniformMixingModel(WrappingModel):
 
 
 class _LeastLikelyTokenModel(WrappingModel):
-    """A model that, after every context, is certain of a mixed model's least likely token."""
+    """A model that, after every context, is certain of the token that a mixed model finds least
+    likely.
+    """
 
     def __init__(self, mixed: UniformMixingModel) -> None:
         super().__init__(mixed)
@@ -406,8 +412,9 @@ class _UniformMixingRows(WrappingRows):
 
 
 class UniformMixingMasked(MaskedModel):
-    """A masked model that mixes another's distributions. `public` determines the support, if
-    needed.
+    """A masked model that mixes another masked model's distributions with the uniform distribution.
+
+    `public` determines the support, if needed.
     """
 
     def __init__(
@@ -453,8 +460,8 @@ def mix_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
 def mix_public_top_k(
     distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool
 ) -> Tensor:
-    """Renormalise the private distribution on the public top-k, and mix it with the uniform one
-    there.
+    """Restrict the private distribution to the public top-k, and mix it with the uniform
+    distribution there.
 
     Return (..., V) nats. Other tokens have probability 0; with `tail`, they have their public
     probability, and the top-k tokens share the rest.
@@ -474,7 +481,7 @@ def mix_public_top_k(
 
 
 def _find_public_top_k(public: Tensor, top_k: int) -> Tensor:
-    """Return the likeliest tokens, (..., k), computed only from the public distribution.
+    """Return the ids of the likeliest public tokens, (..., k).
 
     Of equally likely tokens, the lowest ids come first.
     """

@@ -1,4 +1,4 @@
-"""Unlearning (Zhang et al. 2024): gradient ascent, or negative preference optimization."""
+"""Unlearning (Zhang et al. 2024), by gradient ascent or by negative preference optimization."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from auditor.training.unlearning import UnlearningTrainer
 
 @dataclass(frozen=True)
 class GradientAscent(UnlearningTrainer):
-    """Unlearn records by gradient ascent on their loss (Zhang et al. 2024, Eq. 1). No claim.
+    """Unlearn records by gradient ascent on their loss (Zhang et al. 2024, Eq. 1).
 
-    The loss has no bound: ascent continues after a record is forgotten, until the model is useless;
-    few steps, or `retain`, prevent that.
+    This training makes no privacy claim. The loss has no bound: ascent continues after a record is
+    forgotten, until the model is useless. Few steps, or `retain`, prevent that.
     """
 
     name = "gradient-ascent"
@@ -30,11 +30,13 @@ class GradientAscent(UnlearningTrainer):
 
 @dataclass(frozen=True)
 class NPO(UnlearningTrainer):
-    """Unlearn records by negative preference optimization (Zhang et al. 2024). No claim.
+    """Unlearn records by negative preference optimization (Zhang et al. 2024).
 
-    The reference is the model before unlearning. beta: how soon the loss stops pushing a record
-    that has become less likely; towards 0 this is gradient ascent. A record is a whole text, its
-    log-probability the sum over its tokens.
+    This training makes no privacy claim. The reference is the model before unlearning. A record is
+    a whole text, whose log-probability is the sum over its tokens.
+
+    beta: how soon the loss stops pushing a record that has become less likely. Towards 0 this is
+    gradient ascent.
     """
 
     name = "npo"
