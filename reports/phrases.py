@@ -484,14 +484,6 @@ def format_covered_tokens(claim: Claim) -> str:
     return f"{claim.queries:,} drawn tokens{gone}"
 
 
-def format_protection_unit(claim: Claim) -> str:
-    """Return the unit of protection.
-
-    For a shard of records or users, add the epsilon of a single record or user.
-    """
-    return "; ".join(filter(None, (claim.unit, format_single_record_epsilon(claim))))
-
-
 def format_single_record_epsilon(claim: Claim) -> str:
     """Return the epsilon of a record in a shard: `for a single record in it, ε 18.9 (replace)`.
 

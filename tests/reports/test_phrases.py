@@ -133,18 +133,15 @@ def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditR
     assert claim is not None
     shard = replace(claim, unit="shard of whole users", whole="user")
     one = "for a single user in it who shares no record, ε 12.9 (replace)"
-    assert phrases.format_protection_unit(shard) == f"shard of whole users; {one}"
+    assert phrases.format_single_record_epsilon(shard) == one
     records = replace(claim, unit="shard of whole records", whole="record")
     assert (
-        phrases.format_protection_unit(records)
-        == "shard of whole records; for a single record in it, ε 12.9 (replace)"
+        phrases.format_single_record_epsilon(records)
+        == "for a single record in it, ε 12.9 (replace)"
     )
-    assert phrases.format_protection_unit(claim) == "shard"  # who lies whole in one is not known
-    assert (
-        phrases.format_protection_unit(replace(shard, epsilon={"as published": 8.0}))
-        == "shard of whole users"
-    )
-    assert phrases.format_protection_unit(replace(claim, unit="record")) == "record"
+    unknown = (claim, replace(shard, epsilon={"as published": 8.0}), replace(claim, unit="record"))
+    for other in unknown:
+        assert phrases.format_single_record_epsilon(other) == ""
 
 
 def test_decoding_outside_a_claim_is_marked(result: AuditResult) -> None:
