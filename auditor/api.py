@@ -159,8 +159,7 @@ def audit(
         tokenizer: tokenizer of all transformers models; with `openai:NAME`, a folder or hub id.
         data: a path, a hub id, or rows with `prefix` and `suffix` (or `text`). Rows are a list of
         dictionaries, a DataFrame or a `datasets.Dataset`.
-        attacks: names, or instances of our classes or your own. The options of an instance are its
-        own.
+        attacks: names, or instances of our classes or your own. An instance sets its options.
         defenses: names or instances, as for attacks.
         public: public model, given like `model`.
         reference: reference model, given like `model`.
