@@ -120,12 +120,14 @@ class AuditCallback(TrainerCallback):
         out: run folder of the audit at the end, by default `audit` in the output folder. The folder
         also contains the curve.
 
-    The values are logged as `audit/NAME`. Two values are for members
-    and, as a baseline, for non-members: the mean exact probability that a sample is the record's
-    suffix, and the suffix loss in nats per token. For inserted canaries, the value is the mean exposure in bits. Under DDP, process 0
-    measures and the others wait. Before the first step, raise AuditError for FSDP and DeepSpeed,
-    because no process has all weights. Also raise AuditError for members outside the training set,
-    non-members in the training set, and a loss masked at the attacked tokens (`preflight`).
+    The values are logged as `audit/NAME`. Two values are logged for members and, as a baseline, for
+    non-members. They are the mean exact probability that a sample is the record's suffix, and the
+    suffix loss in nats per token. For inserted canaries, the value is the mean exposure in bits.
+
+    Under DDP, process 0 measures and the others wait. Before the first step, raise AuditError for
+    FSDP and DeepSpeed, because no process has all weights. Also raise AuditError for members
+    outside the training set, non-members in the training set, and a loss masked at the attacked
+    tokens (`preflight`).
     """
 
     def __init__(
