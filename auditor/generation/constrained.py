@@ -1,8 +1,9 @@
-"""Draw texts of a space from a model, to estimate ranks in spaces too large to search.
+"""Draw texts of a canary's space from a model, to estimate ranks in spaces too large to search.
 
-Each step allows only the tokens that continue some text of the space, and renormalises the
-distribution over them. A text can be drawn in several tokenisations; only the tokenizer's own
-counts (formulas.md A8).
+The space is the set of all texts that the canary could have been. Each step allows only the tokens
+that continue some text of the space, and renormalises the model's distribution over these tokens. A
+text can be drawn in several tokenisations; only the tokenizer's own tokenisation counts
+(formulas.md A8).
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ _ROWS_BYTES = 2**30
 
 @dataclass(frozen=True)
 class ConstrainedDraws:
-    """n drawn texts with their likelihoods, (n,) each.
+    """The n texts that were drawn, with their likelihoods; arrays are (n,).
 
-    nll: negative log-likelihood under the model after the context, nats; log_q: log-probability of
-    the draw, nats; canonical: whether the drawn tokens equal the tokenizer's tokens of the text.
+    nll: negative log-likelihood under the model after the context, in nats.
+    log_q: log-probability of the draw, in nats.
+    canonical: whether the drawn tokens equal the tokenizer's tokens of the text.
     """
 
     texts: tuple[str, ...]
@@ -81,7 +83,10 @@ class TokenGuide:
         self.start = start
 
     def list_allowed_tokens(self, state: State) -> tuple[Tensor, list[State]]:
-        """Return the tokens allowed in `state`, in ascending order, and the state after each."""
+        """Return the tokens allowed in a state, in ascending order, and the state after each token.
+
+        A state describes the text so far.
+        """
         if state not in self._allowed:
             transitions: list[tuple[int, State]] = []
             frontier = [("", state)]
@@ -130,9 +135,9 @@ Pick = Callable[[Ints, int, Tensor, Floats], Ints]
 def draw_constrained_texts(
     model: LanguageModel, guide: TokenGuide, context: Tokens, noise: Floats
 ) -> ConstrainedDraws:
-    """Draw one text for each row of `noise`.
+    """Draw one text for each row of `noise`, starting at `context`.
 
-    context: token ids that end with the guide's head; noise: (draws, guide.get_max_tail()) in [0,
+    context: token ids that end with the guide's head. noise: (draws, guide.get_max_tail()) in [0,
     1).
     """
 
@@ -169,7 +174,8 @@ def score_constrained_texts(
 ) -> ConstrainedDraws:
     """Compute nll and log_q of given texts as if they had been drawn.
 
-    tails: tokens of each text after the head; the guide must allow them.
+    context: token ids that end with the guide's head. tails: tokens of each text after the head;
+    the guide must allow these tokens.
     """
 
     def pick_given_token(indices: Ints, position: int, allowed: Tensor, cdf: Floats) -> Ints:
@@ -183,9 +189,9 @@ def score_constrained_texts(
 def _walk_constrained_texts(
     model: LanguageModel, guide: TokenGuide, context: Tokens, n_texts: int, pick: Pick
 ) -> tuple[list[list[int]], Floats, Floats]:
-    """Generate texts in batches that fit into memory; return each text's tokens, nll and log_q.
+    """Generate texts in batches that fit into memory, and return each text's tokens, nll and log_q.
 
-    pick: chooses the next token.
+    pick: the function that chooses the next tokens.
     """
     tokens: list[list[int]] = [[] for _ in range(n_texts)]
     nll = np.zeros(n_texts)

@@ -1,4 +1,4 @@
-"""Group K samples of a prefix into distinct candidates with counts."""
+"""Draw K samples of each prefix, and group equal samples into candidates with counts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _RARE = 64  # rows; a shape with fewer is slower in its own batch than joined wi
 class SuffixCandidates:
     """The distinct sampled suffixes of one secret.
 
-    suffixes: (distinct, length); counts: (distinct,), with the number of samples as their sum;
-    token_log_probs: (distinct, length) nats under the attacked distribution at temperature 1
-    without truncation, None if the access gives no distribution.
+    suffixes: (distinct, length) token ids.
+    counts: (distinct,) the number of equal samples; the sum is the number of samples.
+    token_log_probs: (distinct, length) nats under the attacked model at temperature 1 without
+    truncation; None if the attacker has no access to the distribution.
     """
 
     suffixes: Tensor
@@ -38,13 +39,13 @@ class SuffixCandidates:
 
     @property
     def nll(self) -> Tensor:
-        """Negative log-likelihood of each suffix, (distinct,) nats, >= 0."""
+        """Return the negative log-likelihood of each suffix, (distinct,) nats, >= 0."""
         if self.token_log_probs is None:
             raise ValueError("these candidates were drawn without access to the distribution")
         return -self.token_log_probs.double().sum(-1)
 
     def count_forward_rows(self) -> int:
-        """Return the number of rows that the model read: one per distinct partial sample.
+        """Return the number of inputs that the model read, one per distinct partial sample.
 
         The prefix without any drawn token counts as a partial sample.
         """
@@ -79,10 +80,10 @@ def sample_candidates(
 
     Args:
         prefixes: (secrets, n_prefix).
-        length: of the suffixes.
-        uniforms: (secrets, K, length, CHANNELS).
+        length: the number of tokens of a suffix.
+        uniforms: (secrets, K, length, CHANNELS) random numbers in [0, 1).
         prompt: (P, d) soft prompt or None.
-        distribution: whether the caller may see log-probabilities, or only tokens.
+        distribution: whether the caller may use log-probabilities, or only tokens.
     """
     noise = torch.from_numpy(uniforms)
     completions = model.completions(
@@ -108,7 +109,8 @@ def sample_mixed_length_batch(
 ) -> list[SuffixCandidates]:
     """Draw candidates like `sample_candidates`, but prefixes and suffixes may differ in length.
 
-    The model must be able to join rows. uniforms: (K, suffix length, CHANNELS) for each prefix.
+    The model must be able to batch texts of different lengths. uniforms: (K, suffix length,
+    CHANNELS) for each prefix.
     """
     lengths = [len(noise[0]) for noise in uniforms]
     max_length = max(lengths)
@@ -160,10 +162,11 @@ def batch_lengths(
 ) -> Iterator[list[int]]:
     """Yield batches of indices into `shapes`; all shapes in a batch are equal.
 
-    If the model can join rows, one last batch has all rare shapes, sorted by length.
+    If the model can batch texts of different lengths, one last batch has all rare shapes, sorted by
+    length.
 
     Args:
-        shapes: (prefix, suffix) lengths.
+        shapes: (prefix length, suffix length) of each text.
         samples: number of samples per prefix.
     """
     rare = list[int]()
@@ -181,7 +184,7 @@ def _group_samples(
     n_samples: int,
     lengths: Sequence[int],
 ) -> list[SuffixCandidates]:
-    """Group samples with equal paths into candidates, ordered by their first samples.
+    """Group equal samples into candidates, ordered by their first samples.
 
     lengths: the suffix length of each secret.
     """

@@ -1,7 +1,7 @@
-"""Search for candidates without sampling: by the threshold tree of a decoding, or by beam search.
+"""Search for candidate suffixes without sampling, by a decoding's threshold tree or by beam search.
 
-Both searches use only decoding rows, so they also work on a defended model. They read the
-distribution, so claims about sampled tokens do not cover them. They do not see the true suffixes.
+Both searches read next-token distributions only, so they also work on a defended model, but claims
+about sampled tokens do not cover them. The searches do not use the true suffixes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ MAX_ROWS = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(SuffixCandidates):
-    """Candidates found by a search, each with count 1. rows: forward rows used for this secret."""
+    """Candidates found by a search, each with count 1.
+
+    rows: the number of inputs that the model read for this secret.
+    """
 
     rows: int
 
@@ -37,7 +40,11 @@ class SearchResult(SuffixCandidates):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeLeaves(SearchResult):
-    """The leaves of a search tree, likeliest first. log_q: (leaves,) decoding nats, float64."""
+    """The suffixes that a tree search found, likeliest first.
+
+    log_q: (suffixes,) log-probability under the decoding, in nats, float64.
+    certificate: states what the search proved.
+    """
 
     log_q: Tensor
     certificate: Certificate
@@ -48,9 +55,9 @@ class TreeLeaves(SearchResult):
 
 @dataclass
 class _TreeSearchPaths:
-    """The live nodes of a search tree: their tokens and scores, (nodes, depth) each.
+    """The partial suffixes (nodes) that a tree search still extends, (nodes, depth) each.
 
-    scores: log-probabilities under the attacked distribution without truncation, nats.
+    scores: log-probabilities of the tokens under the attacked model without truncation, in nats.
     """
 
     tokens: Tensor
@@ -86,12 +93,13 @@ def find_suffixes_above_threshold(
 ) -> list[TreeLeaves]:
     """Find every suffix of `length` tokens with a decoding probability >= threshold.
 
-    The search is breadth-first, with one row per live node. Nodes below the threshold are pruned,
-    so at most 1/threshold nodes are live (formulas A5), and no suffix is missed. If all children
-    of a secret's nodes are below the threshold, only the likeliest child is kept. Its leaf becomes
-    the guess, and the certificate says so. If a batch needs more than `max_rows` live rows, its
-    halves are searched again; a single prefix may need more. `rows` counts a secret's rows
-    independently of batches.
+    The search is breadth-first, and the model reads one input per node, a partial suffix. Nodes
+    below the threshold are pruned, so at most 1/threshold nodes remain (formulas A5), and no suffix
+    is missed. If all children of a secret's nodes are below the threshold, only the likeliest child
+    is kept. Its suffix becomes the guess, and the certificate says so.
+
+    If a batch needs more than `max_rows` inputs at once, its halves are searched again; a single
+    prefix may need more. `rows` of the result counts a secret's inputs independently of batches.
 
     Args:
         prefixes: (secrets, n_prefix).
@@ -148,14 +156,14 @@ def _expand_tree(
     floor: float,
     n_secrets: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Expand the live nodes and prune the children below the floor.
+    """Expand the nodes, and prune the children whose log-probability is below `floor`.
 
-    If all children of a secret are below the floor, the likeliest child is kept. Only the
-    decoding's support is read: a nucleus has a few tokens, a vocabulary 50,000.
+    If all children of a secret are below the floor, the likeliest child is kept. Only tokens that
+    the decoding can draw are read: a nucleus has a few tokens, a vocabulary 50,000.
 
     Returns:
-        Parents, tokens and log_q of the surviving children, sorted by parent and token.
-        The largest pruned log_q of each secret, (secrets,).
+        Parents, tokens and log_q (nats) of the surviving children, sorted by parent and token. The
+        largest pruned log_q of each secret, (secrets,).
     """
     groups = []
     pruned = log_q.new_full((n_secrets,), -math.inf)
@@ -193,9 +201,9 @@ def _mark_surviving_children(
     floor: float,
     n_secrets: int,
 ) -> Tensor:
-    """Return whether each child survives, (children,): whether it is at or above the floor.
+    """Return a mask (children,) of the children whose log-probability is at or above the floor.
 
-    If all children of a secret are below the floor, the likeliest one survives.
+    If all children of a secret are below the floor, the likeliest child survives.
     """
     survives = child_log_q >= floor
     device = child_log_q.device
@@ -215,7 +223,10 @@ def _mark_surviving_children(
 def _certify_leaves(
     suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows: int, floor: float
 ) -> TreeLeaves:
-    """Sort one secret's leaves, likeliest first, with a certificate of what the search proved."""
+    """Return one secret's suffixes, likeliest first, with a certificate of the search.
+
+    The certificate states what the search proved. pruned: the largest pruned log_q, in nats.
+    """
     order = torch.argsort(log_q, descending=True, stable=True)
     log_q = log_q[order]
     best = float(log_q[0])

@@ -1,4 +1,4 @@
-"""Keep the candidates of one pass for later attacks that need the same candidates.
+"""Store the candidates of one attack for later attacks that need the same candidates.
 
 The candidates are stored on disk, because all of them may not fit into memory.
 """
@@ -19,7 +19,7 @@ from auditor.generation.sample import SuffixCandidates
 
 
 class CandidatesOnDisk:
-    """Candidates by secret, in an unnamed file that is closed with this object."""
+    """Candidates by secret id, in an unnamed file that is closed with this object."""
 
     def __init__(self) -> None:
         self._extents: dict[str, tuple[int, int]] = {}  # offset and length in bytes

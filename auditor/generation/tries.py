@@ -1,9 +1,10 @@
-"""Count the texts of a space that a model finds at least as likely as a canary.
+"""Count the texts that a model finds at least as likely as a canary.
 
-The exact search walks a trie (prefix tree) of all texts' tokens from the root. It prunes branches
-whose nll (negative log-likelihood) exceeds the canary's. A leaf's nll comes from its parent's
-distribution, without a forward pass (formulas.md A8). Only decoding rows are needed, so the search
-also works on a defended model. nll is in nats and excludes the first tokens that all texts share.
+The texts are the canary's space, all texts that it could have been. The exact search traverses a
+trie (prefix tree) of all texts' tokens from the root. It prunes branches whose nll (negative
+log-likelihood) exceeds the canary's. A leaf's nll comes from its parent's distribution, without a
+forward pass (formulas.md A8). The search reads next-token distributions only, so it also works on a
+defended model. nll is in nats and excludes the first tokens that all texts share.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ _MIN_TEXTS_CACHED = 20_000  # the trie of a smaller space is built as fast as it
 
 @dataclass(frozen=True)
 class TrieLevel:
-    """The n inner nodes of one depth. Node i's children are start[i]:start[i + 1].
+    """The n inner nodes of one depth of a trie, with their children.
 
-    Leaves and inner children are stored separately.
+    Node i's children are start[i]:start[i + 1] of `leaf_token` and of `inner_token`, because leaves
+    and inner children are stored separately.
+    leaves, nodes: the numbers of leaves and of inner nodes in each node's branch, itself included.
     """
 
     leaf_start: Tensor  # (n + 1,)
@@ -77,7 +80,7 @@ class Trie:
 
     @property
     def inner_node_count(self) -> int:
-        """Number of inner nodes: the forward rows of a search without any pruning."""
+        """Return the number of inner nodes, which a search without any pruning visits."""
         return int(self.levels[0].nodes[0])
 
 
@@ -250,8 +253,9 @@ def add_tie_margin(nll: Floats) -> Floats:
 class LeafCount:
     """The leaves that a search counted.
 
-    at_most: (limits,) number of visited leaves with an nll of at most each limit; unseen: leaves
-    that the node budget excluded; rows: visited nodes.
+    at_most: (limits,) the number of visited leaves with an nll of at most each limit.
+    unseen: the number of leaves that the node budget excluded.
+    rows: the number of visited nodes.
     """
 
     at_most: Ints
@@ -261,7 +265,7 @@ class LeafCount:
 
 @dataclass(frozen=True)
 class _TrieBranches:
-    """Live inner nodes of one depth, with the token paths to them."""
+    """Inner nodes of one depth at which the search continues, with the token paths to them."""
 
     depth: int
     node: Tensor  # (live,) in their level
@@ -292,8 +296,10 @@ def count_leaves_within_nll(
 
     Args:
         context: token ids that end with the trie's head.
-        nodes: maximum number of visited nodes; 0 for no limit.
-        max_rows: maximum live nodes, by default as many as fit; does not change the counts.
+        limits: nll in nats.
+        nodes: the maximum number of visited nodes; 0 for no limit.
+        max_rows: the maximum number of nodes in memory, by default as many as fit; does not change
+        the counts.
         progress: callback(nodes visited or pruned, all nodes).
 
     Raises:
@@ -322,10 +328,10 @@ def count_leaves_within_nll(
 
 
 class _TrieLeafSearch:
-    """The state of a trie search: the counts so far.
+    """The state of a trie search, which holds the counts so far.
 
-    n_visited: visited nodes; n_cut: nodes in pruned branches; n_unseen_leaves: leaves that the
-    node budget excluded.
+    n_visited: visited nodes; n_cut: nodes in pruned branches; n_unseen_leaves: leaves that the node
+    budget excluded.
     """
 
     def __init__(
@@ -351,7 +357,7 @@ class _TrieLeafSearch:
         max_rows: int,
         report_progress: Callable[[], None],
     ) -> None:
-        """Search the trie depth-first, with at most `max_rows` live nodes."""
+        """Search the trie depth-first, with at most `max_rows` nodes in memory."""
         head = torch.tensor([context], device=model.device)
         root = self.leaves_by_limit.new_zeros(1)
         stack = [_TrieBranches(0, root, root.double(), root.new_empty(1, 0))]
@@ -377,7 +383,7 @@ class _TrieLeafSearch:
                     rows.advance(parents[: len(live)], live.path[:, -1])
 
     def limit_branches(self, live: _TrieBranches) -> _TrieBranches:
-        """Return the branches within the node budget; count the other branches' leaves as
+        """Return the branches within the node budget, and count the leaves of other branches as
         unseen.
         """
         n_affordable = max(0, self.budget - self.n_visited)
@@ -392,7 +398,7 @@ class _TrieLeafSearch:
         live: _TrieBranches,
         rows: Rows,
     ) -> tuple[_TrieBranches, Tensor]:
-        """Count the leaves below the live nodes, and expand their inner children.
+        """Count the leaves below the nodes of `live`, and expand their inner children.
 
         Return the children that may lead to more leaves, likeliest first, and the index of each
         child's parent in `live`.
@@ -426,8 +432,10 @@ def check_model_has_trie_tokens(model: LanguageModel, tree: Trie) -> None:
 
 
 def _index_children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each child of these nodes, its parent's position in `node` and its own position
-    among the nodes of its level.
+    """Return the indices of the parent and of the child, for each child of these nodes.
+
+    The first is the parent's index in `node`; the second is the child's index among all children of
+    its level.
     """
     first = start[node]
     sizes = start[node + 1] - first
@@ -444,7 +452,7 @@ def _split_branches(
 ) -> list[_TrieBranches]:
     """Split the branches into groups of at most `max_nodes` nodes.
 
-    sizes: number of nodes in each branch, at all depths. A larger branch forms its own group.
+    sizes: the number of nodes in each branch, at all depths. A larger branch forms its own group.
     """
     total = 0
     cuts = [0]

@@ -1,6 +1,6 @@
 """Compute divergences and epsilons, in nats.
 
-They are for uniform mixing, Renyi and concentrated DP, and pairs of distributions.
+The functions are for uniform mixing, Renyi and concentrated DP, and pairs of distributions.
 """
 
 import math
@@ -22,9 +22,9 @@ def compute_uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int 
     """Return the pure-DP epsilon (nats) of `queries` tokens from a mixture with the uniform
     distribution.
 
-    The mixture is weight * model + (1 - weight) * uniform (Majmudar et al. 2022, Theorem 1, Eq.
-    2). Epsilon is 0 for a vocabulary of one token. It holds between *any* two models: the
-    neighbouring relation is never used. Raise AuditError on bad input.
+    The mixture is weight * model + (1 - weight) * uniform (Majmudar et al. 2022, Theorem 1, Eq. 2).
+    Epsilon is 0 for a vocabulary of one token. Epsilon holds between *any* two models, so it does
+    not depend on the neighbouring relation. Raise AuditError on bad input.
     """
     require_unit_interval("weight", weight)
     vocab_size = require_count("vocab_size", vocab_size, 1)
@@ -38,9 +38,9 @@ def compute_uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int 
 
 
 def compute_rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
-    """Return the Renyi divergence of order `alpha` (nats) that (epsilon, delta)-DP allows.
+    """Return the largest Renyi divergence of order `alpha` (nats) that implies (epsilon, delta)-DP.
 
-    This is PMixED Theorem C.3, inverted. Raise AuditError if nothing is allowed.
+    This is PMixED Theorem C.3, inverted. Raise AuditError if no divergence does.
     """
     alpha = require_renyi_order(alpha)
     require_positive("epsilon", epsilon)
@@ -55,11 +55,11 @@ def compute_rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
 
 
 def convert_rdp(rdp: float, delta: float, alpha: int) -> float:
-    """Return epsilon (nats) at `delta` of a mechanism with Renyi divergence `rdp` (nats) at order
+    """Return the epsilon (nats) at `delta` of a mechanism with Renyi divergence `rdp` at order
     `alpha`.
 
-    By PMixED Theorem C.3 (Balle et al. 2020); at least 0, and 0 for divergence 0. Raise AuditError
-    on bad input.
+    rdp: in nats. The conversion is PMixED Theorem C.3 (Balle et al. 2020). The result is at least
+    0, and 0 for divergence 0. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_minimum("rdp", rdp, 0.0)
@@ -68,21 +68,20 @@ def convert_rdp(rdp: float, delta: float, alpha: int) -> float:
 
 
 def compute_bounded_range_rho(spread: float) -> float:
-    """Return rho = spread^2 / 8, the zCDP of a mechanism whose log-ratios range over `spread`
-    nats.
+    """Return rho = spread^2 / 8, the zCDP of a mechanism whose log-ratios range over `spread` nats.
 
-    By Cesar and Rogers 2021, Lemma 3.4; D_alpha <= alpha rho at every order. Raise AuditError on
-    bad input.
+    See Cesar and Rogers 2021, Lemma 3.4. The Renyi divergence is D_alpha <= alpha rho at every
+    order. Raise AuditError on bad input.
     """
     require_minimum("spread", spread, 0.0)
     return spread**2 / 8
 
 
 def compute_zcdp_epsilon(rho: float, delta: float) -> float:
-    """Return epsilon (nats) at `delta` of a rho-zCDP mechanism, by the best real order.
+    """Return the epsilon (nats) at `delta` of a rho-zCDP mechanism, by the best real order.
 
-    By Canonne et al. 2020, Proposition 12; 0 for rho 0, inf for infinite rho. Raise AuditError on
-    bad input.
+    See Canonne et al. 2020, Proposition 12. The result is 0 for rho 0, and inf for infinite rho.
+    Raise AuditError on bad input.
     """
     require_minimum("rho", rho, 0.0)
     _compute_rdp_conversion_cost(delta, 2)  # refuses a delta that is none
@@ -121,10 +120,11 @@ def compute_zcdp_budget(epsilon: float, delta: float) -> float:
 
 
 def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> Floats:
-    """Return the Renyi divergence D_alpha(p || q) (nats) over the last axis; inf if p > 0 = q.
+    """Return the Renyi divergence D_alpha(p || q) (nats) over the last axis.
 
-    alpha > 1, inf allowed. Distributions are renormalised, so that float32's 1e-7 of missing mass
-    does not count as divergence. Raise AuditError on bad input.
+    log_p, log_q: log-probabilities in nats. The result is inf if a token has p > 0 and q = 0. alpha
+    > 1, inf allowed. Distributions are renormalised, so that float32's 1e-7 of missing mass does
+    not count as divergence. Raise AuditError on bad input.
     """
     if not alpha > 1:
         raise AuditError(f"expected alpha > 1, got {alpha}")
@@ -154,7 +154,7 @@ def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> Floats:
 
 
 def compute_two_sided_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> Floats:
-    """Return the larger `realised_renyi` of both directions."""
+    """Return the larger of D_alpha(p || q) and D_alpha(q || p), in nats (see `realised_renyi`)."""
     return np.maximum(realised_renyi(log_p, log_q, alpha), realised_renyi(log_q, log_p, alpha))
 
 

@@ -2,10 +2,10 @@
 
 The mechanism has add/remove neighbours, Poisson sampling at rate q, noise of standard deviation
 sigma times the clipping norm, and T steps. The smaller of two upper bounds on epsilon (nats) is
-reported. The privacy loss distribution (PLD) is tight and rounded up. Renyi accounting (RDP) is
-looser and faster, and used for running numbers. If delta is so small that PLD's truncation (1e-15)
-and the rounding of its Fourier transforms matter, only RDP is a bound. This module does not check
-that sampling was Poisson.
+reported. The first uses the privacy loss distribution (PLD), which is tight and rounded up. The
+second uses Renyi accounting (RDP), which is looser and faster, and used for running numbers. If
+delta is very small, PLD's truncation (1e-15) and the rounding of its Fourier transforms matter, and
+only RDP is a bound. This module does not check that sampling was Poisson.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ _CLOSE = 1e-3
 def compute_pld_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
 ) -> float:
-    """Return epsilon of T steps by the privacy loss distribution; 0 for no step.
+    """Return the epsilon (nats) of T steps by the privacy loss distribution; 0 for no step.
 
-    It is an upper bound unless delta is tiny. earlier: other mechanisms on the same records,
-    (sigma, q, steps) each, whose outputs are known too. cell: width of the distribution's cells
-    (nats), rounded up: ten times the width takes a tenth of the time. Raise AuditError for
-    parameters that no mechanism has.
+    The result is an upper bound unless delta is tiny.
+    earlier: other mechanisms on the same records, (sigma, q, steps) each, whose outputs the
+    attacker has too.
+    cell: the width of the distribution's bins in nats, rounded up. Ten times the width takes a
+    tenth of the time. Raise AuditError for parameters that no mechanism has.
     """
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
@@ -62,9 +63,10 @@ def compute_pld_epsilon(
 def compute_rdp_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()
 ) -> float:
-    """Return epsilon of T steps by Renyi accounting, an upper bound.
+    """Return the epsilon (nats) of T steps by Renyi accounting, an upper bound.
 
-    It is a tenth to a quarter looser than PLD's, in a tenth of the time.
+    The bound is a tenth to a quarter looser than PLD's, and takes a tenth of the time. earlier: as
+    in `compute_pld_epsilon`.
     """
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
@@ -76,7 +78,7 @@ def compute_quick_rdp_epsilon(
 ) -> float:
     """Return `compute_rdp_epsilon` at integer orders only.
 
-    This is a short sum, fast enough for a running number.
+    The computation is a short sum, fast enough to update an epsilon during training.
     """
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
@@ -88,9 +90,10 @@ def compute_quick_rdp_epsilon(
 def compute_tightest_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
 ) -> tuple[float, str]:
-    """Return the smaller of PLD's and RDP's epsilon, and its accountant's name.
+    """Return the smaller of PLD's and RDP's epsilon (nats), and the name of its accountant.
 
-    RDP's is used for almost no noise or a tiny delta. cell: as in `compute_pld_epsilon`.
+    RDP's epsilon is used for almost no noise or a tiny delta. earlier, cell: as in
+    `compute_pld_epsilon`.
     """
     quick = compute_quick_rdp_epsilon(sigma, q, steps, delta, earlier)
     if min([sigma, *(other for other, _, _ in earlier)]) < _PLD_FROM or quick > _PLD_TO:
@@ -149,7 +152,7 @@ def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: 
 def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) -> float:
     """Return the smallest noise multiplier whose reported epsilon is at most `epsilon`.
 
-    It is precise to a thousandth of epsilon; with almost no noise, to a fiftieth. Raise AuditError
+    The precision is a thousandth of epsilon, or a fiftieth with almost no noise. Raise AuditError
     if no multiplier up to 10,000 is enough, and for an epsilon or a number of steps outside those
     of private trainings.
     """
@@ -198,9 +201,9 @@ def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) ->
 
 
 def _find_noise_multiplier(enough: Any, low: float, high: float, precision: float) -> float:
-    """Return a value slightly above the least value for which `enough` holds.
+    """Return a noise multiplier slightly above the smallest multiplier for which `enough` holds.
 
-    precision: log-width of the final bracket; low, high: the first bracket.
+    low, high: the first bracket of the bisection; precision: the log-width of the final bracket.
     """
     if not enough(high):
         raise AuditError(
@@ -219,11 +222,10 @@ def _find_noise_multiplier(enough: Any, low: float, high: float, precision: floa
 def compute_noise_scale_divergence(
     order: float, parameters: int, first: float, second: float
 ) -> float:
-    """Return the Renyi divergence (nats) of noise N(0, first^2 I) from N(0, second^2 I); inf if
-    undefined.
+    """Return the Renyi divergence (nats) of noise N(0, first^2 I) from N(0, second^2 I).
 
-    parameters: dimension of the noise. This is what the noise scale alone reveals if it depends on
-    the data (formulas B4 (i)).
+    The result is inf if the divergence is undefined. parameters: the dimension of the noise. If the
+    noise scale depends on the data, the scale alone reveals this divergence (formulas B4 (i)).
     """
     mixed = order * second**2 + (1 - order) * first**2
     if mixed <= 0:
@@ -234,11 +236,11 @@ def compute_noise_scale_divergence(
 def compute_noise_scale_epsilon(
     parameters: int, first: float, second: float, delta: float
 ) -> float:
-    """Return the least epsilon (nats, >= 0) at which noise of two scales is (epsilon,
+    """Return the smallest epsilon (nats, >= 0) at which noise of two scales is (epsilon,
     delta)-close.
 
-    The larger of both directions counts. The squared norm is a sufficient statistic: scaled, it is
-    chi-squared.
+    The larger epsilon of both directions counts. The squared norm of the noise is a sufficient
+    statistic, which is chi-squared after scaling.
     """
     return max(
         _compute_one_way_epsilon(parameters, *pair, delta)

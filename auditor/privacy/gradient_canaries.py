@@ -1,4 +1,4 @@
-"""Read and write `gradient-canaries.json`: a training's gradient canaries, for an audit of its
+"""Read and write `gradient-canaries.json`, a training's gradient canaries for an audit of its
 claim.
 """
 
@@ -17,17 +17,19 @@ FILE = "gradient-canaries.json"
 
 @dataclass(frozen=True)
 class GradientCanaries:
-    """A record of gradient canaries: which were in the data, what the noisy sums revealed, and
-    assumptions.
+    """A record of the gradient canaries of a private training.
 
-    scores: log-likelihood ratio of in against out, in nats, summed over the steps. sums: a
-    canary's share of each noisy sum, in clipping norms, summed over the steps: 1 for each step
-    with the canary, plus noise.
+    included: whether each canary was in the training data.
+    scores: each canary's log-likelihood ratio of included against excluded, in nats, summed over
+    steps.
+    sums: each canary's share of the noisy gradient sums, in clipping norms, summed over steps. A
+    step with the canary adds 1, and each step adds noise.
 
-    releases: noisy sums observed, whatever the accounting. drawn: total draws of all canaries, in
-    or out of the data; unevenness: z of the draw counts, below 0 if more even than by Poisson
-    sampling. noise_size, noise_repeated: root mean square of `noise_values` noise values over the
-    reported deviation, and the largest correlation of two steps' noise.
+    releases: the number of noisy sums observed, whatever the accounting.
+    drawn: the total draws of all canaries, included or not.
+    unevenness: z-score of the draw counts, below 0 if more even than by Poisson sampling.
+    noise_size: the root mean square of `noise_values` noise values over the reported deviation.
+    noise_repeated: the largest correlation of two steps' noise.
     """
 
     included: tuple[bool, ...]
@@ -57,9 +59,9 @@ def write_gradient_canaries(folder: Path, canaries: GradientCanaries) -> None:
 
 
 def read_gradient_canaries(folder: Path) -> GradientCanaries | None:
-    """Read the folder's gradient canaries; None if there are none.
+    """Read the folder's gradient canaries; return None if there are none.
 
-    Raise AuditError for a file of another form.
+    Raise AuditError for a file with another structure.
     """
     path = folder / FILE
     if not path.is_file():

@@ -1,8 +1,8 @@
-"""Compute the privacy cost, in nats, of drawing tokens from a mixture of members.
+"""Compute the privacy cost, in nats, of drawing tokens from a mixture of an ensemble's members.
 
-There are two rules for PMixED (Flemings et al. 2024): the *published* rule, whose proof has gaps
-and which can be violated, and our own *sound* rule. All divergences, epsilons, radii and caps are
-in nats.
+PMixED (Flemings et al. 2024) has two accounting methods here. The proof of the *published* method
+has gaps, and its claim can be violated. The *sound* method is our own. All divergences, epsilons,
+radii and caps are in nats.
 """
 
 import math
@@ -30,11 +30,10 @@ _SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
 
 
 def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
-    """Return the Renyi divergence (nats) that PMixED claims for one query to `subset_size`
-    members.
+    """Return the Renyi divergence (nats) that PMixED claims for one query to `subset_size` members.
 
-    This follows Theorems 5.1 and C.4, but is not a bound: its triangle inequality fails at a
-    single order. Raise AuditError on bad input.
+    The number follows from Theorems 5.1 and C.4, but is not a bound, because its triangle
+    inequality fails at a single order. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
@@ -63,10 +62,10 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
 def find_largest_published_beta(
     epsilon: float, delta: float, alpha: int, queries: int, q: float, subset_size: int
 ) -> float:
-    """Return the largest beta for which `queries` queries are within (epsilon, delta); PMixED 5.2.
+    """Return the largest beta for which `queries` queries are within (epsilon, delta) (PMixED 5.2).
 
-    Each query costs `compute_published_query_rdp`. Members are projected to the radius alpha *
-    beta (nats). The result is inf if nothing is spent. Raise AuditError on bad input or an
+    Each query costs `compute_published_query_rdp`. Members are projected to the radius alpha * beta
+    (nats). The result is inf if the queries cost nothing. Raise AuditError on bad input or an
     (epsilon, delta, alpha) that leaves no budget.
     """
 
@@ -79,9 +78,10 @@ def find_largest_published_beta(
 def compute_member_mixing_weight(q: float, members: int) -> float:
     """Return w = (1 - (1-q)^N) / N, each member's weight in a token's distribution.
 
-    N members are sampled by Poisson(q). By the collapse lemma, if the projection does not depend
-    on the size of the subset, the distribution is exactly public + w * sum_j (projected_j -
-    public), with public the projection's centre. Raise AuditError on bad input.
+    N members are sampled by Poisson(q). If the projection does not depend on the size of the
+    subset, the distribution is exactly public + w * sum_j (projected_j - public) (the collapse
+    lemma). public is the distribution to which the members are projected. Raise AuditError on bad
+    input.
     """
     require_unit_interval("q", q)
     members = require_count("members", members, 1)
@@ -91,7 +91,8 @@ def compute_member_mixing_weight(q: float, members: int) -> float:
 
 
 def compute_subset_sizes(q: float, members: int) -> Floats:
-    """Return the probability of each subset size 0..N under Poisson(q) sampling of N members.
+    """Return the probability of each subset size 0..N under Poisson(q) sampling of N members, (N +
+    1,).
 
     Raise AuditError on bad input.
     """
@@ -101,12 +102,12 @@ def compute_subset_sizes(q: float, members: int) -> Floats:
 
 
 def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floats:
-    """Return each member's share in one token's distribution, (..., n); the public model has the
-    rest.
+    """Return each member's share in one token's distribution, (..., n).
 
-    weights: (..., N or 1, n), the mixing weight of each of n <= N members by subset size 1..N, or
-    one weight for all sizes. By the collapse lemma (formulas B2.4), members are exchangeable given
-    the size of the subset, so the distribution is public + sum_j share_j (member_j - public).
+    The public model has the remaining share. weights: (..., N or 1, n), the mixing weight of each
+    of n <= N members by subset size 1..N, or one weight for all sizes. Members are exchangeable
+    given the size of the subset, so the distribution is public + sum_j share_j (member_j - public)
+    (the collapse lemma, formulas B2.4).
     """
     if weights.shape[-2] == 1:
         return weights[..., 0, :] * compute_member_mixing_weight(q, members)
@@ -127,12 +128,15 @@ def neighbour_distributions(
 ) -> Floats:
     """Return the distribution of one token under each neighbour, (..., N, V) probabilities.
 
-    In the i-th neighbour, member i has changed: it answers like the public model (zero_out), is
-    absent (add_remove), or answers like the next member (replace: one of many neighbours). public:
-    (..., V); distributions: (..., N, V); weights: as in `compute_mean_member_weights`; for
-    add_remove, those of the sizes 1..N - 1, which the neighbour uses. The cost is O(N V), by the
-    collapse lemma. Only non-negative terms are added, so that small probabilities keep their
-    precision.
+    In the i-th neighbour, member i has changed. It answers like the public model (zero_out), is
+    absent (add_remove), or answers like the next member (replace, where other neighbours exist
+    too).
+    public: (..., V) probabilities; distributions: (..., N, V) probabilities.
+    weights: as in `compute_mean_member_weights`; for add_remove, the weights of the sizes 1..N - 1,
+    which the neighbour uses.
+
+    The cost is O(N V), by the collapse lemma. Only non-negative terms are added, so that small
+    probabilities keep their precision.
     """
     members = distributions.shape[-2]
     if adjacency == "add_remove":
@@ -153,9 +157,7 @@ def neighbour_distributions(
 
 
 def _sum_without_each_member(parts: Floats) -> Floats:
-    """Return sums over the second last axis that leave out each entry in turn, without
-    subtraction.
-    """
+    """Return sums over the second last axis that omit each entry in turn, without subtraction."""
     before = np.zeros_like(parts)
     after = np.zeros_like(parts)
     np.cumsum(parts[..., :-1, :], axis=-2, out=before[..., 1:, :])
@@ -166,20 +168,20 @@ def _sum_without_each_member(parts: Floats) -> Floats:
 def compute_sound_query_rdp(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> float:
-    """Return a bound on the Renyi divergence of order `alpha` (nats) of one token of the sound
-    rule.
+    """Return a bound on the Renyi divergence of order `alpha` (nats) of one token, by the sound
+    method.
 
-    The bound holds in both directions. The rule: every member is projected by the forward
-    divergence alone, of order `alpha` or higher, to `radius`, and its weight never exceeds 1 -
-    e^-cap. `radius` and `cap` are public constants, the same for every subset and for both
-    neighbours. Neighbours differ in one member: its distribution is the public one (zero_out), it
-    is absent (add_remove), or it has any other distribution (replace).
+    The bound holds in both directions. Every member is projected to `radius` by the forward
+    divergence alone, of order `alpha` or higher, and its weight never exceeds 1 - e^-cap. `radius`
+    and `cap` are public constants, equal for every subset and for both neighbours. Neighbours
+    differ in one member. Its distribution is the public distribution (zero_out), it is absent
+    (add_remove), or it has any other distribution (replace).
 
-    For zero_out and replace, the number of `members` does not change and is public. The bound of
-    add_remove does not use this number, because neighbours differ in it, so the claim covers any
-    number. Its removal direction depends on an inequality that was checked numerically at 60
-    digits and is not proved (formulas B2.5). zero_out and replace do not need the inequality: they
-    use moments of our own, tighter than those of B2.5. Raise AuditError on bad input.
+    For zero_out and replace, the number of `members` does not change and is public. For add_remove,
+    neighbours differ in this number. The bound does not use the number, so the claim covers any
+    number. The removal direction depends on an inequality that was checked numerically at 60 digits
+    and is not proved (formulas B2.5). zero_out and replace do not need the inequality, because our
+    own moments are tighter than those of B2.5. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
@@ -208,11 +210,11 @@ def bound_pmixed_epsilon(
     radius: float,
     cap: float,
 ) -> float:
-    """Return epsilon (nats) at `delta` of `queries` tokens of the sound rule projected at order
-    `alpha`.
+    """Return the epsilon (nats) at `delta` of `queries` tokens by the sound method.
 
-    This is the smallest over the integer orders 2..alpha, because a projection at alpha bounds all
-    lower orders and no higher order. Raise AuditError on bad input.
+    Members are projected at order `alpha`. The epsilon is the smallest over the integer orders
+    2..alpha, because such a projection bounds all lower orders and no higher order. Raise
+    AuditError on bad input.
     """
     queries = require_count("queries", queries, 0)
 
@@ -234,12 +236,11 @@ def find_largest_sound_radius(
     members: int,
     cap: float | None = None,
 ) -> float:
-    """Return the largest radius (nats) at which `queries` tokens, mixed by the sound rule, are
-    within the budget.
+    """Return the largest radius (nats) at which `queries` tokens are within the budget.
 
-    The budget is (epsilon, delta) at order `alpha`. cap None: the cap (nats) equals the radius.
-    The result is inf if nothing is spent. Raise AuditError on bad input, on an (epsilon, delta,
-    alpha) that leaves no budget, and if no radius is within the budget.
+    The budget is (epsilon, delta) at order `alpha`, by the sound method. cap None: the cap (nats)
+    equals the radius. The result is inf if the tokens cost nothing. Raise AuditError on bad input,
+    on an (epsilon, delta, alpha) that leaves no budget, and if no radius is within the budget.
     """
 
     def query_rdp(radius: float) -> float:
@@ -253,11 +254,10 @@ def find_largest_sound_radius(
 def _compute_fixed_member_terms(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> list[_Terms]:
-    """Return the terms of E_Q (P/Q)^alpha - 1 for zero_out and replace, one list for each
-    direction.
+    """Return the terms of E_Q (P/Q)^alpha - 1 for zero_out and replace, a list for each direction.
 
     P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j
-    base^(1-j) E h^j, where the base distribution is at least `base` times the public one.
+    base^(1-j) E h^j, where the base distribution is at least `base` times the public distribution.
     """
     share = compute_member_mixing_weight(q, members)
     log_reach = math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
@@ -296,13 +296,18 @@ def _compute_fixed_member_terms(
 
 
 def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E h^j; for odd j, only on the part with h > 0."""
+    """Return the log of a bound on E h^j; for odd j, only over tokens with h > 0.
+
+    h is a member's probability over the public probability, minus 1.
+    """
     return _log_expm1((j - 1) * radius)
 
 
 def _compute_moment_below(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E (-h)^j; for odd j, only on the part with the member below
-    public.
+    """Return the log of a bound on E (-h)^j.
+
+    For odd j, the bound is only over tokens whose member probability is below the public
+    probability.
     """
     if j % 2:
         return _log_odd_moment_below_public(j, radius, log_reach)
@@ -315,9 +320,9 @@ def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> flo
 
 
 def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E (h - h')^j for a replaced member's h and h'.
+    """Return the log of a bound on E (h - h')^j, for the old member's h and the new member's h'.
 
-    For odd j, the bound is only on the part with h > h'.
+    For odd j, the bound is only over tokens with h > h'.
     """
     if j == 2:
         # Minkowski: each has norm sqrt(e^radius - 1) at most
@@ -333,11 +338,11 @@ def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -
     """Return the terms of E_Q (P/Q)^alpha - 1 for one absent member, in the two worst cases.
 
     The cases are that the member is sampled alone, and with one other member. Given the others'
-    subset, of size K (joint convexity), the member weighs 1 / (K + 1), as if it were sampled at
+    subset, of size K (joint convexity), the member has weight 1 / (K + 1), as if it were sampled at
     the rate q / (K + 1). A member sampled alone is within `radius` and `cap` of the public
-    distribution; with others, it is within the sum of `radius` and `cap` of the others' average.
-    Rates fall with K, so K = 0 and K = 1 are the worst of any number of members, and of any
-    mixture over subset sizes (formulas B2.5).
+    distribution. With others, it is within the sum of `radius` and `cap` of the others' average.
+    Rates fall with K, so K = 0 and K = 1 are the worst of any number of members, and of any mixture
+    over subset sizes (formulas B2.5).
     """
     # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
     # 2.
@@ -353,9 +358,10 @@ def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -
 def _find_largest_radius(
     query_rdp: Callable[[float], float], epsilon: float, delta: float, alpha: int, queries: int
 ) -> float:
-    """Return the largest x at which `queries` times `query_rdp(x)` costs at most (epsilon, delta).
+    """Return the largest radius x (nats) at which `queries` queries cost at most (epsilon, delta).
 
-    The order is alpha; `query_rdp` must not decrease.
+    A query costs `query_rdp(x)` nats of Renyi divergence of order alpha. `query_rdp` must not
+    decrease.
     """
     budget = compute_rdp_budget(epsilon, delta, alpha)
     queries = require_count("queries", queries, 0)
@@ -390,7 +396,7 @@ def _find_largest_radius(
 def _add_log1p(log_terms: _Terms) -> float:
     """Return log(1 + sum of weight * value) without overflow.
 
-    A small sum keeps its relative accuracy.
+    log_terms: (log weight, log value) each. A small sum keeps its relative accuracy.
     """
     # a weight of 0 annuls even inf
     terms = []

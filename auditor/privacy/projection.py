@@ -1,9 +1,8 @@
-"""Compute the largest weight of a private distribution for a mixture within a Renyi radius of the
-public.
+"""Compute the largest weight with which a private distribution can be mixed into a public one.
 
-Distributions are tensors of normalised log-probabilities in nats over the last dimension, p
-private and p0 public, with any leading dimensions; the mixture is lambda p + (1 - lambda) p0.
-Weights have no gradient.
+The mixture lambda p + (1 - lambda) p0 must be within a Renyi radius of p0. The distributions p
+(private) and p0 (public) are tensors of normalised log-probabilities in nats over the last
+dimension, with any leading dimensions. Weights have no gradient.
 """
 
 import copy
@@ -29,11 +28,10 @@ _SMALLEST_STEP = 1e-15  # relative to the weight
 
 @torch.no_grad()
 def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """Return log E_{p0} (p / p0)^k for k = 0..alpha: (alpha + 1, ...) in float64; inf if p > 0 =
-    p0.
+    """Return log E_{p0} (p / p0)^k for k = 0..alpha, (alpha + 1, ...) in float64.
 
-    Half precision is renormalised in float32. Raise AuditError for an invalid distribution: NaN,
-    or a total mass other than 1.
+    A moment is inf if a token has p > 0 and p0 = 0. Half precision is renormalised in float32.
+    Raise AuditError for an invalid distribution, with NaN or a total mass other than 1.
     """
     log_p, log_p0 = _align_distributions(log_p, log_p0)
     moments = log_p.new_empty(
@@ -55,12 +53,12 @@ def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 def find_largest_mixing_weight(
     moments: Tensor, radius: float | Tensor, max_weight: float = 1.0
 ) -> Tensor:
-    """Return the largest lambda in [0, max_weight] with the mixture within `radius` of p0, in
+    """Return the largest lambda in [0, max_weight] whose mixture is within `radius` of p0, in
     float64.
 
     The condition is D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats). moments:
-    `log_ratio_moments` up to alpha; radius: broadcasts with their leading dimensions, and may have
-    more. Raise AuditError on bad input.
+    `log_ratio_moments` up to alpha. radius: broadcasts with the moments' leading dimensions, and
+    may have more. Raise AuditError on bad input.
     """
     if not 0 <= max_weight <= 1:
         raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")
@@ -88,7 +86,7 @@ def find_largest_mixing_weight(
 def compute_projection_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor, max_weight: float = 1.0
 ) -> Tensor:
-    """Return the largest lambda in [0, max_weight] with the mixture within `radius` of p0, in
+    """Return the largest lambda in [0, max_weight] whose mixture is within `radius` of p0, in
     float64.
 
     The condition is D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats). radius: broadcasts
@@ -106,10 +104,11 @@ def compute_projection_weight(
 def compute_two_sided_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor
 ) -> Tensor:
-    """Return the largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 both ways.
+    """Return the largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 in both
+    directions.
 
-    This is PMixED Sec. 4.2: `compute_projection_weight`, made smaller if D_alpha(p0 || mixture) is
-    the larger divergence. Raise AuditError on bad input.
+    This is PMixED Sec. 4.2. The result is `compute_projection_weight`, reduced if D_alpha(p0 ||
+    mixture) is the larger divergence. Raise AuditError on bad input.
     """
     radius = _radii_less_precision_margin(radius, log_p, log_p0)
     moments = log_ratio_moments(log_p, log_p0, alpha)
@@ -151,7 +150,7 @@ def compute_two_sided_weight(
 
 
 def _compute_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """Return the moments, computed from the central moments of p / p0.
+    """Return `log_ratio_moments` in a fast way, from the central moments of p / p0.
 
     This needs one exponential per token and is precise for small divergences.
     """
@@ -184,7 +183,7 @@ def _compute_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 
 
 def _compute_log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """Return the moments by log-sum-exp in float64, with both distributions renormalised.
+    """Return `log_ratio_moments` by log-sum-exp in float64, with both distributions renormalised.
 
     This is slow, but right for any ratio.
     """
@@ -253,7 +252,7 @@ def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
 
 
 def _log_mixture_moment_excess(moments: Tensor, weight: Tensor) -> Tensor:
-    """Return log(E x^alpha - 1) of the mixtures.
+    """Return log(E x^alpha - 1) of the mixtures at these weights, x = mixture / p0.
 
     The sum has only positive terms, for k >= 2, so it is precise for small divergences.
     """
@@ -263,7 +262,7 @@ def _log_mixture_moment_excess(moments: Tensor, weight: Tensor) -> Tensor:
 def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Tensor) -> Tensor:
     """Return log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient of k).
 
-    The coefficients are those of the last k up to the degree.
+    log_coefficients: the coefficients of the last k up to the degree; the others are absent.
     """
     first = degree + 1 - len(log_coefficients)
     log_weight = weight.log()  # xlog1py, unlike a product, is 0 at weight 1 and k = degree
@@ -281,9 +280,11 @@ def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Ten
 def _bound_reverse_weights(
     log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int
 ) -> Tensor:
-    """Reduce the weights (sizes, n) in `unsure` if log E x^(1 - alpha) > budget.
+    """Reduce weights so that the reverse divergence is within the budget.
 
-    log_p, log_p0: (n, V).
+    log_p, log_p0: (n, V). weight: (sizes, n) lambda. Only weights in `unsure` are reduced, if log E
+    x^(1
+    - alpha) > budget with x = mixture / p0.
     """
     weight = weight.clone()
     reverse = _ReverseDivergence(log_p, log_p0, alpha)
@@ -310,11 +311,12 @@ def _bound_reverse_weights(
 
 
 class _ReverseDivergence:
-    """E x^(1 - alpha) of distributions (n, V) at any weights, x = mixture / p0 = 1 + lambda h.
+    """The moment E x^(1 - alpha) of distributions (n, V) at any weights lambda.
 
-    Because E h = 0, (alpha - 1) lambda h can be added to each token's term. The excess over 1 is
-    then the mean of lambda^2 h^2 sum_j (alpha - j) x^-j over j = 1..alpha - 1, and its slope the
-    mean of (alpha - 1) lambda h^2 sum_j x^-j over j = 1..alpha: nothing cancels.
+    x = mixture / p0 = 1 + lambda h. Because E h = 0, (alpha - 1) lambda h can be added to each
+    token's term. The excess over 1 is then the mean of lambda^2 h^2 sum_j (alpha - j) x^-j over j =
+    1..alpha - 1. Its slope is the mean of (alpha - 1) lambda h^2 sum_j x^-j over j = 1..alpha. No
+    terms cancel.
     """
 
     def __init__(self, log_p: Tensor, log_p0: Tensor, alpha: int) -> None:
@@ -323,13 +325,13 @@ class _ReverseDivergence:
         self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
 
     def select_distributions(self, distributions: Tensor) -> Self:
-        """Return this object for only the distributions with these indices."""
+        """Return a copy with only the distributions at these indices."""
         subset = copy.copy(self)
         subset.ratio, subset.square = self.ratio[distributions], self.square[distributions]
         return subset
 
     def reverse_moment_excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
-        """Return E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
+        """Return E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x, if computed before."""
         if inverse is None:
             inverse = self._inverse_of_mixture_ratio(weight)
         else:
@@ -396,9 +398,9 @@ def _log_expm1(x: Tensor) -> Tensor:
 def _align_distributions(
     log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return both distributions in one dtype and with equally many dimensions.
+    """Return both distributions with equal dtype and number of dimensions.
 
-    p has all leading dimensions; those of p0 are 1 where possible.
+    p has all leading dimensions; leading dimensions of p0 are 1 if possible.
     """
     if log_p.shape[-1] != log_p0.shape[-1]:
         raise AuditError(
@@ -419,8 +421,9 @@ def _align_distributions(
 
 
 def _list_distribution_chunk_slices(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
-    """Yield slices of the leading dimensions, each of at most _CHUNK elements, or one
-    distribution.
+    """Yield slices of the leading dimensions.
+
+    A slice has at most _CHUNK elements, or is a single distribution.
     """
     ranges = []
     for dim, size in enumerate(shape[:-1]):

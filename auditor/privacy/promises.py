@@ -1,7 +1,6 @@
-"""Read and write `privacy.json`, the promise of a privately trained model, stored with its
-weights.
+"""Read and write `privacy.json`, the promise of a privately trained model, stored with its weights.
 
-This module also makes the claim in reports from it, and computes no epsilon.
+This module also derives the claim in reports from this promise. It computes no epsilon.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ NOMINAL = "if its scale were constant, the mean"
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A subsampled Gaussian mechanism and how often it was used on the records."""
+    """A subsampled Gaussian mechanism, and the number of steps for which it was used on the
+    records.
+    """
 
     noise_multiplier: float  # sigma
     sampling_rate: float  # q
@@ -36,10 +37,10 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class PrivacyRecord:
-    """One private training: its mechanism, promise and unit. Epsilons in nats.
+    """The mechanism, the promise and the unit of one private training; epsilons are in nats.
 
-    `epsilon` covers this training and the `earlier` ones together; it is None if nothing is
-    promised. `status` then has the reason, and `nominal` the numbers that a paper might print
+    `epsilon` covers this training and the `earlier` trainings together, and is None without a
+    promise. `status` then has the reason, and `nominal` the epsilons that a paper might print
     anyway, by their meaning.
     """
 
@@ -79,9 +80,7 @@ class PrivacyRecord:
         return self.nominal.get(NOMINAL, next(iter(self.nominal.values()), None))
 
     def claim(self) -> Claim | None:
-        """Return the claim; the training has spent it in full. Return None if nothing is
-        promised.
-        """
+        """Return the claim, which the training has spent in full; None without a promise."""
         if self.epsilon is None:
             return None
         return Claim(
@@ -167,9 +166,9 @@ class PrivacyRecord:
 def list_training_differences(
     record: PrivacyRecord, control: PrivacyRecord
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield (setting, model's value, control's value) for settings that differ but must agree.
+    """Yield (setting, model's value, control's value) for each setting that must agree.
 
-    A setting that only one of both states is skipped.
+    The optimizer is omitted if a record lacks it, and clipping if the control does not clip.
     """
     for name in ("sampling_rate", "steps", "unit", "sampling"):
         yield name, getattr(record, name), getattr(control, name)
@@ -192,9 +191,9 @@ def write_privacy_record(folder: Path, record: PrivacyRecord) -> None:
 
 
 def read_privacy_record(folder: Path) -> PrivacyRecord | None:
-    """Read the promise of the folder's model; None if there is none.
+    """Read the promise of the folder's model; return None without a file.
 
-    Raise AuditError for a file of another form.
+    Raise AuditError for a file with another structure.
     """
     path = folder / FILE
     if not path.is_file():
