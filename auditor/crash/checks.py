@@ -96,7 +96,7 @@ def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
-    """Check that records are read as often as the claimed sampling rate says."""
+    """Check that records are read as often as the claimed sampling rate implies."""
     draws = runs.first_training.n * len(runs.steps_but_first_of_each_training)
     times_read = sum(len(set(step.records)) for step in runs.steps_but_first_of_each_training)
     q = runs.claim.sample_rate

@@ -34,7 +34,7 @@ _APART = 0.05  # relative to the logits' size; rounding in half precision is sma
 def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
     """Check that nobody can reproduce the noise by trying seeds.
 
-    No small seed may give the noise, and the noise must depend on more than the lowest 32 bits of
+    No small seed may give the noise. The noise must also depend on more than the lowest 32 bits of
     the seed, the only bits that torch's CPU generator uses.
     """
     name = "secret noise"
@@ -65,9 +65,9 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
 
 @functools.cache
 def _list_guessable_normals() -> Floats:
-    """Return the first 16 normal numbers of each seed, scaled to unit length: (seeds, 16).
+    """Return the first 16 normal numbers of each small seed, scaled to unit length, (seeds, 16).
 
-    Every tensor of at least 32 numbers begins with these numbers of its seed.
+    Every torch tensor of at least 32 normal numbers begins with them.
     """
     generator = torch.Generator()
     normals = torch.empty(_TRIED, _READ)

@@ -41,9 +41,9 @@ _SAYS = (
 
 
 def format_crash_test_lines(test: CrashTest, again: str) -> Iterator[str]:
-    """Yield the verdict, each broken check with a reproduction, detectable violations, and limits.
+    """Yield the lines of a report: verdict, broken checks, detectable violations, and limits.
 
-    again: the command of this test; a reproduction adds the check's name to it.
+    Each broken check has a reproduction: the test's command `again` with the name of the check.
     """
     yield f"RESULT  {write_headline(test)}"
     yield f"LOOP    {describe_observed_loop(test)}"

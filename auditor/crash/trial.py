@@ -101,8 +101,10 @@ class CrashTest:
     one_run: OneRun | None = None  # None if time ran out
 
     def keep_named_checks(self, names: Sequence[str]) -> CrashTest:
-        """Return the test with only these checks, or all if no name is given. Raise AuditError for
-        an unknown name."""
+        """Return the test with only these checks, or with all checks if no name is given.
+
+        Raise AuditError for an unknown name.
+        """
         known = [check.name for check in self.checks]
         if unknown := [name for name in names if name not in known]:
             raise AuditError(f"there is no check {unknown[0]!r}; the checks are {', '.join(known)}")
@@ -130,7 +132,7 @@ class CrashTest:
 
     @property
     def exceeds_claim_without_fault(self) -> bool:
-        """Tell whether the interval of epsilon lies above the claim although no check is broken."""
+        """True if the interval of epsilon lies above the claim although no check is broken."""
         return (
             not self.broken_checks
             and self.loop.low is not None

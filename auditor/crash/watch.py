@@ -480,9 +480,11 @@ def _project_out_record_gradients(
 ) -> tuple[Tensor, list[int], Tensor]:
     """Remove the span of the records' gradients from the released gradient, tensor by tensor.
 
-    released: (d,); gradients: (d, k); sizes: (tensors,), with sum d. Return the remainder (d,), its
-    degrees of freedom (tensors,), and the share of each element's standard deviation that is left
-    (d,).
+    released: (d,); gradients: (d, k); sizes: (tensors,), with sum d.
+
+    Returns:
+        The remainder, (d,), and its degrees of freedom, (tensors,).
+        The share of each element's standard deviation that is left, (d,).
     """
     if not gradients.shape[1]:
         return released, list(sizes), torch.ones_like(released)

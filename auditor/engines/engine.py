@@ -65,7 +65,7 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """An engine that processes one item after the other in this process."""
+    """An engine that processes the items one after another in this process."""
 
     workers = 0
     description = "this process"

@@ -1,4 +1,7 @@
-"""Examine copies of stores, released text and a model for deleted records, layer by layer."""
+"""Search copies of stores, released text and a model for deleted records, layer by layer.
+
+A layer is a way to read a store, such as its tables or its bytes.
+"""
 
 from __future__ import annotations
 

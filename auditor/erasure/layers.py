@@ -108,7 +108,7 @@ class _Sightings:
 
 
 def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[LayerVerdict]:
-    """Return a verdict for each kind of content that the records have."""
+    """Search a layer for the records, and return a verdict for each kind of content."""
     sightings = _Sightings()
     for piece in layer.read_pieces():
         _look_into_piece(layer, piece, records, sightings)

@@ -1,7 +1,7 @@
-"""Examine a model for deleted records: its completions, ranks of personal data, and membership.
+"""Test a model for deleted records: its completions, ranks of personal data, and membership.
 
-One run of `audit` on the deleted and the kept records gives all numbers; its folder, which
-contains texts, is removed.
+One run of `audit` on the deleted and the kept records gives all numbers. Its folder, which contains
+texts, is removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define the base of all stores: the copied files, their byte layers, and store detection.
+"""Define the base of all stores: copied files, layers of file bytes, and the detection of stores.
 
 Each file in `auditor/erasure/stores/` defines a named subclass of `Store`.
 """
@@ -58,10 +58,13 @@ class Store:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise AuditError if the copy is damaged or its version has unknown layers."""
+        """Raise AuditError if the copy is damaged, or if its version is unknown to this tool."""
 
     def describe(self) -> list[str]:
-        """Return the writing library's versions and settings for which the verdicts hold."""
+        """Return versions and settings of the library that wrote the store.
+
+        The verdicts hold only for these.
+        """
         version = self.package_version
         return [f"{self.package} {version}"] if version else []
 
@@ -74,7 +77,7 @@ class Store:
             yield from self.list_library_layers()
 
     def list_library_layers(self) -> Iterator[Layer]:
-        """Yield layers of the contents that the store's library returns."""
+        """Yield layers that read the store with its library."""
         return iter(())
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:

@@ -80,7 +80,7 @@ def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list
 
 
 def _find_duplicate_weights(adapter: Path, names: Sequence[str]) -> set[str]:
-    """Return the trained-token weights that the adapter file also contains under another name.
+    """Return the weights of trained tokens that the adapter file contains under another name too.
 
     PEFT saves tied matrices twice.
     """

@@ -1,12 +1,16 @@
 """Define the interface of language models: next-token distributions and decoding rows.
 
-A decoding row is a sequence that grows token by token. Capabilities are optional: `draw` (sampled
-tokens), `likelihood` (log-probabilities of given tokens, in nats), `ranks` (their ranks),
-`likeliest` (the likeliest tokens at each position), `distribution` (log-probabilities of every next
-token, which imply the previous three) and `embeddings` (gradients for soft prompts). Sampling,
-scoring and tuning use decoding rows and distributions; a remote model returns whole completions. A
-defended model is a `LanguageModel` that wraps others. This module does not depend on attacks,
-secrets or result files.
+A decoding row is a sequence that grows token by token. A model has some of these capabilities:
+`draw`: sampled tokens.
+`likelihood`: log-probabilities of given tokens, in nats.
+`ranks`: ranks of given tokens.
+`likeliest`: the likeliest tokens at each position.
+`distribution`: log-probabilities of every next token, which imply the previous three.
+`embeddings`: gradients for soft prompts.
+
+Sampling, scoring and tuning use decoding rows and distributions; a remote model returns whole
+completions. A defended model is a `LanguageModel` that wraps others. This module does not depend on
+attacks, secrets or result files.
 """
 
 from __future__ import annotations
@@ -128,7 +132,8 @@ class ReadsPositions(Protocol):
     """A model that accepts explicit token positions."""
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return log-probabilities (B, last, V) of texts (B, n) at these positions (B, n).
+        """Return log-probabilities (B, last, V) of texts (B, n) whose tokens have given positions
+        (B, n).
 
         Every token attends to all tokens before it, whatever their positions. No prefix token is
         prepended. Return None if the model accepts no positions.
@@ -142,6 +147,16 @@ class LanguageModel(ABC):
 
     Your own model needs a name, `vocab_size`, `capabilities` and `log_probs`; `audit` accepts it
     directly, and `auditor.testing.check_model` tests it against this interface.
+
+    vocab_size: width V of the distribution, which may exceed the tokenizer's size.
+    family: architecture and vocabulary, in words.
+    max_positions: maximum tokens of a text (None: no limit).
+    prepended: tokens that a server adds before every text; prefix_token: tokens that the model
+        reads before every text.
+    returns_token_ids: False for a server that returns only text.
+    eos: end-of-text tokens; notes: facts on loading that users must know.
+    parts: number of distributions computed for each row.
+    choices_kept_in: folder in which the results of self-checks are stored.
     """
 
     capabilities: frozenset[str] = frozenset({"draw", "distribution", "embeddings"})
@@ -350,7 +365,7 @@ class LanguageModel(ABC):
         return ()
 
     def doubts(self) -> tuple[Doubt, ...]:
-        """Return reasons why the answers so far may hide a leak, such as withheld or truncated
+        """Return reasons why a leak may be hidden in the answers so far, such as withheld
         answers.
         """
         return ()

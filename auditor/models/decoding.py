@@ -267,7 +267,10 @@ class Decoding:
         rows: Tensor,
         log_total: Tensor | None,
     ) -> Tensor:
-        """Return the log-normaliser of each of these rows after temperature, (len(rows),)."""
+        """Return the log-normaliser of these rows after temperature, (len(rows),).
+
+        distribution, log_total: see `group_kept_tokens`.
+        """
         if self.temperature != 1 or self.forbidden:
             return compute_log_sum_exp(distribution, rows, 1 / self.temperature)
         if log_total is None:
@@ -291,7 +294,7 @@ class Decoding:
 
         Returns:
             Whether the kept tokens of each row are among these `width`, (rows,).
-            Tokens and weights in the form of `group_kept_tokens`.
+            Tokens and weights, as in `group_kept_tokens`.
         """
         vocab_size = distribution.shape[-1]
         if width < vocab_size:

@@ -158,7 +158,7 @@ class ModelEnsemble(Ensemble):
 
 
 class _SynchronisedRows(Rows):
-    """Rows of several models, which all advance with the same parents and tokens."""
+    """Rows of several models, which all advance with equal parents and tokens."""
 
     def __init__(self, rows: list[Rows]) -> None:
         self.rows = rows

@@ -38,17 +38,17 @@ Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 
 
 class HiddenStateCache:
-    """Compute logits of cached texts from their hidden states.
+    """A cache of texts' hidden states, from which the model's head computes logits.
 
-    The head's first result is compared with the model's logits. If the head does not reproduce
-    them (Gemma 2 caps its logits), nothing is cached and every query calls the model.
+    The head's first result is compared with the model's logits. If the head does not reproduce them
+    (Gemma 2 caps its logits), nothing is cached and every query calls the model.
 
     Args:
         body: returns hidden states (B, m, d) of the last m positions as its first output.
         head: computes logits from hidden states.
-        logits: the model, called as logits(texts, last, kept, layers). Reads at least the `last`
-            last positions of token ids (B, n), returns logits (B, kept, V) float32, and appends the
-            layers with the texts' keys and values to `layers`.
+        logits: the model, called as logits(texts, last, kept, layers). It reads at least the
+            `last` last positions of token ids (B, n), and returns logits (B, kept, V) float32.
+            It appends the layers with the texts' keys and values to `layers`.
     """
 
     def __init__(self, body: Any, head: Any, logits: Logits) -> None:
@@ -76,7 +76,10 @@ class HiddenStateCache:
         return logits
 
     def _remember_recent_logits(self, names: Sequence[bytes], logits: Tensor) -> None:
-        """Keep the logits for repeated queries of these texts; drop the oldest above the limit."""
+        """Keep the logits for repeated queries of these texts.
+
+        names: cache keys of the texts. If memory exceeds its limit, the oldest logits are dropped.
+        """
         max_bytes = min(_RECENT_BYTES, self._remaining_bytes(logits.device, _SHARE))
         if logits.nbytes > max_bytes:
             return

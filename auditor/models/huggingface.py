@@ -1,4 +1,7 @@
-"""Wrap Hugging Face causal LMs; decoding rows use slots, the model's own cache, or no cache."""
+"""Wrap Hugging Face causal LMs, with three kinds of decoding rows.
+
+Rows use slots of preallocated keys and values, the model's own cache, or no cache.
+"""
 
 from __future__ import annotations
 
@@ -296,12 +299,12 @@ class RecomputedRows(HuggingFaceRows):
 
 
 class HuggingFaceModel(LanguageModel):
-    """A Hugging Face causal LM (PEFT adapters included), in eval mode, parameters frozen.
+    """A Hugging Face causal LM (PEFT adapters included), in eval mode, with frozen parameters.
 
     `self_check` finds the right arguments for a model.
 
     Args:
-        served: the kind of cache that decoding rows use.
+        served: the kind of cache that decoding rows use: `slots`, `cache` or `recompute`.
         embeddings: whether the model may receive input embeddings, which soft prompts need;
             otherwise it receives only token ids.
     """
@@ -505,7 +508,8 @@ class HuggingFaceModel(LanguageModel):
         return rows.detach().clone()
 
     def input_behind_soft_prompt(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
-        """Return the model's input: token ids (B, n), or with a prompt embeddings (B, P + n, d).
+        """Return the model's input: token ids (B, n), or embeddings (B, P + n, d) after a soft
+        prompt.
 
         Prompt rows are not tokens and are never generated. Raise NotApplicable for a soft prompt if
         the model receives only token ids.

@@ -35,8 +35,8 @@ FLOAT32 = DEFAULTS.resolve_auto_dtype()
 def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
     """Load a causal LM from a local folder or hub id; load an adapter on its base model.
 
-    Raise AuditError if there is no model, if the model is no causal LM, if the files' weights do
-    not fit the model exactly, or if its distributions disagree (`self_check`).
+    Raise AuditError if there is no model, or if it is no causal LM. Also raise it if the files'
+    weights do not fit the model exactly, or if the model's distributions disagree (`self_check`).
     """
     with translate_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
@@ -86,7 +86,7 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
 
 
 def choose_loaded_dtype(name: str, options: LoadingOptions) -> str:
-    """Return the precision that `load_causal_lm` would use; for an adapter, its base's."""
+    """Return the precision that `load_causal_lm` would use; for an adapter, the base model's."""
     if options.dtype != AUTO:
         return options.dtype
     base_and_revision = read_adapter_base(name)

@@ -1,8 +1,8 @@
 """Query masked language models for the distributions of masked tokens.
 
-There are no decoding rows, because a masked LM does not continue texts. Only plans of papers and
-defenses with `Defense.protect_masked` accept such a model. Texts, masking shares and files are
-handled elsewhere.
+There are no decoding rows, because a masked LM does not continue texts. Only plans of papers, and
+defenses with `Defense.protect_masked`, accept such a model. Other modules choose texts and masked
+positions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MaskedModel(ABC):
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         """Return the distribution of each masked token, (B, m, V) nats.
 
-        The model masks the tokens itself, so callers cannot forget to.
+        The model itself masks the tokens, so callers need not mask them.
         """
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ class BatchSizeLimit:
     ) -> Iterator[tuple[slice, T]]:
         """Yield slices of range(count), at most `size` long, each with the result of `work`.
 
-        Raise the same errors as `run_within_memory`.
+        Raise the errors of `run_within_memory`.
         """
         start = 0
         while start < count:

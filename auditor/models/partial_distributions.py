@@ -43,8 +43,8 @@ class PartialDistribution:
     def truncation_ranks(self) -> Tensor:
         """Return each given token's rank in the order of truncation, (n,), from 1.
 
-        Equally likely tokens are ordered by id. A token outside the K likeliest gets its worst
-        possible rank, after all equally likely tokens.
+        Equally likely tokens are ordered by id. A given token outside the K likeliest tokens gets
+        its worst possible rank, after all equally likely tokens.
         """
         return torch.where(
             self._is_among_likeliest, 1 + self._surely_ranked_higher.sum(-1), self.ranks

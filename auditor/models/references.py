@@ -1,4 +1,7 @@
-"""Load reference models, which were trained like the target, and their records in `shard.json`."""
+"""Load reference models, and the records that they were trained on, from `shard.json`.
+
+Reference models were trained like the attacked model.
+"""
 
 from __future__ import annotations
 

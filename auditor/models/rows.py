@@ -55,7 +55,7 @@ class Rows(ABC):
         return self.log_probs()[row_of_token, tokens]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """Return these rows followed by the others, to advance together.
+        """Return these rows followed by the rows of `others`, to advance together.
 
         No row may have advanced yet. Prefixes may differ in length. Only models with
         `can_join_rows` support this.
@@ -94,11 +94,10 @@ def draw_row_completions(
     Tokens and log-probabilities after the end of a shorter suffix are 0.
 
     Args:
-        uniforms: (B, K, length, CHANNELS).
+        uniforms: (B, K, length, CHANNELS) in [0, 1).
         lengths: (B,) number of tokens to draw after each prefix.
         likelihood: whether to return log-probabilities.
-        vocab_size: of the rows' model.
-        device: of the rows' model.
+        vocab_size, device: vocabulary size and device of the rows' model.
     """
     n_prefixes, n_samples, longest = uniforms.shape[:3]
     noise = uniforms.to(device).flatten(0, 1)  # (draws, length, CHANNELS)

@@ -537,7 +537,9 @@ class _SelfCheckTrial:
         return True
 
     def _whole_context_log_probs(self, contexts: Tensor) -> Tensor:
-        """Return transformers' uncached next-token log-probabilities of contexts (B, n), (B, V)."""
+        """Return transformers' next-token log-probabilities of contexts (B, n) without a cache, (B,
+        V).
+        """
         logits = []
         for context in contexts:
             logits.append(self.model.logits_without_cache(context.unsqueeze(0), 1)[:, 0])

@@ -32,9 +32,10 @@ def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     """Return the largest distance (RMS, nats) that rounding may cause for logits (..., V).
 
     Each of the 2 x layers additions to the residual stream has a relative rounding error of about
-    eps. As a random walk, these errors shift logits by a few eps times the logits' spread; the
-    tolerance of 16 is several times the observed value. Float32 sums depend on shapes (256 float32
-    eps), and the logits themselves are rounded. Unrelated distributions are 1.4 spreads apart.
+    eps. As a random walk, these errors shift logits by a few eps times the logits' spread. The
+    tolerance is 16 eps, several times the observed value. Float32 sums depend on shapes (256
+    float32 eps), and the logits themselves are rounded. Unrelated distributions are 1.4 spreads
+    apart.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:

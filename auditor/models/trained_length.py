@@ -59,7 +59,7 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
 
     TRL's `SFTConfig` (1.16) has the default 1,024. Its trainer cuts the end of rows, or the start
     with `truncation_mode="keep_end"`. Packing cuts the end (`bfd`) or nothing. DPO and other
-    trainers use the same argument name; trainers without truncation lack the argument.
+    trainers have an argument of this name too; trainers without truncation lack the argument.
     """
     path = folder / FILE
     if not path.is_file():

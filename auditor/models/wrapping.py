@@ -27,7 +27,7 @@ def _make_forwarding_method(question: str) -> Any:
 
 
 class WrappingModel(LanguageModel):
-    """A model that wraps another; by default with the same name, sizes and capabilities.
+    """A model that wraps another model, by default with its name, sizes and capabilities.
 
     Each subclass implements `start` and `log_probs`. All other answers are computed from these two
     methods, so no answer bypasses a defense.

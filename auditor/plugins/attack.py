@@ -1,7 +1,7 @@
 """Define the base classes of attacks: `Attack`, `CorpusAttack` and `SamplingAttack`.
 
-A `SamplingAttack` ranks candidates for every prefix. Subclasses only score each candidate;
-sampling, search, shared passes and ordering are implemented here.
+A `SamplingAttack` ranks candidate suffixes for every prefix. Its subclasses only score each
+candidate. This module implements sampling, search, shared passes and ordering.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Attack(Method):
         return {}
 
     def fitted_state_name(self, view: View) -> str:
-        """Return the name of the `fit` state; views for which it is equal share one state."""
+        """Return the name of the `fit` state. Views with equal names share one state."""
         return view.target_name
 
     def score_is_probability(self, view: View) -> bool:
@@ -155,7 +155,7 @@ class CorpusAttack(Attack):
         return []
 
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
-        """Return a query for each generation, with an id that identifies its beginning.
+        """Return a query for each text to generate, with an id that identifies its beginning.
 
         Different beginnings get different draws. With a deterministic decoding, each beginning is
         queried only once.

@@ -1,4 +1,4 @@
-"""Define the base class of defenses, their inputs, and the causes of their effect."""
+"""Define the base class of defenses, their inputs, and the controls that explain their effect."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Defense:
         raise NotImplementedError
 
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim | None:
-        """Return the claim for `n_tokens` drawn tokens; None if nothing is claimed."""
+        """Return the privacy claim for `n_tokens` drawn tokens; None if nothing is claimed."""
         return None
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim | None]:

@@ -70,11 +70,11 @@ class Probe(Method):
         """Raise AuditError, before any query, for secrets that the probe cannot observe."""
 
     def has_subject_in(self, secrets: Sequence[Secret]) -> bool:
-        """Return whether any of these records is a subject of the probe."""
+        """Return whether the probe can observe any of these records."""
         return True
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
-        """Raise NotApplicable, before any query, if this run lacks an input.
+        """Raise NotApplicable, before any query, if this run lacks an input of the probe.
 
         Capabilities are checked elsewhere.
         """

@@ -125,7 +125,9 @@ class Trainer:
         return 0
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
-        """Train only model `index`, to the same weights as `train`; return its folder."""
+        """Train only model number `index`, with the weights that `train` gives it; return its
+        folder.
+        """
         raise NotImplementedError
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:

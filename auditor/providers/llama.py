@@ -61,9 +61,10 @@ class LlamaModel(LanguageModel):
         return token if token >= 0 else None
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        """Return log-probabilities at the last positions; texts are read in sorted order.
+        """Return log-probabilities (B, last, V) at the last positions of contexts (B, n).
 
-        A beginning that consecutive texts share is then read only once.
+        Texts are read in sorted order, so that a beginning shared by consecutive texts is read
+        once.
         """
         if prompt is not None:
             raise NotApplicable(f"needs a soft prompt; {self.name} takes only tokens")
@@ -157,7 +158,9 @@ class LlamaCpp(Provider):
 
 
 def _load_chosen_tokenizer(request: RequestedModel) -> Any:
-    """Load the tokenizer that `--tokenizer` names, or else the file's own by transformers."""
+    """Load the tokenizer that `--tokenizer` names, or else that of the GGUF file, with
+    transformers.
+    """
     if request.tokenizer is None:
         path = Path(request.name)
         with wrap_library_errors(

@@ -1,4 +1,4 @@
-"""Audit a retrieval system: ask, judge each layer, and state one verdict."""
+"""Audit a retrieval system: ask questions, judge each kind of leak, and state one verdict."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class RagDocuments:
 
 
 def read_rag_documents(name: str, seed: int) -> RagDocuments:
-    """Read the documents, and toss the coins. Raise AuditError for an invalid file."""
+    """Read the documents, and draw a coin for each. Raise AuditError for an invalid file."""
     table = require_nonempty_record_table(
         read_record_table(_FLAG, name, (*columns.COLUMNS, "id", IDENTITY))
     )
@@ -123,7 +123,10 @@ def _make_row(name: str, text: str, identity: str | None) -> dict[str, Any]:
 
 
 def _cut_document(where: str, text: str, row: int) -> tuple[str, str]:
-    """Return the first half of a text, at most 24 words, and the rest."""
+    """Return the first half of a text, at most 24 words, and the rest of the text.
+
+    Raise AuditError if the rest is too short.
+    """
     ends = [match.end() for match in RUN.finditer(text)]
     if len(ends) > 1:
         cut = ends[min(_HEAD, len(ends) // 2) - 1]

@@ -344,7 +344,9 @@ class RagJudge:
     # --- membership and the crawl ---
 
     def judge_membership(self) -> MembershipVerdict:
-        """Return whether the replies depend on which documents are in the store."""
+        """Return the verdict on membership: whether replies depend on the documents in the
+        store.
+        """
         signals, member = self._measure_signals(self.exchanges.attack)
         p_value = self._compute_attack_p_value(signals, member)
         control_p = float("nan")

@@ -1,4 +1,4 @@
-"""Request samples and log-probabilities from one model of a server, each only once.
+"""Request samples and log-probabilities from one model of a server, each request only once.
 
 The model must not change meanwhile. The store (`answers.py`) keeps every answer by the seed and
 index of its sample.
@@ -77,7 +77,10 @@ class CachedServerQueries:
         decoding: Decoding,
         seeds: Sequence[Sequence[int]],
     ) -> list[list[WrittenAnswer]]:
-        """Return the samples of each context; request only the samples that are not stored."""
+        """Return the samples of each context. Request only samples without a stored answer.
+
+        seeds: for each context, a seed per sample.
+        """
         answers = self.wire.ledger.answers
         keys = list[list[bytes]]()
         for context, of_context in zip(contexts, seeds, strict=True):

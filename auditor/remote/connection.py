@@ -149,9 +149,10 @@ class ServerTokenBudget:
 
 @dataclass
 class ServerConnection:
-    """A connection to one server.
+    """A connection to one completions server.
 
-    Raise AuditError if the server is unreachable, rejects the key, or fails repeatedly.
+    ledger: token budget of the run; patience: time limits and retries; pace: limit of requests in
+    flight. Raise AuditError if the server is unreachable, rejects the key, or fails repeatedly.
     """
 
     url: str

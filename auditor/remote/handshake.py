@@ -112,7 +112,10 @@ def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake
 
 @dataclass
 class _HandshakeInProgress:
-    """A running handshake; each answer determines the dialect of the next request."""
+    """A running handshake: the test of a server. Each answer determines the next request's fields.
+
+    wire: the connection; checks: results so far.
+    """
 
     wire: ServerConnection
     model: str

@@ -169,7 +169,10 @@ class TokenTextCodec:
 
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:
-    """Return whether the server's token count fits these tokens, with or without an end of text."""
+    """Return whether these tokens are as many as the server counts in its answer.
+
+    An end of text may be counted or not.
+    """
     return answer.n_tokens in (None, len(tokens)) or (
         answer.ended and answer.n_tokens == len(tokens) + 1
     )

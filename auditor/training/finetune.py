@@ -52,7 +52,9 @@ def make_untrained_gpt_neox(
 
 
 def compute_causal_loss(model: Any, blocks: Tensor) -> Tensor:
-    """Return the mean nll of the tokens that have a loss; 0 for blocks without such tokens."""
+    """Return the mean negative log-likelihood (nats) of tokens with a loss; 0 without such
+    tokens.
+    """
     labels = loss_masks.make_row_labels(blocks)
     if not bool((labels == loss_masks.IGNORED).any()):
         loss: Tensor = model(input_ids=blocks, labels=blocks).loss  # the model's own loss
@@ -190,7 +192,7 @@ class FineTuningRecipe:
 class StepwiseFineTuning:
     """A fine-tuning that runs one step at a time: AdamW, warm-up, decay, clipping.
 
-    Batches are drawn in random order. Without sequences, the fine-tuning is finished at once.
+    Batches are drawn in random order. Without sequences, no step remains.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ def wrap_checked_model(
 def _compute_conv1d_gradients(
     layer: Conv1D, activations: list[Tensor], backprops: Tensor
 ) -> dict[nn.Parameter, Tensor]:
-    """Compute the gradients of GPT-2's linear layer, whose weight is (in, out)."""
+    """Compute per-sample gradients of GPT-2's linear layer, whose weight is (in, out)."""
     inputs = activations[0].to(backprops.dtype)
     samples: dict[nn.Parameter, Tensor] = {}
     if layer.weight.requires_grad:
@@ -110,7 +110,7 @@ def _compute_conv1d_gradients(
 def _compute_embedding_gradients(
     layer: nn.Embedding, activations: list[Tensor], backprops: Tensor
 ) -> dict[nn.Parameter, Tensor]:
-    """Compute the gradients by Opacus's rule, but without the row of `padding_idx`.
+    """Compute per-sample gradients by Opacus's rule, but without the row of `padding_idx`.
 
     torch gives that row (often end of text) no gradient.
     """

@@ -198,7 +198,10 @@ def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -
 
 
 def _find_token_positions(text: bytes, tokens: Tokens) -> list[int]:
-    """Return the positions at which the tokens occur within one row."""
+    """Return the positions, in tokens, at which `tokens` occur within one row.
+
+    text: the row's int32 token ids as bytes.
+    """
     pattern = np.array(tokens, np.int32).tobytes()
     token_size = np.dtype(np.int32).itemsize
     positions = list[int]()

@@ -1,6 +1,7 @@
-"""Estimate how private a record is from a public model's perplexity (Wu et al. 2022, Eq. 3 and 4).
+"""Estimate the privacy of a record from a public model's perplexity (Wu et al. 2022, Eq. 3 and 4).
 
-A record counts as private if it is rare under the public model, so harmless rare text does too.
+A record counts as private if it is rare under the public model, so harmless rare text also counts
+as private.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ _TRIAL_SPREAD = 0.02
 def compute_losses_separately(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
     """Return the loss of each adapter, (adapters,), with one forward pass per adapter.
 
-    A loss is the mean nll, in nats a token, of rows[i] (b_i, n) under the PEFT model adapters[i].
+    A loss is the mean negative log-likelihood, in nats a token, of rows[i] (b_i, n) under the PEFT
+    model adapters[i].
     """
     pairs = zip(adapters, rows, strict=True)
     return torch.stack([compute_row_nlls(adapter, part).mean() for adapter, part in pairs])
@@ -98,9 +99,9 @@ def list_lora_layers(adapter: Any) -> dict[str, LoraLinear]:
 
 
 def compute_row_nlls(model: Any, rows: Tensor) -> Tensor:
-    """Return the mean nll of each row (b, n), in nats, over the row's tokens with a loss, (b,).
+    """Return the mean negative log-likelihood of each row's tokens with a loss, (b,) nats.
 
-    The first token of a row has no loss.
+    rows: (b, n) token sequences. The first token of a row has no loss.
     """
     labels = loss_masks.make_row_labels(rows)
     input_ids = loss_masks.remove_row_loss_masks(rows)

@@ -112,7 +112,10 @@ class AuditCanaryManifest:
 def make_audit_canary_manifest(
     kind: Kind, texts: Sequence[Halves], times: int, seed: int
 ) -> AuditCanaryManifest:
-    """Flip a coin for each text and return the manifest. The coins depend only on the seed."""
+    """Decide by a fair coin for each text whether it is included, and return the manifest.
+
+    The coins depend only on the seed.
+    """
     # A separate stream: texts of the same seed reveal nothing of the coins, which bounds of epsilon
     # rely on.
     heads = make_keyed_generator("coins of an audit", seed).random(len(texts)) < 0.5

@@ -1,8 +1,8 @@
-"""Make canaries for exposure: random texts from known spaces, listed in a manifest.
+"""Make canaries for exposure: random texts in known formats, listed in a manifest.
 
 The manifest is written once, before training, and lists the texts to insert and their copies. It
-serves any tokenizer, model and training pipeline. `audit_canaries.py` makes canaries with coins;
-`manifests.py` reads and writes both kinds; `insertion.py` inserts them.
+serves any tokenizer, model and training pipeline. `audit_canaries.py` makes canaries for audits of
+epsilon; `manifests.py` reads and writes both kinds; `insertion.py` inserts them.
 """
 
 from __future__ import annotations

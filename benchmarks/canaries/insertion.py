@@ -1,7 +1,7 @@
 """Insert canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set.
 
 The original stays unchanged. Rows keep their order. Each copy of a canary is a separate row at a
-random place. All copies have the same text, so sharding by content keeps them together. A group
+random position. All copies have one text, so sharding by content keeps them together. A group
 column gets the canary's id.
 """
 

@@ -1,8 +1,8 @@
-"""Draw alternatives for a piece of personal data: other values of the same format.
+"""Draw alternatives for a piece of personal data: other values of its format.
 
-An alternative keeps the parts that name an issuer, date or holder: a card's first six digits, a
-country and bank, an area code, a year and sex. All other parts are drawn uniformly, with matching
-check digits, in the notation of the true value.
+An alternative keeps the parts that name an issuer, date or holder. Examples are a card's first six
+digits, a country and bank, an area code, or a year and sex. All other parts are drawn uniformly,
+with matching check digits, in the notation of the true value.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ _CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z
 
 
 def _detect_code_format(value: str) -> ValueFormat | None:
-    """Return the format of a hash or of a number with free digits; None for other values."""
+    """Return the format of a hash, or of a code whose digits may vary; None for other values."""
     if len(value) in _HASH_LENGTHS and re.fullmatch("[0-9a-f]+|[0-9A-F]+", value):
         if value == value.lower():
             digits = _HEX
@@ -273,7 +273,10 @@ _OWN_CHECK_OF_COUNTRY = {"ES": slice(12, 14), "BE": slice(14, 16)}
 
 
 def _own_check_digits(country: str, account: str) -> str:
-    """Return the national check digits of a Spanish or Belgian account number (not the IBAN's)."""
+    """Return the national check digits of a Spanish or Belgian account number.
+
+    They are not the check digits of the IBAN.
+    """
     if country == "BE":
         return f"{int(account[:10]) % 97 or 97:02}"
     from stdnum.es import ccc
@@ -523,9 +526,9 @@ def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
 
 
 def _classify_date(text: str) -> tuple[str, ...] | None:
-    """Return the year of a date and features of its notation; None for other texts.
+    """Return the year of a date and features of its notation; None if the text is no date.
 
-    Day and month may be in either order if both are at most 12.
+    If day and month are both at most 12, their order is unknown.
     """
     if match := _NUMBERED_DATE.fullmatch(text):
         year_first = match["year"] is not None

@@ -1,8 +1,8 @@
-"""Define renderings: how trainers turn rows of conversations or instructions into training text.
+"""Define renderings: rules by which trainers turn conversations or instructions into training text.
 
 A rendering has a name (`--template`), a Jinja template or none, and the date that the template
-writes (`--date`). This module lists what trainers usually do; `runs/text_form.py` tests which
-rendering a model was trained on.
+writes (`--date`). This module lists common renderings; `runs/text_form.py` tests which rendering a
+model was trained on.
 """
 
 from __future__ import annotations
@@ -243,7 +243,9 @@ def list_candidate_chat_renderings(
 
 
 def choose_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
-    """Return the most common rendering, with date `day` if its template writes a date."""
+    """Return the most common rendering of these rows; its template writes the date `day`, if
+    any.
+    """
     form = list_candidate_chat_renderings(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
 

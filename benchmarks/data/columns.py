@@ -266,7 +266,7 @@ def find_nested_kinds(table: RecordTable) -> ColumnKinds:
 
 
 def list_known_kinds(kinds: MaybeKinds) -> ColumnKinds:
-    """Return the column types without those that are unknown (None)."""
+    """Return the column types without unknown types (None)."""
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
@@ -470,8 +470,9 @@ def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) ->
 
 
 def list_row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
-    """Return the user of each row. Raise AuditError with the row for a value other than text or a
-    whole number.
+    """Return the user of each row, as named in a column.
+
+    Raise AuditError with the row for a value other than text or a whole number.
     """
     values = list(table.column(column))
     for row, value in enumerate(values):

@@ -71,7 +71,9 @@ Message = Mapping[str, Any]
 
 
 class UnusableConversation(Exception):
-    """The reason why a conversation or one of its answers is left out, without its text."""
+    """The error for an unusable conversation or answer; its message is the reason, without private
+    text.
+    """
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ def _drop_prompt_loss(
 def parse_conversation(
     layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
 ) -> Conversation:
-    """Parse a row of any of `LAYOUTS` except preferences.
+    """Parse a row with the columns of one of `LAYOUTS`, except preferences.
 
     keep_nulls: whether to keep keys with null values in messages and chat_template_kwargs. Raise
     UnusableConversation for an invalid row.

@@ -41,7 +41,7 @@ class DataRecord:
 
     @property
     def own_tokens(self) -> Tokens:
-        """The tokens of prefix and suffix, without a beginning that many rows share."""
+        """The tokens of prefix and suffix, without first tokens that many rows share."""
         tokens = self.prefix + self.suffix
         begin = self.suffix_start - len(self.prefix)  # of the prefix, in the row
         if self.n_shared:

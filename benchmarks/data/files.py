@@ -1,7 +1,7 @@
-"""Read private text as secrets to extract: JSONL, CSV, Parquet or a Hugging Face data set.
+"""Read private text as secrets to extract, from JSONL, CSV, Parquet or a Hugging Face data set.
 
-Selects the attacked records and counts their copies in training. Errors and notes name rows and
-columns, never their content.
+The module selects the attacked records and counts their copies in training. Errors and notes name
+rows and columns, never their content.
 """
 
 from __future__ import annotations
@@ -92,15 +92,15 @@ class Files(Benchmark):
     ):
         """Read and cut all data. Raise AuditError with one sentence for any mistake of the user.
 
-        A text in a `text` column is cut by its own length, a long text at several places
-        (`TextLengths`). If `prefix_length` or `suffix_length` is given, the other is 50, and each
-        text is cut once at its start, or every `windows` tokens. `prefix` and `suffix` columns are
-        kept complete. In a conversation, each turn of the assistant (or of the speaker in `turns`)
-        is a suffix. Its prefix is the text that an attacker `knows`: all text before the turn, or
-        the last `prefix_length` tokens of that text. Row tokens beyond `trained` and records of
-        more than `room` tokens are left out. `group_column` and `user_column` are read from `data`,
-        and from `nonmembers` if present; reports show group values, and other names for users.
-        `counting` counts the rows of a large table, for example with workers (None: in this
+        A text in a `text` column is cut by its own length, a long text at several positions
+        (`TextLengths`). If `prefix_length` or `suffix_length` is given, the other length is 50, and
+        each text is cut once at its start, or every `windows` tokens. `prefix` and `suffix` columns
+        are kept complete. In a conversation, each turn of the assistant (or of the speaker in
+        `turns`) is a suffix. Its prefix is the text that an attacker `knows`: all text before the
+        turn, or the last `prefix_length` tokens of that text. Row tokens beyond `trained` and
+        records of more than `room` tokens are left out. `group_column` and `user_column` are read
+        from `data`, and from `nonmembers` if present. Reports show the groups, and pseudonyms of
+        users. `counting` counts the rows of a large table, for example with workers (None: in this
         process).
         """
         check_secret_lengths(prefix_length, suffix_length)

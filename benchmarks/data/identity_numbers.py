@@ -273,9 +273,9 @@ _CARD = re.compile(f"{_START}(?:{_GROUPS}){_END}")
 
 
 def find_card_number_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each card number.
+    """Yield (start, end) of each card number.
 
-    An issuer must use its first digits and length, and Luhn's check must hold.
+    A card number has a length and first digits that an issuer uses, and a valid Luhn check digit.
     """
     from stdnum import luhn
 

@@ -245,7 +245,7 @@ class SamplingOrder:
 
     @property
     def size(self) -> int:
-        """The number of rows to read in addition to required rows."""
+        """The number of rows to read, besides the required rows."""
         return max(SAMPLE, _SAMPLES_PER_LIMIT * self.limit)
 
 

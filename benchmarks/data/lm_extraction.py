@@ -49,8 +49,9 @@ class LMExtraction(Benchmark):
     ):
         """Read all arrays; `known` and `nonmembers` are folders of arrays too.
 
-        A shortened prefix keeps its last tokens and a shortened suffix its first tokens, so both
-        stay adjacent. Raise AuditError with one sentence for any mistake of the user.
+        A shortened prefix keeps its last tokens, and a shortened suffix keeps its first tokens.
+        Prefix and suffix thus stay adjacent. Raise AuditError with one sentence for any mistake of
+        the user.
         """
         check_secret_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)

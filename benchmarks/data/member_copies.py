@@ -78,8 +78,9 @@ def _normalise_text_words(text: str) -> str:
 
 
 def _normalise_wording(wording: Wording) -> str:
-    """Return the words of prefix and suffix, with a final space unless the suffix ends inside a
-    word.
+    """Return the words of prefix and suffix, separated by spaces.
+
+    A final space follows unless the suffix ends inside a word.
     """
     text = wording.prefix_and_suffix_text
     words = _normalise_text_words(text)

@@ -1,5 +1,6 @@
-"""Find the texts that contain given token n-grams, exactly: hash matches are compared token by
-token.
+"""Find the texts that contain given token n-grams.
+
+The search is exact, because hash matches are compared token by token.
 """
 
 from __future__ import annotations

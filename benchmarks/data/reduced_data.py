@@ -1,4 +1,4 @@
-"""Write a user's rows except those that a mitigation drops, in a file of the same format."""
+"""Write a user's rows, except rows that a mitigation drops, to a file of equal format."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _SEEDS = 64  # places that a record is aligned at, at most
 
 @dataclass
 class WordIds:
-    """A numbering of words from 1, in order of first occurrence."""
+    """A dictionary that numbers words from 1, in order of first occurrence."""
 
     ids: dict[str, int] = field(default_factory=dict)
 

@@ -4,13 +4,13 @@ curve.
 A submission is a CSV file, `Example ID,Suffix Guess`, with one guess a line, the most confident
 first, and any number of guesses per example: `991,"[6,0,1,2]"`. The id is a row of the answers.
 
-As in the organisers' score_submission.py: the first right guess solves an example; every wrong
-guess is an error, including repeated guesses and guesses for solved examples; Recall@100 counts the
-right guesses that follow fewer than 100 wrong guesses; examples without a guess count as not
-solved. This module rejects inputs that their script accepts silently: an id below 0 (numpy counts
-from the end), a guess of another length than the answers (numpy broadcasts a single token), and a
-file without guesses. Their script reads only the last 1,000 answers and the last 50 tokens; this
-module uses every row and every token.
+The rules are those of the organisers' score_submission.py. The first right guess solves an example.
+Every wrong guess is an error, including repeated guesses and guesses for solved examples.
+Recall@100 counts the right guesses that follow fewer than 100 wrong guesses. Examples without a
+guess count as not solved. This module rejects inputs that their script accepts silently: an id
+below 0 (numpy counts from the end), a guess of another length than the answers (numpy broadcasts a
+single token), and a file without guesses. Their script reads only the last 1,000 answers and the
+last 50 tokens. This module uses every row and every token.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class SubmissionScore:
 def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
     """Compare a submission file with the answers, an .npy array of shape (examples, tokens).
 
-    Raise AuditError with the line number for a line that is not a guess of a complete answer.
-    Messages contain no tokens.
+    Raise AuditError with the line number for a line that does not guess a complete answer. Messages
+    contain no tokens.
     """
     expected: list[list[int]] = read_extraction_array(
         f"--answers {str(answers)!r}", answers

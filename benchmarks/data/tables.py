@@ -227,7 +227,10 @@ def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTab
 
 
 def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
-    """Return the header and all rows except blank lines. All rows must have equally many fields."""
+    """Return the header and all rows of a CSV file, except blank lines.
+
+    where: start of error messages. All rows must have equally many fields.
+    """
     return list(
         stream_csv_table_rows(where, io.StringIO(_read_utf8_table_text(where, path), newline=""))
     )
@@ -416,8 +419,8 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
     """Open the train split of a data set: on the Hub, saved, or a folder that `datasets` reads.
 
-    Use the split only inside the block: afterwards the files that `datasets` makes of a folder are
-    deleted, because they contain private text.
+    Use the split only inside the with-block. Afterwards the files that `datasets` makes of a folder
+    are deleted, because they contain private text.
     """
     import datasets
 
@@ -456,8 +459,9 @@ def _dataset_cache_context(local: bool) -> Iterator[Path]:
 
 
 def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoReturn:
-    """Raise AuditError with one sentence. The library's message is repeated only if it cannot
-    quote a row.
+    """Raise AuditError with one sentence.
+
+    The message of the library is repeated only if it cannot quote a row.
     """
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):

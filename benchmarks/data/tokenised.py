@@ -103,14 +103,14 @@ class Tokenised(Benchmark):
     ):
         """Read all rows; `known`, `nonmembers` and `forget` are prepared data too.
 
-        Each run of labelled tokens is a secret: its first `suffix_length` tokens (default 50),
-        after all text before the run or the last `prefix_length` tokens of that text. A text whose
-        first token is labelled is cut into `prefix_length` tokens (default 50, or half of a
-        shorter text) and `suffix_length` tokens. `model`: a folder that may contain a
-        `training_args.bin`. Tokens of a text beyond `trained` are left out, because TRL 1.16 cuts
-        prepared rows too; records of more than `room` tokens are also left out. `end_of_text`: the
-        token that ends a record, which reveals packed rows without marked boundaries. Raise
-        AuditError for any mistake of the user.
+        Each run of labelled tokens gives a secret. Its suffix is the first `suffix_length` tokens
+        of the run (default 50). Its prefix is all text before the run, or the last `prefix_length`
+        tokens of this text. A text whose first token is labelled is cut into `prefix_length` tokens
+        (default 50, or half of a shorter text) and `suffix_length` tokens. `model`: a folder that
+        may contain a `training_args.bin`. Tokens of a text beyond `trained` are left out, because
+        TRL 1.16 cuts prepared rows too. Records of more than `room` tokens are also left out.
+        `end_of_text`: the token that ends a record, which reveals packed rows without marked
+        boundaries. Raise AuditError for any mistake of the user.
         """
         check_secret_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)

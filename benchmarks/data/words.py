@@ -1,7 +1,7 @@
 """Split text in any script into words by Unicode's segmentation (UAX 29), and find words in text.
 
-`regex` implements the rules (its flag WORD). In scripts without spaces (Han, Kana, Thai, Lao,
-Khmer, Myanmar), each character with its signs is a word.
+The flag WORD of `regex` implements this segmentation. In scripts without spaces (Han, Kana, Thai,
+Lao, Khmer, Myanmar), each character with its signs is a word.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ class LabTraining:
     def _load_model_to_train(self, folder: Path) -> Any:
         """Load a model with eager attention.
 
-        The backward pass of fused attention in bfloat16 on a CPU takes twice as long.
+        The backward pass of fused attention in bfloat16 on a CPU would take twice as long.
         """
         return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
@@ -327,9 +327,10 @@ class LabTraining:
         recipe_prefix: str,
         folders: Sequence[tuple[Path, Sequence[str]]],
     ) -> None:
-        """Train an adapter of the public model into each folder, several at once.
+        """Train an adapter of the public model into each folder, several adapters at once.
 
-        recipe_prefix: `private` for the target's recipe, `lora` for the ensemble's.
+        recipe_prefix: start of the recipe's settings: `private` for the attacked model's, `lora`
+            for the ensemble's.
         """
         recipe, seed = self.recipe, self.recipe.seed
         epochs, rate, batch, rank, alpha = (

@@ -50,11 +50,11 @@ class LabParts:
     def load_or_build(
         self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = ""
     ) -> T:
-        """Load a part of this version; build it first if it is missing.
+        """Load a part (a model or file) of this version; build it first if it is missing.
 
-        A lock stops two processes from building at once. The folder is renamed into place after
-        all files are written, so an interrupted build leaves no part. A damaged part is rebuilt,
-        with a message. Raise AuditError for a missing part if `makes` is false.
+        A lock stops two processes from building at once. The folder gets its name after all files
+        are written, so an interrupted build leaves no part. A damaged part is rebuilt, with a
+        message. Raise AuditError for a missing part if `makes` is false.
         """
         final = self.folder / f"{name}{version}"
         if not self.makes and not _is_cached_part_intact(final):

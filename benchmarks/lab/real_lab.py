@@ -1,6 +1,6 @@
 """Provide the lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations.
 
-The parts are those of the small lab, with pretrained weights (`smollm2.py`) and other texts. The
+The lab has the parts of the small lab, with pretrained weights (`smollm2.py`) and other texts. The
 recipe is standard: a LoRA adapter on all linear layers, AdamW, linear decay, loss on answers only.
 Epochs and rate were chosen by held-out perplexity.
 """

@@ -20,7 +20,9 @@ _MAGIC = (b"IxF", b"IwF", b"IwS", b"IwP", b"IxS", b"IxP", b"IHN", b"IHS", b"IxM"
 
 
 class FaissStore(Store):
-    """A file of faiss.write_index, with its lists on disk next to it if their names begin alike."""
+    """A file of faiss.write_index, and files of inverted lists next to it whose names begin
+    alike.
+    """
 
     name = "faiss"
     package = "faiss-cpu"
