@@ -15,6 +15,7 @@ from auditor.rag.layers import (
     list_layer_verdicts,
 )
 from auditor.rag.system import RagSystem
+from auditor.rag.vectors import VectorVerdict, judge_vectors
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,13 @@ class RagAudit:
     direct: tuple[int, int]
     layers: tuple[RagVerdict, ...]
     membership: MembershipVerdict
+    vectors: tuple[VectorVerdict, ...]
     crawl: Crawl | None
 
     @property
     def verdict(self) -> str:
-        return find_worst([*(layer.verdict for layer in self.layers), self.membership.verdict])
+        judged = (*self.layers, self.membership, *self.vectors)
+        return find_worst(entry.verdict for entry in judged)
 
 
 def audit_rag(
@@ -84,5 +87,6 @@ def audit_rag(
         judge.count_direct(),
         tuple(layers),
         judge.judge_membership(),
+        tuple(judge_vectors(corpus, system, seed, progress)),
         crawl,
     )

@@ -38,7 +38,7 @@ ANSWERS = "answers"
 RETRIEVED = "what is retrieved"
 LEAST = 20  # documents that the control must see before a zero counts
 LEVEL = 0.05
-MOST_LAYERS = 7  # that share the level
+MOST_LAYERS = 9  # that share the level
 _DRAWS = 1_999  # of the coins
 _QUARTERS = 4  # points of the crawl
 # Signals of membership, by direction.

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 
+import numpy as np
+
 from auditor.core.jsonable import to_json
 from auditor.core.result import Measurement
 from auditor.rag.audit import RagAudit
@@ -21,13 +23,21 @@ from auditor.rag.layers import (
     MembershipVerdict,
     RagVerdict,
 )
+from auditor.rag.vectors import ALTERNATIVES, VectorVerdict
 from auditor.reports import escaping
 from auditor.reports.blocks import Document, FactList, Group, Paragraph, Section, Table
 from auditor.statistics.metrics import find_metric
+from auditor.statistics.rank_tests import compute_rank_bits
 
 _ORDER = (LEAKS, CANNOT_TELL, NO_LEAK)
 _LABELS = {LEAKS: "LEAKS ", CANNOT_TELL: "?     ", NO_LEAK: "NONE  "}
 _MOST_NAMES = 5
+_STORED = "personal data in stored vectors"
+_VECTOR_RULE = (
+    f"Each document's first value, ranked by similarity among {ALTERNATIVES} others of its format"
+)
+_RANKS = np.arange(1, ALTERNATIVES + 2)
+_CHANCE = float(compute_rank_bits(_RANKS / len(_RANKS)).mean())
 _CLEAR = 6  # documents shown only after the control asked: 1 in 64 by chance
 _RULE = (
     "Shown: ten words in a row of what a question does not quote, or of personal data in it. A "
@@ -44,8 +54,11 @@ def state_result(audit: RagAudit) -> str:
     membership = f"membership p = {audit.membership.p_value:.4f}"
     if audit.verdict == LEAKS:
         leaking = [layer for layer in audit.layers if layer.verdict == LEAKS]
-        if not leaking:
+        if not leaking and audit.membership.verdict == LEAKS:
             return f"leaks: replies tell which documents are in the store ({membership})"
+        if not leaking:
+            bits = max(entry.bits.value for entry in audit.vectors if entry.verdict == LEAKS)
+            return f"leaks: stored vectors reveal {bits:.1f} bits of personal data in a document"
         worst = max(leaking, key=lambda layer: len(layer.disclosed))
         to_whom = ""
         if audit.n_identities:
@@ -67,6 +80,8 @@ def list_terminal_lines(audit: RagAudit) -> Iterator[str]:
             yield f"        which: {escaping.list_printable(layer.disclosed, _MOST_NAMES)}"
     membership = audit.membership
     yield f"{_LABELS[membership.verdict]}  membership: {describe_membership(membership)}"
+    for entry in audit.vectors:
+        yield f"{_LABELS[entry.verdict]}  {_STORED}, {entry.knowledge}: {describe_vectors(entry)}"
     if cause := describe_cache(audit):
         yield f"CAUSE   {cause}"
     if audit.crawl is not None:
@@ -127,6 +142,21 @@ def describe_membership(membership: MembershipVerdict) -> str:
     return "; ".join(parts)
 
 
+def describe_vectors(entry: VectorVerdict) -> str:
+    """Return the mean bits with their interval, how many values rank first, and the p-values."""
+    if entry.why:
+        return entry.why
+    bits = entry.bits
+    return "; ".join(
+        (
+            f"{bits.value:.2f} bits ({bits.low:.2f} to {bits.high:.2f}; {_CHANCE:.1f} by chance)",
+            f"{entry.n_first:,} of {bits.n:,} values rank first of {ALTERNATIVES + 1}",
+            f"p = {entry.p_value:.4f}",
+            f"control p = {entry.control_p:.4f}",
+        )
+    )
+
+
 def _describe_measurement(measurement: Measurement) -> str:
     value = f"{measurement.value:.3f} ({measurement.low:.3f} to {measurement.high:.3f})"
     return f"{find_metric(measurement.name).title} {value}"
@@ -168,6 +198,8 @@ def make_document(audit: RagAudit, command: str) -> Document:
         Section("layers", "Layers", (layers,)),
         Section("membership", "Membership", (membership, auc)),
     ]
+    if audit.vectors:
+        sections.append(Section("vectors", "Stored vectors", (_make_vector_table(audit),)))
     if cause := describe_cache(audit):
         sections.append(Section("cause", "Cause", (Paragraph(cause),)))
     if audit.crawl is not None:
@@ -181,6 +213,14 @@ def make_document(audit: RagAudit, command: str) -> Document:
         sections=tuple(sections),
         source="Rendered from the system's replies",
     )
+
+
+def _make_vector_table(audit: RagAudit) -> Table:
+    rows = []
+    for entry in audit.vectors:
+        rows.append((entry.knowledge, entry.verdict, describe_vectors(entry)))
+    head = ("Attacker", "Verdict", "Ranks")
+    return Table("vectors", _VECTOR_RULE, head, (Group("", tuple(rows)),))
 
 
 def format_json(audit: RagAudit) -> str:

@@ -14,6 +14,7 @@ from auditor.core.python_files import add_script_folder, load_python_file
 
 Ask = Callable[[str, str | None], Any]
 Index = Callable[[Sequence[Mapping[str, Any]]], Any]
+Vectors = Callable[[Sequence[str]], Any]
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,14 @@ class RagSystem:
 
     label: its name in reports; call: asks a question.
     index: fills the system's store with documents; None if the user does this.
+    stored_vectors: returns the stored vectors of documents by id; embed: returns vectors of texts.
     """
 
     label: str
     call: Ask
     index: Index | None = None
+    stored_vectors: Vectors | None = None
+    embed: Vectors | None = None
 
     def ask(self, question: str, identity: str | None) -> Reply:
         """Return the reply to a question. Raise AuditError if the system fails."""
@@ -67,9 +71,9 @@ def _make_reply_error(label: str, value: Any) -> AuditError:
 def open_rag_system(argument: str) -> RagSystem:
     """Return the system at `FILE.py`, `FILE.py:NAME` or `http://HOST:PORT/v1#MODEL`.
 
-    NAME is a function `ask(question, identity)`, or an object with `ask` and optionally `index`.
-    Without a NAME, the file's own `ask` and `index` are used. Raise AuditError if there is no
-    `ask`.
+    NAME is a function `ask(question, identity)`, or an object with `ask` and optionally `index`,
+    `stored_vectors` and `embed`. Without a NAME, the file's own functions are used. Raise
+    AuditError if there is no `ask`, or no `embed` for `stored_vectors`.
     """
     if argument.startswith(("http://", "https://")):
         return RagSystem(argument, _open_endpoint(argument))
@@ -87,8 +91,12 @@ def open_rag_system(argument: str) -> RagSystem:
     ask = getattr(entry, "ask", entry)
     if not callable(ask):
         raise AuditError(f"expected a function {name or 'ask'!r} in {file!r}, got none")
-    index = getattr(entry, "index", getattr(module, "index", None))
-    return RagSystem(argument, ask, index)
+    optional = {}
+    for role in ("index", "stored_vectors", "embed"):
+        optional[role] = getattr(entry, role, getattr(module, role, None))
+    if optional["stored_vectors"] is not None and optional["embed"] is None:
+        raise AuditError(f"expected embed(texts) next to stored_vectors(ids) in {file!r}, got none")
+    return RagSystem(argument, ask, **optional)
 
 
 def _open_endpoint(address: str) -> Ask:

