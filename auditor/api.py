@@ -297,7 +297,10 @@ def _is_memory_argument(argument: Any) -> bool:
 def _check_audit_arguments(
     tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]
 ) -> None:
-    """Raise AuditError for arguments that would have no effect or another meaning."""
+    """Raise AuditError for arguments that would have no effect or another meaning.
+
+    live: models in memory by role. plan: further plan fields.
+    """
     from auditor.core.plan import IN_FILE
     from auditor.models.base import LanguageModel
     from auditor.runs.live_models import check_no_shared_weights, is_live_model
@@ -327,7 +330,8 @@ def _check_audit_arguments(
 def _read_live_placement(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
     """Return device and precision of the main model in memory, as plan fields.
 
-    Models loaded later follow these. Return {} if the main model is not in memory.
+    Models loaded later follow these. Return {} if the main model is not in memory. live: models in
+    memory by role.
     """
     from auditor.models.huggingface import HuggingFaceModel
 

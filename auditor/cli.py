@@ -135,7 +135,7 @@ _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 
 def run_command_line(arguments: list[str]) -> int:
-    """Run the command and return its exit code from EXIT_CODES."""
+    """Run the command with these arguments, and return its exit code from EXIT_CODES."""
     try:
         code = _run_command(arguments or ["--help"])
         if sys.stdout is not None:
@@ -152,7 +152,7 @@ def run_command_line(arguments: list[str]) -> int:
 
 
 def _print_unexpected_error(error: BaseException) -> int:
-    """Report an unexpected error that ended a command; return the exit code."""
+    """Report an unexpected error that ended a command, and return the exit code."""
     if console.is_output_pipe_closed(error):
         console.redirect_output_to_devnull()
         return 128 + signal.SIGPIPE  # silently, like every filter of a pipe

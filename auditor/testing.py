@@ -557,7 +557,7 @@ def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
 
 
 def setting_gives_capabilities(needs: Sequence[str], setting: Setting) -> bool:
-    """Test if an access setting gives all of these capabilities."""
+    """Test if an access setting gives all capabilities in `needs`."""
     return all(implies_capability(setting.capabilities, needed) for needed in needs)
 
 

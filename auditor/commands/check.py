@@ -182,7 +182,11 @@ def check(
 
 
 def _resume_check(path: Path, begun: float, minutes: float) -> None:
-    """Continue the check in a folder for this many minutes. Raise AuditError without a plan."""
+    """Continue the check in a folder for this many minutes.
+
+    begun: start of this session, a value of `time.perf_counter`. Raise AuditError for a folder
+    without a plan.
+    """
     console.silence_libraries()
     from auditor.records.folder import RunFolder
     from auditor.runs.asking import TimeLimit

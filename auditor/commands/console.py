@@ -1,6 +1,6 @@
 """Print messages, tables and progress for every command, and silence libraries.
 
-Heavy imports wait until they are needed.
+Large libraries are imported only when they are needed.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ def print_table(table: Any, styles: Sequence[str] = ()) -> None:
 def write_report_folder(
     out: Path, name: str, document: Document, as_json: str, to_stderr: bool = False
 ) -> None:
-    """Write NAME.md, NAME.html and NAME.json to `out`, and print their paths."""
+    """Write NAME.md, NAME.html and NAME.json to `out`, and print their paths.
+
+    to_stderr: print the paths on stderr instead of stdout.
+    """
     import typer
 
     from auditor.core import disk

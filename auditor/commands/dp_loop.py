@@ -1,4 +1,4 @@
-"""`audit dp-loop`: test your private training loop against the epsilon that it claims."""
+"""`audit dp-loop`: test if your private training loop delivers the epsilon that it claims."""
 
 from __future__ import annotations
 

@@ -131,7 +131,9 @@ def _shorten_listing(text: str, room: int | None) -> str:
 
 
 def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
-    """Yield the details of all plug-ins with this name. Raise AuditError if there is none."""
+    """Yield the details of all plug-ins with this name. Raise AuditError if no plug-in has the
+    name.
+    """
     matches = []
     for kind, plugins in found_plugins.items():
         if name in plugins:

@@ -1,8 +1,8 @@
 """Define the flags that commands share, and the flags of plan fields.
 
-A command declares a flag as `reveal: options.Reveal = False`, a group of flags (a dataclass) as
-`single: SingleFlags`, and plan fields as `plan: Annotated[options.Values, options.PlanFlags()]`,
-which holds the given fields by name.
+A command declares a flag as `reveal: options.Reveal = False`. A group of flags is a dataclass,
+declared as `single: SingleFlags`. Plan fields are declared as `plan: Annotated[options.Values,
+options.PlanFlags()]`. This parameter receives the given fields by name.
 """
 
 from __future__ import annotations
@@ -223,7 +223,9 @@ def _flag_parameters(
 
 
 def _annotate_flag(name: str, panel: str, kind: Any) -> Any:
-    """Return a flag's annotation with this --help panel and a metavar for its type."""
+    """Return a flag's annotation with this --help panel and a placeholder for a value of its
+    type.
+    """
     option = next(
         (item for item in getattr(kind, "__metadata__", ()) if hasattr(item, "rich_help_panel")),
         None,
@@ -275,8 +277,9 @@ def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
 
 
 def _split_deployed_forms(values: Values) -> Values:
-    """Split lists of forms at commas. Of several models, the first is attacked; the others become
-    forms.
+    """Split lists of deployed forms at commas.
+
+    Of several models, the first is attacked and the others become forms.
     """
     # A list: with forms, --model is repeatable.
     model, *further = values.pop("model", None) or [None]

@@ -177,7 +177,9 @@ def run(
 
 
 def _check_each_attack_ran(folder: Path) -> None:
-    """Raise AuditError if a named attack ran on no target; called after results are shown."""
+    """Raise AuditError if a requested attack ran on no target. Call this after results are
+    shown.
+    """
     from auditor.records.result_file import read_result
     from auditor.reports import coverage
 

@@ -34,7 +34,7 @@ def show(
 
 
 def print_result_screen(result: AuditResult, folder: Path, verbose: bool) -> None:
-    """Print the first screen of a run, or every table of it."""
+    """Print the first screen of a run; with `verbose`, print every table."""
     from rich.console import Console
 
     from auditor.reports.screen import WIDTH, build_first_screen

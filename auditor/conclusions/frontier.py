@@ -109,7 +109,7 @@ def list_frontier_models(
 def _list_swept_options(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
     """Yield labels of this model's swept options, such as `weight 0.9`.
 
-    at: swept values by option.
+    at: swept values by option. defenses: names of the defenses in the plan.
     """
     for key, value in at.items():
         plugin, dot, option = key.partition(".")
@@ -269,7 +269,10 @@ def _explain_missing_point(
     seeds: Sequence[int],
     ratio: Mapping[str, Measurement],
 ) -> str:
-    """Return the reason why the model has no point on this frontier; "" if it has a point."""
+    """Return the reason why the model has no point on this frontier; "" if it has a point.
+
+    ratio: perplexity ratio to the undefended model, by label.
+    """
     if model.label not in ratio:
         return "no perplexity of the texts that the undefended model predicts"
     cell = model.cells.get(row)

@@ -223,9 +223,9 @@ def read_nonmember_leaks(
 def read_repeat_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield the number of each repeat count. They share a significance level.
+    """Yield the number with this name for each repeat count, with its baseline.
 
-    Yield nothing if there is only one repeat count.
+    The numbers share a significance level. Yield nothing if there is only one repeat count.
     """
     shares = {}
     for count, m in finding.by_repeats.items():
@@ -238,9 +238,9 @@ def read_repeat_leaks(
 def read_group_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield the number of each group of the data. They share a significance level.
+    """Yield the number with this name for each group of the data, with its baseline.
 
-    Yield nothing if there is only one group.
+    The numbers share a significance level. Yield nothing if there is only one group.
     """
     for group, reading in _read_shared_level(finding, finding.by_group, baseline, name):
         yield replace(reading, part=f"group {group}")
@@ -284,7 +284,7 @@ def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
 
 
 def widen_leak_measurement(m: Measurement, looks: int) -> Measurement:
-    """Widen a 95% interval for this many tests (Bonferroni), as if the number were normally
+    """Widen a 95% interval for `looks` tests (Bonferroni), as if the number were normally
     distributed.
     """
     if looks < 2:

@@ -87,6 +87,8 @@ class RowValuesBySecret:
     ) -> RowValuesBySecret:
         """Build the results from an attack's judged guesses, with all numbers whose means are
         metrics.
+
+        kinds, score_is_probability: as in the class.
         """
         per_secret_metrics = sorted(
             (m for m in metrics.METRICS if m.per_secret and m.values),
@@ -129,7 +131,7 @@ class RowValuesBySecret:
     ) -> Measurement | None:
         """Recompute a metric with its interval; None if values are missing.
 
-        count: only members with this repeat count; kind: only this kind of personal data. A metric
+        count: only members with this repeat count. kind: only this kind of personal data. A metric
         named for non-members uses the non-members.
         """
         metric = find_metric(name)
@@ -211,9 +213,10 @@ class RowValuesBySecret:
     def values_by_secret(
         self, name: str, members: bool, count: int | None = None
     ) -> dict[str, float]:
-        """Return the members' (or non-members') values by secret id; {} without values.
+        """Return the values of this metric by secret id; {} without values.
 
-        count: only secrets with this repeat count.
+        members: True for members, False for non-members. count: only secrets with this repeat
+        count.
         """
         # Not strict: a missing number gives no rows.
         rows = zip(
@@ -237,9 +240,10 @@ class RowValuesBySecret:
         )
 
     def order_metric_values(self, members: bool, count: int | None) -> dict[str, Floats]:
-        """Return the members' (or non-members') values by metric, ordered by secret id.
+        """Return the values of each metric by name, ordered by secret id.
 
-        count: only secrets with this repeat count.
+        members: True for members, False for non-members. count: only secrets with this repeat
+        count.
         """
         is_selected = self.member == members
         if count is not None:
@@ -434,8 +438,9 @@ def compare_paired_rows(
 def _compare_anytime_valid_rows(
     about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Return the difference on the secrets that both runs queried, if a run may have stopped
-    early.
+    """Return the difference on the secrets that both runs queried, if a run may have stopped early.
+
+    count: only members with this repeat count.
     """
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return (

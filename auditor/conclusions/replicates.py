@@ -120,7 +120,7 @@ def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
 
 
 def _measure_cause_differences(chain: Chain | None) -> Iterator[Measurement]:
-    """Yield the effect of each cause, named by metric and cause (`recall_splitting`)."""
+    """Yield the effect of each cause in a chain, named by metric and cause (`recall_splitting`)."""
     for step in chain.steps if chain else ():
         if step.difference:
             metric_name = step.difference.name.removesuffix("_difference")

@@ -132,7 +132,7 @@ class CanarySpace:
             yield self.common_beginning + "".join(choices)
 
     def draw(self, noise: np.random.Generator) -> str:
-        """Draw a text uniformly."""
+        """Draw a text uniformly, with random numbers from `noise`."""
         # Uniform over texts: because no choice of a block begins another, a text has only one
         # composition.
         return self.common_beginning + "".join(

@@ -1,4 +1,4 @@
-"""Format counts in sentences."""
+"""Format counts with their nouns."""
 
 from __future__ import annotations
 

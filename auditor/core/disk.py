@@ -1,7 +1,7 @@
-"""Write files and folders atomically and only for their owner, because a run's records reveal
-leaks.
+"""Write files and folders atomically, with access only for their owner.
 
-The program writes all its files through this module, which also removes temporary files.
+A run's files reveal leaks. The program writes all its files through this module, which also removes
+temporary files.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def fsync(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Sync everything in a folder that a library wrote. Raise AuditError on failure."""
+    """Wait until all files that a library wrote to a folder are on disk. Raise AuditError on
+    failure.
+    """
     try:
         for path in (*folder.rglob("*"), folder):
             fsync(path)
@@ -146,7 +148,7 @@ def make_unwritable_error(path: Path, error: OSError) -> AuditError:
 
 
 def is_scratch_file(path: Path) -> bool:
-    """Check whether a file is an unfinished file left by a killed process."""
+    """Test if a file is an unfinished file of a killed process."""
     return path.name.startswith(_BEFORE) and path.name.endswith(_BEHIND)
 
 

@@ -174,7 +174,7 @@ def _describe_validation_error(
 def _format_json_path(
     where: str, steps: Iterable[int | str], fields: Collection[str], private: bool
 ) -> str:
-    """Return a path such as `result.json.targets[1].claim`.
+    """Return a path such as `result.json.targets[1].claim`. steps: names and indices after `where`.
 
     private: hide keys outside `fields`.
     """

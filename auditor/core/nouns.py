@@ -26,7 +26,7 @@ class CellKey(NamedTuple):
     attack: str  # or probe
 
     def __str__(self) -> str:
-        """Return the cell's name in files, such as `pmixed/text-only/ethicist`."""
+        """Return the cell's name in file names, such as `pmixed/text-only/ethicist`."""
         return "/".join(self)
 
     @property

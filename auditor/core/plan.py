@@ -1,10 +1,10 @@
-"""Define the configuration of a run, in parts by subject.
+"""Define the configuration of a run (the plan), in parts by subject.
 
-The definition of a field includes its description. These follow from it: flag and help
-(`commands/options.py`), the input of plan files and `audit()` (`runs/plan.py`), and the page of all
-fields (`docs/reference/plan.md`). A field has one name everywhere: `--known-limit 5`, `known_limit
-= 5` in a plan file, `known_limit=5` in Python. Each part of the program receives only its part of
-the plan.
+The definition of a field includes its description. Three texts are made from these definitions:
+flag and help (`commands/options.py`), the input of plan files and `audit()` (`runs/plan.py`), and
+the page of all fields (`docs/reference/plan.md`). A field has one name everywhere: `--known-limit
+5`, `known_limit = 5` in a plan file, `known_limit=5` in Python. Each part of the program receives
+only its part of the plan.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Plan:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
 
     def _check_fields_apply(self) -> None:
-        """Raise AuditError for fields that have no effect for this kind of model or data."""
+        """Raise AuditError for fields without effect on this kind of model or data."""
         target = self.target
         if target.uses_builtin_lab != (self.data.data is None) and not self.is_canary_only:
             present, missing = (
@@ -180,7 +180,7 @@ class Plan:
 
     @classmethod
     def from_fields(cls, **values: Any) -> Plan:
-        """Return a plan with these fields, and defaults for all others."""
+        """Return a plan with these fields. All other fields have their defaults."""
         return cls().with_fields(**values)
 
     def with_fields(self, **values: Any) -> Plan:

@@ -1,4 +1,4 @@
-"""Load a Python file of the user as a module."""
+"""Load a user's Python file as a module."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ CHANNELS = 3
 
 
 def make_keyed_generator(*key: str | int) -> np.random.Generator:
-    """Return a counter-based generator for a key; equal keys give equal streams on every
-    machine.
+    """Return a counter-based random generator for a key.
+
+    Equal keys give equal streams on every machine.
     """
     # With the type, because 1 and "1" are two keys; the unit separator separates ("a", "bc") from
     # ("ab", "c").

@@ -85,7 +85,7 @@ def count_usable_processors() -> int:
 
 
 def describe_threads(count: int) -> str:
-    """Return a phrase such as `2 of 2 processors`."""
+    """Return a phrase such as `2 of 2 processors`, for `count` threads."""
     return f"{count} of {count_usable_processors()} processors"
 
 

@@ -27,8 +27,10 @@ SIGNED = "the attestation is signed and fits the run"
 
 
 def build_run_statement(folder: Path) -> dict[str, Any]:
-    """Build the statement about a finished run. Raise AuditError if the run read no weight
-    files."""
+    """Build the statement about a finished run.
+
+    Raise AuditError if the run read no weight files.
+    """
     result = result_file.read_result(folder)
     if not result.weights:
         raise AuditError(
@@ -93,7 +95,7 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
 
 
 def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
-    """Yield each difference between the folder and a signed statement.
+    """Yield a sentence for each difference between the folder and a signed statement (`stated`).
 
     Raise AuditError for a folder without a result.
     """

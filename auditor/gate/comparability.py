@@ -115,7 +115,7 @@ def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
 
 
 def _format_flag(flag: str, value: Any) -> list[str]:
-    """Return a plan value as command-line words."""
+    """Return the words of a command line that set a flag to a plan value."""
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
     if isinstance(value, list | tuple):

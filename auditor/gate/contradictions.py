@@ -101,7 +101,10 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 def _check_planned_secrets(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield (cell, reason) for differences between the result and the plan, secrets or answers."""
+    """Yield (cell, reason) for differences between the result and the plan, secrets or answers.
+
+    outcomes: results by secret, by cell. listed: ids of the attacked secrets.
+    """
     if listed.plan is not None:
         # another version may have started the run
         blank = {}

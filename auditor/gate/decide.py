@@ -328,8 +328,10 @@ class _Case:
 def _build_claim_case(
     result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None
 ) -> _Case:
-    """Build the case of a rule on a target's claim. The target's audits share the significance
-    level.
+    """Build the case of a rule on the claim of the target `name`.
+
+    The target's audits share the significance level. setting, attack: if given, only their audits
+    count.
     """
     row = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
@@ -406,7 +408,7 @@ def _select_measurement(
 ) -> tuple[Measurement | str, bool]:
     """Return the number that the rule limits, or the reason for a missing number.
 
-    Then return whether the number was recomputed from each secret's results.
+    Then return whether the number was recomputed from each secret's results (`values_by_cell`).
     """
     count = None if rule.is_paired_difference else rule.count
     if rule.kind is not None:
@@ -478,7 +480,7 @@ def _build_limit_evidence(
     """Return the measured number with its bounds, for a limit.
 
     A TPR is recomputed at each significance level. A lower level needs more non-members for the
-    TPR's threshold.
+    TPR's threshold. derived: whether the number was recomputed from each secret's results.
     """
     evidence: BoundedNumber | None = None
     if values_by_secret is not None and values_by_secret.anytime:

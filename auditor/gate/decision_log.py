@@ -44,7 +44,7 @@ class KeptDecision:
 
 
 def save_decision(folder: Path, decision: Decision) -> None:
-    """Add a decision to the folder.
+    """Append a decision to the decisions in the folder.
 
     Raise AuditError if writing fails or if earlier decisions were edited.
     """
@@ -70,7 +70,7 @@ def save_decision(folder: Path, decision: Decision) -> None:
 
 
 def describe_decision_edits(folder: Path) -> str:
-    """Describe edits of the stored decisions in a sentence; "" if there are none."""
+    """Return a sentence on edits of the stored decisions; "" if there are none."""
     ends = _read_last_decision_digests(folder)
     lines = _read_decision_lines(folder)
     ends |= _read_last_decision_digests(folder)  # another gate may just have written
@@ -109,7 +109,10 @@ def _read_decision_lines(folder: Path) -> list[bytes]:
 
 
 def _read_decision_file(path: Path) -> bytes:
-    """Read the file; empty if it does not exist. Raise AuditError if it cannot be read."""
+    """Return the content of the file, empty for a missing file.
+
+    Raise AuditError if the file cannot be read.
+    """
     try:
         return path.read_bytes()
     except FileNotFoundError:

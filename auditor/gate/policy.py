@@ -185,7 +185,7 @@ class _PolicyFile:
 def read_policy(path: Path) -> Policy:
     """Read a policy file.
 
-    Raise AuditError for a missing file, bad TOML, unknown keys and empty rules.
+    Raise AuditError for a missing file, invalid TOML, unknown keys and empty rules.
     """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -212,7 +212,10 @@ def read_policy(path: Path) -> Policy:
 
 
 def _check_require_table(required: Required, table: Mapping[str, Any], where: str) -> None:
-    """Raise AuditError for an empty name, a count below 1 or an invalid age."""
+    """Raise AuditError for an empty name, a count below 1 or an invalid age in a [require] table.
+
+    where: name of the file in messages.
+    """
     if not all(required.attacks):
         raise AuditError(
             f"{where}: expected attacks to be a list of names, got {list(required.attacks)!r}"
@@ -233,7 +236,7 @@ def parse_inconclusive_reading(value: str) -> Reading:
 
 
 def parse_rule(sentence: str) -> Rule:
-    """Parse `recall(count=16) <= 0.5` or `recall not worse than baseline by 0.02`.
+    """Parse a sentence: `recall(count=16) <= 0.5` or `recall not worse than baseline by 0.02`.
 
     Raise AuditError for any other text.
     """
@@ -276,7 +279,7 @@ def parse_limits(
 
 
 def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Return the rules. Raise AuditError if two rules limit the same number."""
+    """Return the rules unchanged. Raise AuditError if two rules limit the same number."""
     first_rules: dict[Rule, Rule] = {}
     for rule in rules:
         # rules that differ only in their limits
@@ -394,7 +397,7 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
 
 
 def _check_gateable_metric(name: str) -> None:
-    """Raise AuditError for a metric on which a gate cannot decide."""
+    """Raise AuditError for a metric that a gate cannot decide on."""
     metric = find_metric(name)
     if not metric.is_gateable:
         if metric.of_model:
@@ -408,7 +411,7 @@ def _check_gateable_metric(name: str) -> None:
 
 
 def check_share_limit(rule: Rule) -> None:
-    """Raise AuditError if the limit of a share is above 1."""
+    """Raise AuditError if a rule limits a share by a number above 1."""
     if rule.limit > 1:
         raise AuditError(
             f"expected a limit of at most 1 for {rule.metric_with_part}, which is a share, got "

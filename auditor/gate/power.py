@@ -236,7 +236,7 @@ def _simulate_gate_sizes(
 
 
 def check_gate_power(power: float, rules: int) -> None:
-    """Raise AuditError if the power or the number of decisions is out of range."""
+    """Raise AuditError if the power, or the number of decisions (`rules`), is out of range."""
     if not 0 < power < 1:
         raise AuditError(f"expected --power between 0 and 1, got {power:g}")
     if rules < 1:
@@ -261,7 +261,7 @@ def count_holding_secrets(limit: float, truth: float, level: float, power: float
     """Return the smallest number of secrets with which a limit holds with this power.
 
     By symmetry with `count_failing_secrets`, the test shows that the share of misses exceeds 1 -
-    limit.
+    limit. truth: true share. level: significance level.
     """
     return count_failing_secrets(1 - limit, 1 - truth, level, power)
 
@@ -274,7 +274,8 @@ def count_pair_secrets(
 
     The computation uses the normal distribution with a discrete step. It takes the variance per
     secret of the true distribution and of the nearest distribution whose difference is the margin.
-    Both have the share `discordant` of secrets whose answer changes.
+    Both have the share `discordant` of secrets whose answer changes. level: significance level.
+    power: probability of success.
     """
     distance = abs(truth - margin)
     # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least

@@ -94,8 +94,9 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
 
 
 def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
-    """Return the applicable findings with this target, setting and attack; None matches any
-    name.
+    """Return the applicable findings with the target, setting and attack in `scope`.
+
+    None in `scope` matches any name.
     """
     return [
         f

@@ -62,7 +62,11 @@ class Ruling:
 def make_ruling(
     reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN
 ) -> Ruling:
-    """Return a ruling without a metric. Without `row`, the ruling is about the whole run."""
+    """Return a ruling without a metric. reason: reason for the verdict. rule: the rule as a
+    sentence.
+
+    Without `row`, the ruling is about the whole run.
+    """
     return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
 

@@ -77,7 +77,7 @@ def digest_file(path: Path) -> str:
 def _list_role_files(
     models_by_role: Mapping[str, tuple[str, str | None]],
 ) -> Iterator[tuple[str, Path]]:
-    """Yield pairs of `role/file` and the file's path."""
+    """Yield each `role/file` with the path of the file."""
     for role, (place, revision) in models_by_role.items():
         yield from ((f"{role}/{name}", path) for name, path in _list_loaded_files(place, revision))
         base = _find_adapter_base(_find_model_folder(place, revision) / "adapter_config.json")
@@ -141,7 +141,7 @@ def list_model_roles(names: Iterable[str]) -> set[str]:
 def _list_loaded_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
     """Yield (name, path) of all files of a model, an adapter or an ensemble's members.
 
-    place: folder, hub id or a single file.
+    place: folder, hub id or a single file. revision: hub revision.
     """
     if Path(place).is_file():
         yield Path(place).name, Path(place)
@@ -184,7 +184,10 @@ def _find_adapter_base(config: Path) -> str | None:
 
 
 def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
-    """Return the folder of the model's files in the hub's cache; None if no files are cached."""
+    """Return the folder of the model's files in the hub's cache; None if no files are cached.
+
+    revision: hub revision; None for the default.
+    """
     from huggingface_hub import try_to_load_from_cache  # takes a while to import
 
     for file in ("config.json", "adapter_config.json"):
@@ -217,7 +220,10 @@ class _DigestCache:
         self._new = False
 
     def cached_sha256_hex(self, path: Path) -> str:
-        """Return the SHA-256 in hex. Raise AuditError for an unreadable file."""
+        """Return the SHA-256 of a file in hex, from the cache if possible.
+
+        Raise AuditError for an unreadable file.
+        """
         try:
             key = str(path.resolve())
             fingerprint = _fingerprint_file(path)

@@ -106,7 +106,7 @@ class RunFolder:
             self._lock.release()
 
     def discard_if_empty(self) -> None:
-        """Remove a new folder without answers, so that a refused run leaves no partial files."""
+        """Remove a new folder without answers, so that a refused run leaves no files."""
         has_answers = any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS))
         if not self._new or has_answers or any((self.path / "state").iterdir()):
             return
@@ -186,7 +186,10 @@ class RunFolder:
             file_digests.check_model_files_unchanged(digests, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
-        """Record the digests of the weights. Raise AuditError like `refuse_changed_weights`."""
+        """Record the current digests of the weights (`now`).
+
+        Raise AuditError like `refuse_changed_weights`.
+        """
         self.refuse_changed_weights(now)
         disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
@@ -255,7 +258,9 @@ class RunFolder:
         )
 
     def attack_state_path(self, name: str) -> Path:
-        """Return the path of an attack's tuned state (`runs/tuned_states.py`)."""
+        """Return the path of an attack's tuned state (`runs/tuned_states.py`). name: name of the
+        state.
+        """
         return self.path / "state" / (name.replace("/", "--") + ".pt")
 
 

@@ -79,7 +79,7 @@ class CellJournal(Generic[Key, Record]):
         disk.truncate(self.path, at)
 
     def _read_records(self, begins: Iterable[int]) -> Iterator[Record]:
-        """Yield the record that starts at each given byte. Raise AuditError if the file has
+        """Yield the record that starts at each byte in `begins`. Raise AuditError if the file has
         changed.
         """
         places = list(begins)

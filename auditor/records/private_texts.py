@@ -144,8 +144,9 @@ def decode_added_text(decode: Decode, context: Sequence[int], tokens: Sequence[i
 
 
 def decode_token_texts(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """Return the text that each token adds. A character with several tokens belongs to the last
-    token.
+    """Return the text that each token adds after the context.
+
+    A character with several tokens belongs to the last token.
     """
     pieces = []
     n_characters = len(decode(context))

@@ -220,7 +220,10 @@ def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> 
 
 @contextmanager
 def _open_current_table(path: Path, categories: Sequence[str] = _NAMES) -> Iterator[pq.ParquetFile]:
-    """Open the file. Raise AuditError for a file of another version."""
+    """Open the table's file. Raise AuditError for a file of another version.
+
+    categories: columns to read as dictionaries.
+    """
     import pyarrow.parquet as pq
 
     # Not `pq.read_table`, which imports pandas.
@@ -236,7 +239,10 @@ def _open_current_table(path: Path, categories: Sequence[str] = _NAMES) -> Itera
 
 
 def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
-    """Test if a row group holds this kind. Raise ValueError for a group of two kinds."""
+    """Test if a row group of the file holds numbers of this kind. group: index of the row group.
+
+    Raise ValueError for a group of two kinds.
+    """
     statistics = metadata.row_group(group).column(0).statistics
     if statistics is None or statistics.min != statistics.max:
         raise ValueError("expected a row group of one kind")
@@ -397,7 +403,7 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
 
 
 def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
-    """Return the suffixes' token log-probabilities, by target."""
+    """Return the log-probabilities of the suffixes' tokens, by target."""
     path = folder / TABLE
     if not path.exists():
         return {}
@@ -412,7 +418,7 @@ def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
 
 
 def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
-    """Join the rows of a target, part by part."""
+    """Join parts of the table with a target's token log-probabilities."""
     ids = list[str]()
     n_tokens = list[Ints]()
     values = list[Floats]()

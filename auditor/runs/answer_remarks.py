@@ -105,6 +105,7 @@ def list_budget_remarks(
     """Return a remark that counts the guesses whose tokens a fixed query budget paid in full.
 
     The public model gave the other guesses. Return () if the budget paid for all guesses.
+    description: noun for the guessed items in the remark.
     """
     if view.allowance is None:
         return ()

@@ -29,8 +29,10 @@ def check_method_applies(
 def select_probed_secrets(
     probe: Probe, target: Target, benchmark: Benchmark, view: View
 ) -> tuple[Secret, ...]:
-    """Return the secrets or canaries that the probe observes. Raise NotApplicable if the data hold
-    none."""
+    """Return the secrets or canaries that the probe observes.
+
+    Raise NotApplicable if the data contain none.
+    """
     if probe.of == "secrets":
         return target.secrets
     if probe.of == "own":

@@ -113,11 +113,13 @@ def ask_worst_first(
     measure: Callable[[Audit], AuditResult],
     publish: Publish,
 ) -> AuditResult:
-    """Query as many records as the time limit allows (at least one batch) and return their result.
+    """Query as many records as the time limit allows, and return their result.
+
+    At least one batch is queried, with the records most at risk first.
 
     Args:
-        measure: computes the result of an audit whose secrets were all queried.
-        publish: shows an intermediate result, and stores it and its reports like a final result.
+        measure: function that computes the result of an audit whose secrets were all queried.
+        publish: function that shows an intermediate result, and stores the result and its reports.
     """
     site, whole_benchmark = audit.site, audit.site.benchmark
     units = order_units(whole_benchmark)
@@ -299,7 +301,7 @@ def _ask_about_batch(
 def _count_ready_units(units: Sequence[Unit], vocab_size: int) -> int:
     """Return how many units from the start of `units` have logits that fit in memory together.
 
-    Return at least 1.
+    Return at least 1. vocab_size: number of logits for each token.
     """
     n_bytes = 0
     for count, unit in enumerate(units):
@@ -318,7 +320,7 @@ def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
 
 
 def _score_units(target_run: TargetRun) -> None:
-    """Read the texts with the target, and store its log-probabilities of true tokens."""
+    """Run the texts through the target model, and store its log-probabilities of true tokens."""
     audit = target_run.audit
     target = target_run.target
     _read_ahead(target.model, target.secrets, whole_texts=True)
@@ -329,8 +331,10 @@ def _score_units(target_run: TargetRun) -> None:
 
 
 def _read_references(target_run: TargetRun) -> list[LanguageModel]:
-    """Read the texts with the reference models that probes use; return all models that read the
-    texts."""
+    """Run the texts through the reference models of probes.
+
+    Return all models that have read the texts, including the target.
+    """
     target = target_run.target
     references = _list_probed_references(target_run.audit, target_run.place, target)
     for reference in references:
@@ -356,7 +360,10 @@ def _mark_recited_records(target_run: TargetRun) -> dict[str, bool]:
 
 
 def _announce_recited_records(target_run: TargetRun, recited: Mapping[str, bool]) -> None:
-    """Announce how many records were recited, before the first result is computed."""
+    """Announce the number of recited records, before the first result is computed.
+
+    recited: whether greedy decoding recites a part of the record, by record name.
+    """
     if not recited:
         return
     introduction = "first number"

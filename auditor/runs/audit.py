@@ -116,7 +116,7 @@ class RunContext:
     def load_prefixed_references(self, spec: str) -> ReferenceModels:
         """Load the reference models of `-A references=`, which then read the prefix token too.
 
-        Raise AuditError if the site has no reference models.
+        spec: value of this option. Raise AuditError if there are no such models.
         """
         references = self.site.load_reference_models_of_site(spec)
         return ReferenceModels(
@@ -188,8 +188,10 @@ class RunContext:
             self.load_prefixed_references(references)
 
     def check_texts_fit_models(self) -> None:
-        """Raise AuditError if a model's context is too short for this run's texts with prefix token
-        and soft prompt."""
+        """Raise AuditError if this run's texts do not fit into a model's context.
+
+        The lengths include prefix token and soft prompt.
+        """
         rows = self.selection.longest_soft_prompt_row_count
         prefix_token = len(self.prefix_token.tokens)
         prompt = torch.empty(rows, 0) if rows else None  # only its number of rows matters

@@ -1,5 +1,7 @@
-"""Score canaries (`audit canaries score`): measure the exposure of each canary of a manifest, on a
-model or from a finished run."""
+"""Measure the exposure of each canary of a manifest (`audit canaries score`).
+
+The exposure is measured on a model, or read from a finished run.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,8 @@ def score_canaries(
 ) -> list[TargetScores]:
     """Score the canaries on a model, or on every target of a run if `model` is a run folder.
 
-    Raise AuditError if the run did not measure these canaries, or if the model's tokens cannot
-    spell the canaries.
+    probe_options: options of the exposure probe, as OPTION=VALUE. Raise AuditError if the run did
+    not measure these canaries, or if the model's tokens cannot spell the canaries.
     """
     canary_manifest = manifests.read_exposure_canary_manifest(manifest)
     if (Path(model) / "plan.json").is_file():

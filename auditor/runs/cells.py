@@ -104,7 +104,11 @@ class Cell(TargetRun, ABC):
     def _refuse_answers_about_other_secrets(
         self, answered_ids: Collection[str], secret_ids: Collection[str]
     ) -> None:
-        """Raise AuditError if the folder has answers about secrets that this run does not query."""
+        """Raise AuditError if the run folder has answers about secrets that this run does not
+        query.
+
+        answered_ids: ids of secrets with answers. secret_ids: ids of this run's secrets.
+        """
         if extra := sum(secret not in secret_ids for secret in answered_ids):
             raise AuditError(
                 "expected answers about the secrets of this run in "
@@ -114,9 +118,9 @@ class Cell(TargetRun, ABC):
 
     @abstractmethod
     def ask_ahead(self) -> None:
-        """Query the target's secrets and store the answers for a later `measure`.
+        """Query the target's secrets, and store the answers for a later call of `measure`.
 
-        Raise NotApplicable if the method does not apply to this target.
+        Raise NotApplicable if the attack or probe does not apply to this target.
         """
 
     @abstractmethod
@@ -173,7 +177,9 @@ class Cell(TargetRun, ABC):
 
 @dataclass(frozen=True)
 class AttackCell(Cell):
-    """Cell of an attack: tune the attack, guess each secret, and judge the guesses."""
+    """Attack on a target in a setting: tune the attack, guess each secret, and judge the
+    guesses.
+    """
 
     method: Attack
 

@@ -95,8 +95,8 @@ def measure_row_difference(
 ) -> Measurement:
     """Measure the members' mean of `new` minus that of `base`, with its paired 95% interval.
 
-    Only members with a number in `new`, `base` and all `rows` count. The same difference over
-    non-members is subtracted if there are non-members.
+    name, unit: the compared number. Only members with this number in `new`, `base` and all `rows`
+    count. The same difference over non-members is subtracted if there are non-members.
     """
     aligned = [new, base, *rows]
     _, (after, before, *_) = align_rows(aligned, name, True)

@@ -72,12 +72,14 @@ class CostEstimate:
 
     @property
     def loading(self) -> float:
-        """Seconds until the first query."""
+        """Seconds from the start to the first query."""
         return sum(seconds for _, seconds in self.preparing)
 
     @property
     def seconds(self) -> float:
-        """Seconds until the run's last query, without the parts that have no numbers."""
+        """Seconds from the start to the run's last query, without the parts that have no
+        numbers.
+        """
         return self.loading + sum(cost.seconds for cost in self.costs if not cost.reason)
 
     @property
@@ -114,7 +116,7 @@ class CostEstimate:
 
     @property
     def estimated_peak_memory_bytes(self) -> float:
-        """Peak memory in bytes."""
+        """Estimated peak memory of the run in bytes."""
         return max(
             (cost.memory for cost in self.costs if not cost.reason),
             default=float(self.loaded_bytes),

@@ -148,7 +148,7 @@ def _time_preparing(site: Site) -> list[tuple[str, float]]:
 
 
 class _RunPartTimer:
-    """Timer that runs the parts in order and gives each a share of the remaining time."""
+    """Timer of the parts of a run. Each part gets a share of the remaining time."""
 
     def __init__(self, scene: RunContext, seconds: float) -> None:
         self.scene, self.end = scene, time.perf_counter() + seconds
@@ -512,7 +512,10 @@ def _exhaust_iterator(function: Callable[..., Iterator[Any]], *arguments: Any) -
 
 
 def _draw_fixed_subset(items: Sequence[Any], n: int, description: str) -> list[Any]:
-    """Return a random subset of n items, in their order; the same n gives the same subset."""
+    """Return a random subset of n items, in their order.
+
+    Equal n and `description`, which names the purpose, give equal subsets.
+    """
     if n >= len(items):
         return list(items)
     # A prefix of a fixed permutation: a larger subset contains every smaller subset.

@@ -56,13 +56,15 @@ def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[
 
 
 def select_model_forms(forms: Sequence[str]) -> list[str]:
-    """Return the forms that are separate models."""
+    """Return the forms that name separate models."""
     classes = _map_form_classes()
     return [form for form in forms if form.partition(":")[0] not in classes]
 
 
 def _map_form_classes() -> dict[str, type[Defense]]:
-    """Map names to the forms built here from the attacked model's weights."""
+    """Return the classes of forms that are built here from the attacked model's weights, by
+    name.
+    """
     return {name: kind for name, kind in registry.list_defenses().items() if kind.form}
 
 

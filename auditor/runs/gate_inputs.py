@@ -45,7 +45,8 @@ def judge_run(
     """Apply all rules of a policy to a run. Raise AuditError if the run cannot be judged.
 
     model: the judged model's current path, if the model was moved after the run. progress: called
-    with (description, done, total) while files are read. Other parameters: see `apply_policy`.
+    with (description, done, total) while files are read. target, setting, attack: judge only
+    findings with these names. attested: see `apply_policy`.
     """
     run = read_run(folder)
     for record in filter(None, (run, baseline)):

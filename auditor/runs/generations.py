@@ -277,6 +277,8 @@ def _build_record_columns(
     that contain a part and the tokens of the longest part. Column `record` holds, for each attacked
     secret, its record's position in `order` (from 0). Column `trained` counts training records by
     copies.
+
+    order: indices of the records in the corpus. Other parameters are by this index.
     """
     ids = [aliases[record] for record in order]
     copies = [corpus.index.copies[record] for record in order]

@@ -233,9 +233,9 @@ def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict
 
 
 def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Trainer | None:
-    """Build the trainer of the plan's mitigation, for the lab's target; None without a mitigation.
+    """Build the trainer of the plan's mitigation for the lab's target; None without a mitigation.
 
-    Raise AuditError if the trainer does not make a single model of the lab's records.
+    Raise AuditError if the trainer does not make a single model from the lab's records.
     """
     options = dict(target.mitigation)
     if not options:
@@ -269,7 +269,7 @@ def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
     """Build the recipe of the plan's lab. Raise AuditError for an unknown field.
 
     If a probe uses coins, the lab plants audit canaries in the training data of all models. With
-    lab seed "run" the run's seed also decides the texts and the trained models.
+    lab seed "run", the run's seed also decides the texts and the trained models.
     """
     fields: dict[str, Any] = dict(plan.target.lab_recipe)
     if fields.get("seed") == "run":

@@ -102,7 +102,8 @@ def is_choice_clear(
 
 
 def bound_mean_gain(gain: Floats, comparisons: float) -> float:
-    """Return the lower end of Student's interval for the mean of paired differences.
+    """Return the lower end of Student's interval for the mean of paired differences `gain`
+    (pairs,).
 
     Return -inf for fewer than 2 pairs. comparisons: divides the error probability of the two-sided
     interval; 0.5 gives a one-sided interval.

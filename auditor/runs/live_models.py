@@ -1,5 +1,7 @@
-"""Accept models in memory as inputs of an audit: a training script's models, or a custom
-`LanguageModel`."""
+"""Accept models in memory as inputs of an audit.
+
+They are a training script's models, or objects of a user's `LanguageModel` class.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ from auditor.models.huggingface import HuggingFaceModel
 
 
 def is_live_model(kind: str, value: Any) -> bool:
-    """Return True for a model in memory, False for a folder, a hub id or None. Raise AuditError for
-    other values."""
+    """Return True for a model in memory, False for a folder, a hub id or None.
+
+    kind: role of the model in the message. Raise AuditError for other values.
+    """
     if value is None or isinstance(value, (str, Path)):
         return False
     if not isinstance(value, LanguageModel) and not hasattr(value, "get_input_embeddings"):
@@ -53,7 +57,7 @@ def _list_parameter_ids(model: Any) -> set[int]:
 
 
 def name_live_model(model: Any) -> str:
-    """Return a name like `GPT2LMHeadModel in memory`."""
+    """Return a name for a model in memory, like `GPT2LMHeadModel in memory`."""
     return f"{type(model).__name__} in memory"
 
 

@@ -1,4 +1,4 @@
-"""Describe a run's machine, which may affect the numbers, and measure memory use."""
+"""Describe a run's machine, which may affect the numbers, and measure the use of memory."""
 
 from __future__ import annotations
 

@@ -30,7 +30,18 @@ MARK = "audit_tokens.json"  # in the folder of an extended model
 
 @dataclass(frozen=True)
 class CanaryRequest:
-    """Arguments of `audit canaries make --audit`. seed: None for an unguessable seed."""
+    """Arguments of `audit canaries make --audit`.
+
+    Args:
+        count: number of canaries.
+        times: insertions of each included canary.
+        seed: seed of texts and coins; None for an unguessable seed.
+        kind: kind of canary.
+        length: words of a canary.
+        data: training data, for canaries that begin with its texts.
+        model: public or base model, for canaries made with a model.
+        temperature: temperature of sampled canaries; None for 1.
+    """
 
     count: int
     times: int = 1

@@ -124,7 +124,7 @@ class Mitigation:
 
     @property
     def plan_of_second_audit(self) -> Plan:
-        """Return the plan of the same audit, without defenses, on the new model."""
+        """Plan of the second audit: the first plan, without defenses, on the new model."""
         plan = self.plan.with_fields(defense=(), defense_options={}, submission=None)
         if self.plan.target.uses_builtin_lab:
             values = {}
@@ -144,7 +144,7 @@ class Mitigation:
 
     @property
     def training_records_file(self) -> str:
-        """Return the training data file of a model outside the lab."""
+        """Path of the training data file of a model outside the lab."""
         if self.recipe:
             return self.recipe.data
         return self.options.data or str(self.plan.data.data)
@@ -424,7 +424,7 @@ def train_mitigated_model(
 def _read_finished_record(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the record of a finished mitigation; None if the mitigation is unfinished.
 
-    Raise AuditError for a folder of another mitigation.
+    Raise AuditError if the folder's configuration differs from `configuration`.
     """
     if not (out / RECORD).is_file():
         if any(path.name != locks.LOCK for path in out.iterdir()):
@@ -484,7 +484,10 @@ def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, .
 
 
 def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
-    """Run the user's command with its placeholders replaced; its output goes to stderr."""
+    """Run the user's training command. Its output goes to stderr.
+
+    data, out: paths that replace the placeholders.
+    """
     values = {"{data}": str(Path(data).resolve()), "{out}": str(out.resolve())}
     words = list(command)
     for placeholder, value in values.items():

@@ -1,4 +1,4 @@
-"""Read the records and canaries of a plan outside the lab, using the audited model's tokenizer."""
+"""Read the records and canaries of a plan outside the lab, with the audited model's tokenizer."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _choose_trained_length(
 
 
 def _refuse_nondefault_fields(plan: DataPlan, fields: Sequence[str], reason: str) -> None:
-    """Raise AuditError if any of these plan fields differs from its default."""
+    """Raise AuditError, with this reason, if any of these plan fields differs from its default."""
     for field in fields:
         if getattr(plan, field) != FIELDS[field].default:
             raise AuditError(f"{format_field_flag(field)} {reason}")

@@ -1,4 +1,4 @@
-"""Load the defenses of a user's model from the folders named by `-D`, and check their inputs."""
+"""Load the defenses of a user's model from the folders that `-D` names, and check their inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from auditor.training.variants import Variant
 
 
 def format_missing_input(defense: Defense, public: str | None) -> str:
-    """Return the names of inputs that this defense lacks outside the lab; "" if none is missing."""
+    """Return the names of inputs that this defense lacks outside the lab; "" if none is missing.
+
+    public: folder or hub id of the public model.
+    """
     ensemble = defense.ensemble_folder
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
         return "-D ensemble=DIR, a folder of member adapters"
@@ -36,7 +39,10 @@ def format_missing_input(defense: Defense, public: str | None) -> str:
 
 
 def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
-    """Raise AuditError for a defense whose inputs only the lab would provide."""
+    """Raise AuditError for a defense whose inputs only the lab would provide.
+
+    public: folder or hub id of the public model.
+    """
     if phrase := format_missing_input(defense, public):
         raise AuditError(f"--defense {defense.name} outside the lab needs {phrase}")
 
@@ -68,7 +74,8 @@ def load_trained_defense(
 ) -> TrainedModel:
     """Load the model of a trained defense from `-D model=`.
 
-    Raise AuditError if another method trained the model.
+    vocab_size: vocabulary size of the attacked model. Raise AuditError if another method trained
+    the model.
     """
     folder = defense.model_folder
     if not Path(folder).is_dir():

@@ -138,7 +138,7 @@ def _choose_compared_records(
 def _recite(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Tokens]
 ) -> _Recitation:
-    """Score each suffix after the tokens in `before` and the secret's prefix."""
+    """Score each suffix after the text in `before` and then the secret's prefix."""
     extended = []
     for secret, tokens in zip(secrets, before, strict=True):
         extended.append(replace(secret, prefix=tokens + secret.prefix))
@@ -163,6 +163,8 @@ def _recite(
 def _is_higher(recitation: _Recitation, right: _Recitation, comparisons: int) -> bool:
     """Test if `recitation` has significantly higher log-probabilities than `right`, paired by
     record.
+
+    comparisons: number of tests that share the error probability.
     """
     difference = recitation.log_prob - right.log_prob
     # -inf, from a token of probability 0, has no mean.

@@ -133,7 +133,7 @@ class PerSecretCollector:
         self._texts[str(key)] = generations.texts
 
     def save_results(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
-        """Write the collected columns and the guesses' texts to the run folder."""
+        """Write the collected columns and the texts of the guesses to the run folder."""
         table.write_secrets_table(
             self.folder.path,
             [*self._columns, *self._list_heldout_columns()],

@@ -1,7 +1,7 @@
-"""Measure how much of the secrets' personal data the guesses contain, by kind of data.
+"""Measure the share of the secrets' personal data that guesses contain, by kind of data.
 
-Personal data count only if the suffix contains them whole and the prefix, which an attacker knows,
-does not contain them.
+An item of personal data counts only if the suffix contains the whole item. It does not count if the
+prefix, which an attacker knows, contains the item.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class PersonalDataOfSecrets:
 
 
 def parse_phone_regions(text: str | None) -> tuple[str, ...]:
-    """Parse `--phone-region`. Raise AuditError if a region's phone numbers cannot be recognised."""
+    """Return the region codes in `--phone-region`.
+
+    Raise AuditError if a region's phone numbers cannot be recognised.
+    """
     regions = () if text is None else tuple(text.split(","))
     if regions:
         pii.PiiRecognisers(regions)
@@ -83,8 +86,11 @@ def parse_phone_regions(text: str | None) -> tuple[str, ...]:
 
 
 def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
-    """Find the secrets' personal data. Raise AuditError if a region's phone numbers cannot be
-    recognised."""
+    """Find the personal data in the secrets. regions: codes of countries with their own phone
+    numbers.
+
+    Raise AuditError if a region's phone numbers cannot be recognised.
+    """
     if benchmark.tokenizer is None or not benchmark.secrets:  # token ids are no text to search
         return PersonalDataOfSecrets({}, {})
     recognisers, notes = _build_recognisers(benchmark, regions)

@@ -14,9 +14,9 @@ from auditor.core.plan_fields import AUTO, Options
 
 
 def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
-    """Read the fields of a plan file, and the keys named in `extra`.
+    """Return the fields of a plan file, and the keys named in `extra`.
 
-    Raise AuditError for a missing file, bad TOML or an unknown field.
+    Raise AuditError for a missing file, invalid TOML or an unknown field.
     """
     try:
         values = tomllib.loads(path.read_text())
@@ -32,13 +32,13 @@ def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
 
 
 def check_plan_field_type(name: str, value: Any) -> None:
-    """Raise AuditError if the value of a plan field has a wrong type; ignore unknown names."""
+    """Raise AuditError if the value of a plan field has a wrong type. Unknown names are ignored."""
     if name in IN_FILE:
         from_json(FIELDS[name].kind, value, f"plan.{name}")
 
 
 def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
-    """Make a plan from a plan file's values and flags.
+    """Make a plan from a plan file's values (`config`) and flags.
 
     Flags override the file. None or an empty list means that the flag is absent.
     """
@@ -46,7 +46,7 @@ def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
 
 
 def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a plan's raw values. A flag replaces the plan file's value.
+    """Merge a plan file's raw values (`config`) and flags. A flag replaces the plan file's value.
 
     The options of plug-ins are merged option by option.
     """
@@ -76,7 +76,7 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
 def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
     """Group `[plugin.]option=value` items by plug-in; the key is "" for items without a plug-in.
 
-    Raise AuditError for any other text.
+    flag: the flag in messages. known: names of plug-ins. Raise AuditError for any other text.
     """
     options: Options = {}
     for item in items:
@@ -95,7 +95,7 @@ def merge_plugin_options(
 ) -> dict[str, Any]:
     """Merge a plug-in's options. Common options override `defaults`.
 
-    The plug-in's own options override both.
+    The plug-in's own options override both. fields: names of the plug-in's options.
     """
     general = {}
     for option, value in options.get("", {}).items():
@@ -107,7 +107,8 @@ def merge_plugin_options(
 def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequence[str]]) -> None:
     """Raise AuditError for a common option that no chosen plug-in has.
 
-    Also raise AuditError for options of a plug-in that was not chosen.
+    Also raise AuditError for options of a plug-in that was not chosen. flag: the flag in messages.
+    fields: option names of each chosen plug-in.
     """
     known = sorted({option for names in fields.values() for option in names})
     for option in options.get("", {}):

@@ -83,6 +83,8 @@ class GridPoint:
 def name_grid_point(variant: str, at: Mapping[str, Any]) -> str:
     """Return a name like `w/o smooth, ethicist.samples=10`; "" for a plan without variants and
     sweep.
+
+    at: values of the swept fields.
     """
     return ", ".join(filter(None, [variant, *(f"{key}={value}" for key, value in at.items())]))
 
@@ -260,7 +262,10 @@ def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _parse_number_range(text: str) -> list[Any]:
-    """Parse `start:stop:step` with decimal arithmetic (0.3, not 3 * 0.1); [] for any other text."""
+    """Return the numbers of `start:stop:step`, computed with decimal arithmetic (0.3, not 3 * 0.1).
+
+    Return [] for any other text.
+    """
     number = r"([-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))"
     match = re.fullmatch(f"{number}:{number}:{number}", text.strip())
     if match is None:
@@ -290,7 +295,7 @@ def _parse_toml_or_text(text: str) -> Any:
 
 
 def parse_seed_ranges(text: str) -> list[int]:
-    """Parse seeds such as `0-4`, `0,2,5` or `0-4,7`."""
+    """Return the seeds in a text such as `0-4`, `0,2,5` or `0-4,7`."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())

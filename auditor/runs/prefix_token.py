@@ -221,7 +221,7 @@ def resolve_prefix_token(
 def _resolve_server_prefix(spec: str, model: LanguageModel) -> PrefixToken:
     """Return the prefix token that the model's server uses.
 
-    Raise AuditError if the user requests another token.
+    Raise AuditError if the user requests another token in `spec`.
     """
     name = describe_prefix_token(model.prepended, model.tokenizer)
     if spec != AUTO and parse_prefix_token(spec, model) != model.prepended:
@@ -322,8 +322,10 @@ def _compute_prefix_nlls(
 
 
 def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
-    """Parse `none`, `bos`, `eos` or a text to tokens. Raise AuditError if the model lacks these
-    tokens."""
+    """Return the tokens of `none`, `bos`, `eos` or a text.
+
+    Raise AuditError if the model lacks these tokens.
+    """
     if text == NONE:
         return ()
     if text in _SPECIAL:

@@ -58,9 +58,9 @@ def list_unregistered_plugins(
 ) -> dict[str, Attack | Defense]:
     """Return the plug-in objects whose classes are not registered, by role.
 
-    Names, and objects of registered classes, are skipped. files: paths of plug-in files. Raise
-    AuditError if another registered class has the object's name, or if a record cannot hold its
-    name or options.
+    attacks, defenses: names or plug-in objects. Names, and objects of registered classes, are
+    skipped. files: paths of plug-in files. Raise AuditError if another registered class has the
+    object's name, or if a record cannot hold its name or options.
     """
     for path in files:
         registry.load_plugin_file(Path(path))

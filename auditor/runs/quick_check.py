@@ -39,7 +39,11 @@ def build_quick_plan(
     template: str = AUTO,
     base: str | None = None,
 ) -> Plan:
-    """Return a plan of all cheap attacks and probes on a user's model and data."""
+    """Return a plan of all cheap attacks and probes on a user's model and data.
+
+    nonmembers: file of records that the model was not trained on. template: rendering of
+    conversations. base: base model of an adapter.
+    """
     subject = {
         "model": model,
         "base": base,

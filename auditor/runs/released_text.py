@@ -113,7 +113,7 @@ class ReleasedText:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """Return the records as a run's secrets."""
+        """Records as the secrets of a run."""
         kind = {True: "member", False: "nonmember"}
         secrets = (
             Secret(

@@ -25,13 +25,14 @@ class Reporter(Protocol):
         """Show a message that the user waits for, even in quiet modes."""
 
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
-        """Show the first result: the share of members that greedy decoding recites, by repeat
-        count.
+        """Show the first result: the share of members that greedy decoding recites.
+
+        recall: this share by repeat count.
         """
 
 
 class SilentReporter:
-    """Reporter that does nothing."""
+    """Reporter that ignores all messages."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()

@@ -1,6 +1,7 @@
-"""Run a plan and compute its result: each target (undefended first), setting and method in order.
+"""Run a plan and compute its result.
 
-Messages go to a `Reporter`.
+Targets come in order, the undefended first, then access settings, then attacks and probes. Messages
+go to a `Reporter`.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _measure_audit(
 ) -> AuditResult:
     """Make all queries that have no answer yet, and compute the result.
 
-    loaded: digests of the weights.
+    loaded: SHA-256 of the loaded weights by `role/file`.
     """
     site = audit.site
     selection = audit.selection

@@ -126,7 +126,7 @@ def _batch_equal_shapes(
 
 
 def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
-    """Decode greedily after each prefix, to the length of the secret's suffix."""
+    """Return, for each secret, the greedy continuation of its prefix, as long as the suffix."""
     decoded_suffixes: list[Tokens] = [()] * len(secrets)
     at_once = BatchSizeLimit(GREEDY_AT_ONCE)
     for batch in batch_lengths(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
@@ -180,7 +180,7 @@ def _compute_record_losses(
 ) -> Mapping[str, Sequence[float]]:
     """Return the losses of `compute_heldout_losses` for each non-member's text.
 
-    Results in the run folder are reused.
+    context_lengths: number of given tokens of each text. Results in the run folder are reused.
     """
     texts = audit.benchmark.heldout
     ids = []
@@ -228,7 +228,10 @@ def compute_published_nlls(
 
 
 def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
-    """Measure each perplexity from the results of `compute_heldout_losses`, in the same order."""
+    """Measure each perplexity from the results of `compute_heldout_losses` (`nlls_by_name`).
+
+    The order is the same.
+    """
     tokens = [int(count) for count in nlls_by_name.get("tokens", ())]
     return tuple(
         intervals.estimate_perplexity(list(zip(nll, tokens, strict=True)), name)
@@ -282,7 +285,10 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
 def build_likelihood_row(
     members: Mapping[str, float], others: Mapping[str, float]
 ) -> RowValuesBySecret:
-    """Combine members' and non-members' mean log-probabilities per token, in nats, by secret id."""
+    """Join mean log-probabilities per token, in nats, of members and of non-members (`others`).
+
+    Both are by secret id.
+    """
     ids = (*members, *others)
     values = np.array([*members.values(), *others.values()])
     return RowValuesBySecret(

@@ -93,7 +93,7 @@ class PluginSelection:
 
     @property
     def longest_soft_prompt_row_count(self) -> int:
-        """Number of rows of the longest soft prompt that an attack tunes."""
+        """Number of rows in the longest soft prompt that an attack tunes."""
         return max((attack.soft_prompt_rows() for attack in self.attacks), default=0)
 
     def list_row_settings(self, companion: bool) -> tuple[Setting, ...]:
@@ -230,7 +230,7 @@ def _default_attack_options(
     """Return default options of attacks and probes, by method. The user's options replace them.
 
     The audit's models and data decide some. Methods declare others for a model without a reference
-    model or without distributions.
+    model or without distributions. known: classes of attacks and probes by name.
     """
     defaults = {}
     for name, options in site.default_attack_options.items():

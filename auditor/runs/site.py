@@ -193,7 +193,7 @@ class SiteModels:
         return (base, None)
 
     def notes_on_models(self) -> tuple[str, ...]:
-        """Sentences on the models, for a reader."""
+        """Sentences on the models for readers."""
         models = (self.model, self.public_model, self.reference_model)
         notes = []
         for model in models:
@@ -389,8 +389,9 @@ class Site(SiteModels):
         return ""
 
     def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
-        """Load the reference models of `-A references=`. Raise AuditError if `spec` names no
-        models.
+        """Load the reference models of `-A references=`. spec: value of this option.
+
+        Raise AuditError if `spec` names no models.
         """
 
         def load_one(folder: str) -> LanguageModel:
@@ -456,7 +457,7 @@ class Site(SiteModels):
         return adapter is not None and model.is_dir() and model.samefile(adapter)
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
-        """Load the adapters that this defense serves."""
+        """Load the adapters that this defense combines."""
         folder = defense.ensemble_folder
         if folder not in self._ensembles:
             self._ensembles[folder] = load_lora_ensemble(
@@ -465,7 +466,7 @@ class Site(SiteModels):
         return self._ensembles[folder]
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
-        """Load the model that this defense trains."""
+        """Load or train the model of this defense."""
         return load_trained_defense(
             defense,
             lambda folder: self.models.load_role_model("trained", folder),

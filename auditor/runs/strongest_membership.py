@@ -72,7 +72,10 @@ def _group_row_families(
 
 
 def _align_scores(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
-    """Yield the membership scores of all cells, each in the order of the first cell's records."""
+    """Yield the membership scores of all cells in `family`.
+
+    Each is in the order of the first cell's records. A key names target, setting and method.
+    """
     first = next(iter(family.values()))
     for row in family.values():
         place = {secret: i for i, secret in enumerate(row.ids)}

@@ -1,4 +1,4 @@
-"""Share objects between consecutive runs of a sweep."""
+"""Share loaded models and data between consecutive runs of a sweep."""
 
 from __future__ import annotations
 

@@ -279,8 +279,9 @@ def _score_renderings(
     """Score members' rows in each rendering, and non-members' rows (`others`) when first read.
 
     A rendering is dropped if it equals an earlier rendering. A rendering is also dropped if it can
-    write less than half as many rows as another. Raise AuditError for a row that the usual
-    rendering refuses.
+    write less than half as many rows as another. description: name of the rows in sentences.
+    hurried: score only the beginnings of a few answers, if they make the choice clear. Raise
+    AuditError for a row that the usual rendering refuses.
     """
     conversations = (*rows, *others)
     texts = {
@@ -373,7 +374,7 @@ def _render_answer_pairs(
 
 
 def _compute_row_nlls(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> Floats:
-    """Return (rows,) mean nats per token over all answers of each row."""
+    """Return (rows,) mean nats per token, over all answers of each data row."""
     pairs = []
     for row in rows:
         for pair in row:
@@ -395,6 +396,8 @@ def _choose_likeliest_day(
 ) -> tuple[ChatRendering, list[str]]:
     """Return the rendering with the day that makes the answers most likely, then doubts about the
     day.
+
+    hurried: use fewer rows, as in `is_choice_clear`.
     """
     if len(days) == 1:  # --date
         return form, []
@@ -512,7 +515,8 @@ def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool
 def _has_nonmember_support(others: Mapping[ChatRendering, Floats], best: ChatRendering) -> bool:
     """Test if answers of non-members, which no model memorised, confirm the rendering.
 
-    The test is described in `choose_text_form`.
+    others: (rows,) scores of non-members' rows by rendering. The test is described in
+    `choose_text_form`.
     """
     alternatives = [form for form in others if form.kind != best.kind]
     return bool(alternatives) and all(

@@ -49,7 +49,31 @@ _LONGEST = 512  # tokens of a sequence by default: memory grows with its square
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """Arguments of `audit train`."""
+    """Arguments of `audit train`.
+
+    Args:
+        method: training method.
+        model: folder or hub id of the model to start from.
+        data: training data.
+        out: output folder.
+        options: options of the method.
+        public: public model, for methods that need one.
+        lora: train a LoRA adapter instead of all parameters.
+        lora_rank: rank of the adapter.
+        lora_alpha: alpha of the adapter.
+        text_column: column of the text.
+        loss_on: learnt turns of conversations: assistant (None) or all.
+        template: rendering of conversations.
+        date: day that a template writes.
+        user_column: column that names a record's person.
+        heldout: records outside the training, for a method that chooses a model by their loss.
+        forget: records to forget, for a method that unlearns.
+        block: tokens of a training sequence.
+        seed: seed of the training.
+        loading: options for loading the model.
+        engine: options of the engine.
+        plugin: plug-in files with the method, for workers.
+    """
 
     method: str
     model: str
@@ -80,7 +104,8 @@ def train_model_into_folder(
 ) -> tuple[str, ...]:
     """Start or continue the training in `request.out`. Return sentences for the user.
 
-    Raise AuditError, before anything is written, for every error that a user can fix.
+    progress: called with (description, done, total). Raise AuditError, before anything is written,
+    for every error that a user can fix.
     """
     request.engine.check(request.loading.device)
     trainer: Trainer = build_plugin(
@@ -158,7 +183,7 @@ def train_model_into_folder(
 def _build_training_job(
     request: TrainingRequest, progress: Callable[[str, int, int], None]
 ) -> tuple[TrainingJob, tuple[str, ...]]:
-    """Build the training job, and the notes to print with its result."""
+    """Return the training job, then notes to print with its result."""
     # Read the texts first: loading takes minutes.
     texts, units = read_unit_texts(request.data, request.text_column, request.user_column)
     base = load_causal_lm(request.model, request.loading)
@@ -434,7 +459,8 @@ def _tokenize_conversations(
 def _read_learnt_mask(rendered: RenderedChat, loss_on: str) -> tuple[bool, ...]:
     """Return (tokens,): True if the token is learnt.
 
-    Raise UnusableConversation if an answer cannot be found in the tokens.
+    loss_on: which turns are learnt. Raise UnusableConversation if an answer cannot be found in the
+    tokens.
     """
     if rendered.marked is None:
         for answer in rendered.answers:
@@ -601,8 +627,10 @@ def _digest_training_records(records: Sequence[TrainingRecord]) -> str:
 
 
 def _read_data_digest(model: str) -> str | None:
-    """Return the digest of a folder's training records; None for a private or unrecorded
-    training."""
+    """Return the digest of the training records of a folder's model.
+
+    Return None if the training was private or was not recorded.
+    """
     try:
         digest: str | None = json.loads((Path(model) / RECORD).read_text())["configuration"].get(
             "data"
@@ -615,7 +643,7 @@ def _read_data_digest(model: str) -> str | None:
 def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
     """Test if the folder holds this training, and if the training is finished.
 
-    Raise AuditError if the folder holds another training or other files.
+    Raise AuditError if the folder holds other files or a training with another configuration.
     """
     if not any(path.name != locks.LOCK for path in out.iterdir()):
         return False

@@ -78,8 +78,10 @@ class UnlearningBaselines:
         )
 
     def _choose_relearning_texts(self) -> Sequence[Tokens]:
-        """Return records that are neither attacked nor to be forgotten. Raise AuditError if there
-        are none."""
+        """Return training records that are neither attacked nor to be forgotten.
+
+        Raise AuditError if there are none.
+        """
         if not (texts := self.site.benchmark.unattacked_training_tokens):
             raise AuditError(
                 "expected auxiliary data to relearn on (--known or --known-fraction), got none"

@@ -157,9 +157,9 @@ class NotRun(Exception):
 def parse_paper_claim_statements(
     raw: Sequence[Mapping[str, Any]], scale: str, where: str
 ) -> list[PaperClaimStatement]:
-    """Parse the claims of a plan file at this scale. where: name of the file in messages.
+    """Parse the [[claim]] tables (`raw`) of a plan file at this scale.
 
-    Raise AuditError for unknown and missing fields.
+    where: name of the file in messages. Raise AuditError for unknown and missing fields.
     """
     statements = list[PaperClaimStatement]()
     for claim in raw:
@@ -215,7 +215,10 @@ def _parse_paper_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[
 
 
 def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
-    """Parse an expectation such as `"> 0"`, `"< 0.02"` or `[0.6, 0.7]`."""
+    """Parse an expected interval such as `"> 0"`, `"< 0.02"` or `[0.6, 0.7]`.
+
+    where: name of the claim in messages.
+    """
     if isinstance(raw, str):
         match = re.fullmatch(r"([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+))", raw)
     else:

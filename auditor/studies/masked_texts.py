@@ -175,21 +175,27 @@ class MaskedTexts:
         return max(1, round(self.options.mask_share * len(text.open)))
 
     def masked_positions(self, text: Passage, restart: int) -> list[int]:
-        """Return the hidden positions, which depend only on seed, restart and row."""
+        """Return the positions that a restart hides. They depend only on the seed, the restart and
+        the text.
+        """
         rng = make_keyed_generator("utility", "masks", self.seed, restart, text.row)
         return sorted(
             rng.choice(text.open, self._count_hidden_tokens(text), replace=False).tolist()
         )
 
     def protect(self, defense: Defense) -> tuple[MaskedModel, Claim | None]:
-        """Return the model protected by this defense, and the claim for the longest text."""
+        """Return the model with this defense, then the defense's claim for the text with most
+        hidden tokens.
+        """
         return defense.protect_masked(
             MaskedScenario(self.target, self.public, int(self.hidden_token_counts.max()))
         )
 
     def _batches(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
-        """Yield batches of texts of equal length: (restart, indices of the texts, tokens (B, n),
-        hidden positions (B, m)).
+        """Yield batches of texts of equal length, in four parts.
+
+        These are the restart, the indices of the B texts, their tokens (B, n), and hidden positions
+        (B, m).
         """
         shapes = []
         for text in self.texts:

@@ -72,7 +72,9 @@ class UtilityPlan:
 
     @classmethod
     def from_raw_values(cls, raw: Mapping[str, Any]) -> UtilityPlan:
-        """Parse a plan's fields, `[sweep]` and `[utility]`. Raise AuditError for invalid values."""
+        """Parse a plan's raw fields, with `[sweep]` and `[utility]`. Raise AuditError for invalid
+        values.
+        """
         fields = dict(raw)
         options = from_json(MaskingOptions, fields.pop("utility", {}), "utility")
         if "variant" in fields:
@@ -210,9 +212,9 @@ def read_utility_result(folder: Path, plan: UtilityPlan | None = None) -> Utilit
 
 
 def measure_utility_points(request: UtilityPlan, reporter: Reporter, command: str = "") -> Utility:
-    """Measure every point on the same texts.
+    """Measure every point of the plan on the same texts.
 
-    Raise AuditError for bad input before any model is queried.
+    Raise AuditError for invalid input before any model is queried.
     """
     plan = request.plan
     options = request.options
@@ -344,7 +346,7 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
     """Return the corpus perplexity, averaged over restarts, or its ratio to the perplexity of
     `base`.
 
-    nll, base: (restarts, texts), summed nats, inf if a token has probability 0; tokens: (texts,)
+    nll, base: (restarts, texts), summed nats, inf if a token has probability 0. tokens: (texts,),
     number of predicted tokens. The bootstrap resamples a text with its masks of all restarts. The
     interval therefore covers other texts and masks. A ratio is paired. The note has the perplexity
     of each restart.
@@ -386,10 +388,10 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
 
 
 def _measure_possible_tokens(lost: Ints, tokens: Ints) -> Measurement:
-    """Return the share of tokens with nonzero probability.
+    """Return the share of predicted tokens with nonzero probability.
 
-    lost: (restarts, texts), number of tokens with probability 0; tokens: (texts,) predicted
-    tokens.
+    lost: (restarts, texts), number of tokens with probability 0. tokens: (texts,), number of
+    predicted tokens.
     """
 
     def share(values: Floats) -> tuple[Floats, Floats]:

@@ -60,9 +60,9 @@ class Paper:
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))
 
     def raw_plan_at_scale(self, plan: str, scale: str) -> dict[str, Any]:
-        """Return the raw grid of a plan at a scale, without claims and titles.
+        """Return the raw values of a plan at a scale, without claims and titles.
 
-        Raise AuditError for unknown names.
+        Raise AuditError for an unknown plan or scale.
         """
         if plan not in self.plans:
             raise make_unknown_name_error(f"plan of {self.name}:", plan, self.plans)
@@ -95,7 +95,7 @@ def find_bundled_paper_folders() -> dict[str, Path]:
 
 
 def load_paper(name: str) -> Paper:
-    """Load a paper by its name, or from a user's folder.
+    """Load a paper by its name, or from a user's folder of plans.
 
     Raise AuditError for an unknown name, with the nearest known name.
     """

@@ -177,7 +177,9 @@ class PublishedPromise:
 
     @classmethod
     def from_published_table(cls, title: str, raw: Mapping[str, Any]) -> PublishedPromise:
-        """Parse a table. Raise AuditError for an unknown field or mechanism."""
+        """Parse a `[published]` table (`raw`). Raise AuditError for an unknown field or
+        mechanism.
+        """
         promise: PublishedPromise = from_json(cls, {**raw, "title": title}, f"{title}: published")
         if promise.mechanism not in MECHANISMS:
             raise make_unknown_name_error(f"mechanism in {title!r}:", promise.mechanism, MECHANISMS)
@@ -282,8 +284,8 @@ def check_published_query(
 ) -> list[PromiseCheck]:
     """Return the result of claim-check for each neighbouring relation.
 
-    only: relations to check; all relations if empty. Raise AuditError if claim-check reports
-    another fault.
+    only: relations to check; all relations if empty. is_own_bound: whether this program's own
+    accounting is checked. Raise AuditError if claim-check reports another fault.
     """
     # A context of one token: the given distributions ignore it.
     probe = ClaimCheck(draws=256)
@@ -336,7 +338,10 @@ def _compute_exact_epsilon(
 def check_published_dp_fusion_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """Check DP-Fusion, which mixes an ensemble within a radius, for one private group (C5)."""
+    """Check DP-Fusion, which mixes an ensemble within a radius, for one private group (C5).
+
+    options: options of the mechanism.
+    """
     alpha = int(query.setting["alpha"])
     beta = float(query.setting["beta"])
     delta = float(options.get("delta", 1e-5))
@@ -421,7 +426,7 @@ def check_published_adp_claim(
 ) -> Iterator[PromiseCheck]:
     """Check a step of ADP on batches with and without a record of privacy probability 1.
 
-    The formulas are in B4 (i).
+    The formulas are in B4 (i). options: options of the mechanism.
     """
     scale = float(query.setting["scale"])
     batch = int(query.setting["batch"])
@@ -540,7 +545,7 @@ here may be kept in most answers, and a promise is about all of them.
 def build_published_promise_table(
     claim: PublishedPromise, checks: Sequence[PromiseCheck]
 ) -> tables.RowTable:
-    """Return a table with a row per check."""
+    """Return a table with a row for each check."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
     rows = tuple(
         (

@@ -124,7 +124,7 @@ def reproduce_paper_plans(
 
 
 class RunStudy:
-    """A plan of attacks: a grid of runs."""
+    """A plan of attacks, which is a grid of runs."""
 
     def __init__(self, title: str, grid: list[GridPoint]) -> None:
         self.title = title
@@ -256,7 +256,7 @@ def _read_plan_places(folder: Path) -> list[Place] | None:
 
 
 def list_claim_statements(paper: Paper, plan: str, scale: str) -> list[ledger.PaperClaimStatement]:
-    """Return the plan's claims, except those about variants that this scale omits."""
+    """Return the claims of the plan, except claims about variants that this scale omits."""
     raw = paper.plans[plan]
     omitted = _list_variant_names(raw) - _list_variant_names(paper.raw_plan_at_scale(plan, scale))
     statements = ledger.parse_paper_claim_statements(

@@ -110,7 +110,7 @@ class _PendingPoint:
 
 
 class _PointRunner:
-    """Runner of points that share models and labs."""
+    """Runner of a sweep's points, which share models and labs."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
@@ -182,7 +182,7 @@ def _check_point_folder_holds_same_plan(path: Path, plan: Plan) -> None:
 
 
 def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:
-    """Run a point to its end; return the reason of failure, or ""."""
+    """Run a point to its end. Return the reason of failure, or "" on success."""
     # A run writes plan.json first: if it exists, the run is continued.
     exists = (path / "plan.json").is_file()
     if exists:
@@ -255,12 +255,12 @@ class _RecordedPoint(GridPoint):
 
 
 def read_sweep_points(folder: Path) -> list[GridPoint]:
-    """Return the points of a started sweep. Raise AuditError if the folder has none."""
+    """Return the points of a started sweep. Raise AuditError if the folder has no sweep."""
     return list(_read_recorded_sweep_points(folder))
 
 
 def read_command_that_started_sweep(folder: Path) -> str:
-    """Return the command that started the sweep; continued points keep this command."""
+    """Return the command that started the sweep. Points that continue later keep this command."""
     command: str = from_json(
         str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command"
     )
