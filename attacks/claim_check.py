@@ -232,8 +232,9 @@ class ClaimCheck(Probe):
 
 
 def space_suffix_positions(positions: int, length: int) -> list[int]:
-    """Return `positions` evenly spaced positions below `length`, from 0; all if `positions` is 0 or
-    too large.
+    """Return `positions` evenly spaced positions in [0, length), beginning with 0.
+
+    Return all positions if `positions` is 0 or too large.
     """
     count = min(positions or length, length)
     return [i * length // count for i in range(count)]
@@ -309,7 +310,9 @@ def compose_query_epsilons(observations: Sequence[Observation], relation: str) -
 
 
 def list_claim_faults(observations: Observed) -> list[str]:
-    """Return sentences on faults of the claim, other than divergences above it."""
+    """Return sentences on faults of the claim, other than divergences above the claimed
+    divergence.
+    """
     faults = []
     excess, variance = (
         float(value_column(observations, name).sum()) for name in ("draw_excess", "draw_variance")

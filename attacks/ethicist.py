@@ -142,7 +142,7 @@ class Ethicist(SamplingAttack):
         return (prompt, self._choose_ranking(view)[0])
 
     def fit_options(self) -> dict[str, Any]:
-        """Return the options that affect tuning; sampling and ranking do not."""
+        """Return the options that affect tuning, without options of sampling and ranking."""
         sampling = {f.name for f in dataclasses.fields(SamplingAttack)}
         return {
             name: v
@@ -394,7 +394,7 @@ def split_tuning_pairs(
 
 
 def count_warmup_steps(steps: int) -> int:
-    """Return the number of warm-up steps among `steps`: the paper's share, 500 of 8,440.
+    """Return the paper's share of warm-up steps among `steps`, which is 500 of 8,440.
 
     The paper has 15,000 pairs, a tenth held out, and 20 epochs of batches of 32.
     """

@@ -384,7 +384,7 @@ def _get_canary(secret: Secret) -> Canary:
 
 
 def _compute_maximum_exposure(observations: Sequence[Observation]) -> float:
-    """Return the bits of the largest space, which no exposure can exceed."""
+    """Return the largest possible exposure in bits, log2 of the size of the largest space."""
     return float(value_column(observations, "space_bits").max())
 
 

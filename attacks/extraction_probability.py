@@ -190,8 +190,9 @@ class ExtractionProbability(DistributionProbe):
     def _member_p_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Floats:
-        """Return (members,) conformal p-values, compared with non-members of similar suffix
-        length."""
+        """Return each member's conformal p-value against non-members of similar suffix length,
+        (members,).
+        """
         member = mask_members(secrets)
         log_p = value_column(observations, "log_p")
         lengths = np.array([len(secret.suffix) for secret in secrets])
@@ -448,7 +449,7 @@ _NEAR = "near_verbatim_probability"
 
 
 def suffix_lengths_note(lengths: Sequence[int]) -> str:
-    """Return a phrase such as `suffixes of 8 to 50 tokens`; "" if all suffixes have one length."""
+    """Return a phrase on the lengths: `suffixes of 8 to 50 tokens`; "" if all lengths are equal."""
     shortest = min(lengths, default=0)
     longest = max(lengths, default=0)
     if shortest < longest:

@@ -132,9 +132,9 @@ class Identifiers(Probe):
     def has_subject_in(
         self, secrets: Sequence[Secret], unknown: Counter[str] | None = None
     ) -> bool:
-        """Return whether a record contains a value that can be ranked.
+        """Return whether any record contains a personal value that can be ranked.
 
-        unknown: counts values without a known format, by kind.
+        unknown: a counter to which values without a known format are added, by kind.
         """
         finder, counts = _ValueFinder(self), Counter[str]() if unknown is None else unknown
         return any(any(finder.find_record_values(secret, counts)) for secret in secrets)
@@ -465,7 +465,7 @@ class RanksOfValues:
         return "the non-members"
 
     def fault(self) -> str:
-        """Explain why the ranks are no evidence; "" if no reason is known."""
+        """Return why the ranks are no evidence; "" if no reason is known."""
         p_value = self.uniformity_p_value(np.ones(len(self.kind), dtype=bool))
         if p_value >= CONTROL_LEVEL or (np.isnan(p_value) and self.member.any()):
             return ""

@@ -1,5 +1,6 @@
-"""Drop records before training: surplus copies, near-duplicates, listed records or frequent
-records.
+"""Drop records before training.
+
+Records to drop are surplus copies, near-duplicates, listed records or frequent records.
 """
 
 from __future__ import annotations
@@ -185,9 +186,9 @@ class DropRecords(DataVariant):
             )
 
     def options(self) -> dict[str, Any]:
-        """Return the options, with a digest of the listed names instead of the folder `listed`.
+        """Return the options, with a digest of the listed names in place of the folder `listed`.
 
-        The folder's path does not affect the model.
+        The path of the folder does not affect the model.
         """
         if not self.listed:
             return super().options()

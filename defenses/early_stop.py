@@ -161,7 +161,7 @@ class EarlyStop(Variant):
 
 
 class _HeldoutLoss:
-    """An evaluation of the current model's mean held-out loss, in nats a token."""
+    """An evaluation of the current model's mean held-out loss, in nats per token."""
 
     def __init__(
         self,
@@ -182,7 +182,9 @@ class _HeldoutLoss:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Return the loss; raise AuditError if it is not finite."""
+        """Return the mean held-out loss, in nats per token; raise AuditError if it is not
+        finite.
+        """
         self.model.eval()
         device = self.model.device
         losses = []

@@ -106,7 +106,7 @@ def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix,
 def _select_higher_bit_tensors(model: Any, names: list[str]) -> set[str]:
     """Return the names of tensors that get more bits in a mixed type (llama-quant.cpp).
 
-    These are the value and down projections of half of the layers, and the output matrix.
+    The tensors are the value and down projections of half of the layers, and the output matrix.
     """
     layer_by_name = {}
     for name in names:

@@ -64,7 +64,9 @@ class Goldfish(Variant):
         return masked, (f"the Goldfish loss leaves out {n_dropped} ({1 - n_after / n_before:.1%})",)
 
     def mask_dropped_tokens(self, sequence: Tokens) -> Tokens:
-        """Mask the tokens that have no loss, as `training.loss_masks` encodes them."""
+        """Return the record's tokens, with tokens that have no loss masked as in
+        `training.loss_masks`.
+        """
         dropped = set(range(self.k - 1, len(sequence), self.k))
         if self.mask == "hash":
             # Hash unmasked ids, so that an earlier mask does not change the hash of a passage.

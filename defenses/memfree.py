@@ -87,7 +87,9 @@ def split_into_ngrams(record: Tokens, n: int) -> Iterator[Tokens]:
 
 
 class ForbiddenNGramFilter(ABC):
-    """A set of n-grams, looked up by their first n-1 tokens (the context)."""
+    """A set of forbidden n-grams, which is searched by the first n-1 tokens of an n-gram (the
+    context).
+    """
 
     @abstractmethod
     def list_completing_tokens(self, context: Tokens) -> Tokens:

@@ -1,4 +1,4 @@
-"""PMixED (Flemings et al. 2024): private prediction by mixing an ensemble with a public model."""
+"""PMixED (Flemings et al. 2024), private prediction by mixing an ensemble with a public model."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class PrivateTraining(PoissonTraining):
         )
 
     def make_no_noise_control(self) -> NoNoise:
-        """Return the same training without noise."""
+        """Return this training without noise, as a control."""
         return NoNoise(**self._collect_control_options(self.no_noise), clip=self.clip)
 
     def _collect_control_options(self, model: str) -> dict[str, Any]:
@@ -266,9 +266,9 @@ def _list_private_trainings(base: PrivacyRecord | None) -> tuple[Mechanism, ...]
 
 
 class _Progress:
-    """A display of the loss and a running bound on epsilon, updated once a second.
+    """A display of the loss and of epsilon so far, updated once a second.
 
-    The bound is computed by a quick method, and is at most `target_epsilon`.
+    The epsilon is an upper bound by a quick method, and at most `target_epsilon`.
     """
 
     def __init__(

@@ -251,8 +251,9 @@ class UniformMixingModel(WrappingModel):
         )
 
     def _public_model_for_prompt(self, prompt: Tensor | None) -> LanguageModel:
-        """Return the public model; raise NotApplicable for a soft prompt that this model cannot
-        read.
+        """Return the public model.
+
+        Raise NotApplicable for a soft prompt whose width does not fit this model.
         """
         assert self.public is not None
         width = self.public.embedding_rows(1).shape[1]

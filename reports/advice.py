@@ -124,7 +124,11 @@ def _list_severity_advice(
 def _list_verbatim_leakage_advice(
     result: AuditResult, details: SecretDetails
 ) -> tuple[Advice, ...]:
-    """Return advice on where verbatim leakage concentrates, on fewer copies, and on defenses."""
+    """Return advice on verbatim extraction from the undefended model.
+
+    The advice says where extraction concentrates, which effect fewer copies have, and which
+    defenses help.
+    """
     known = _find_strongest_attack_row(result, details)
     if known is None:
         return ()

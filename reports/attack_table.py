@@ -56,7 +56,7 @@ class AttackRow:
 
     @property
     def number_text(self) -> str:
-        """Return the main number, or why there is none.
+        """Return the attack's main number with its interval, or why there is none.
 
         `29/96 (30% [21–40]) recall` or `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`
         """
@@ -81,7 +81,9 @@ class AttackRow:
 
     @property
     def difference_text(self) -> str:
-        """Return the paired difference: `−2.1 points [−7.3 to 3.1] from perplexity`."""
+        """Return the paired difference from the first attack: `−2.1 points [−7.3 to 3.1] from
+        perplexity`.
+        """
         if self.difference is None:
             return phrases.NOTHING
         m = self.difference

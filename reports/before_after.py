@@ -1,6 +1,7 @@
-"""Render a mitigated model next to the original: terminal, Markdown and HTML.
+"""Render the report of a mitigation for terminal, Markdown and HTML.
 
-The report shows paired measurements before and after, the prediction, the promise and the cost.
+The report compares the mitigated model with the original: paired measurements before and after, the
+prediction, the promise and the cost.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ def _build_comparison_facts(change: BeforeAfter) -> Facts:
 
 
 def _describe_predicted_recall(change: BeforeAfter) -> str:
-    """Return the predicted recall, and whether the measured recall is lower, higher or equal."""
+    """Return the predicted recall, and whether the recall measured later is lower, higher or
+    equal.
+    """
     if change.predicted is None:
         return _NOT_PREDICTED
     row, expected = change.predicted

@@ -102,7 +102,10 @@ class Table:
 
 @dataclass(frozen=True)
 class ForestSpan:
-    """A number with its interval on the scale of a `Forest`, and an optional baseline (`floor`)."""
+    """A number with its interval, to be drawn on the scale of a `Forest`.
+
+    floor: the baseline, if any.
+    """
 
     low: float
     value: float

@@ -1,6 +1,6 @@
-"""Render a `Comparison` of runs side by side: terminal, Markdown, HTML and CSV.
+"""Render a `Comparison` of runs next to each other: terminal, Markdown, HTML and CSV.
 
-Names have no control characters, and each renderer escapes them.
+Names have no control characters, and each renderer escapes names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTE = (
 
 
 def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
-    """Yield lines for each row, so that any number of runs fits a narrow terminal."""
+    """Yield lines for each configuration, so that any number of runs fits a narrow terminal."""
     names = list(map(make_printable_line, comparison.runs))
     blocks = []
     for line in comparison.lines:

@@ -79,10 +79,11 @@ def format_audited_share(result: AuditResult) -> str:
 
 
 def format_coverage(result: AuditResult) -> str:
-    """Return `41 of 135 records audited (150 rows given: 94 not asked ..., 15 auxiliary data)`.
+    """Return the number of audited records, and of other rows of the data by reason.
 
-    The rows given include identical copies and auxiliary data; the records do not. Return "" if
-    records were not counted.
+    `41 of 135 records audited (150 rows given: 94 not asked ..., 15 auxiliary data)`. The rows
+    given include identical copies and auxiliary data; the records do not. Return "" if records were
+    not counted.
     """
     counts = result.benchmark.records.get("members")
     if counts is None:
@@ -208,7 +209,9 @@ def format_weighted_share(finding: Finding) -> str:
 
 
 def format_progress_line(result: AuditResult) -> str:
-    """Return a progress line with the numbers of attacked and recited records so far."""
+    """Return a line for the progress display: the numbers of attacked and of extracted records so
+    far.
+    """
     measured = [f for f in result.findings if f.strata]
     if not measured:
         return f"{result.benchmark.members:,} records asked"

@@ -193,9 +193,10 @@ def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
 def _list_repeat_counts(
     e: EdpbEvidence, target: TargetRecord, units: Sequence[str]
 ) -> list[tuple[Measurement, str, Finding]]:
-    """Return each repeat count's number if it has one of these units, with its name and its row.
+    """Return the measurement at each repeat count that has one of these units.
 
-    The interval is the one that decides a signal: the repeat counts of a row share the level.
+    Each has its repeat count and its result row. Intervals are corrected as for signals, because
+    the repeat counts of a row share the significance level.
     """
     groups = []
     for m, count, row in _pair_measurements(e, target, lambda f: f.by_repeats):
@@ -453,7 +454,7 @@ def list_questions() -> tuple[EdpbQuestion, ...]:
 
 
 def read_edpb_document(folder: Path) -> Document:
-    """Return the answers of a finished run.
+    """Return the document that answers the EDPB's questions for a finished run.
 
     Raise AuditError if the run is missing or inconsistent.
     """

@@ -96,7 +96,9 @@ def list_printable(names: Sequence[str], most: int, separator: str = ", ") -> st
 
 
 def show_invisible_characters(text: str) -> str:
-    """Return private text on one line: `↵` for line ends, `‹U+202E›` for invisible characters."""
+    """Return private text on one line, with `↵` for line ends and `‹U+202E›` for invisible
+    characters.
+    """
     return _cut_long_text(_UNSEEN.sub(_show_invisible_character, text))
 
 

@@ -87,7 +87,7 @@ def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
 
 
 def _list_finding_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
-    """Return the values of the columns in `_ABOUT`, followed by those in `_CLAIM`."""
+    """Return a finding's values of the columns in `_ABOUT`, followed by those in `_CLAIM`."""
     target = phrases.find_reported_target(result, f.target)
     perplexity, claim = (target.perplexity, target.claim) if target else (None, None)
     run = (result.benchmark.name, result.seed, result.name, *f.cell_key)

@@ -1,4 +1,4 @@
-"""Compare the canaries' exposure with its distribution for a model that memorised nothing."""
+"""Report the canaries' exposure next to the exposure expected if a model memorised nothing."""
 
 from __future__ import annotations
 

@@ -44,8 +44,9 @@ def draw_all_figures(result: AuditResult) -> list[Figure]:
 def _draw_repeat_recall_figures(
     result: AuditResult, setting: str, findings: Sequence[Finding]
 ) -> list[Figure]:
-    """Plot recall of the best attack on the undefended model only, because more lines would
-    overlap.
+    """Plot recall by repeat count for the best attack on the undefended model.
+
+    Lines of other attacks or models would overlap.
     """
     best = find_strongest_attack_row(result, UNDEFENDED, setting)
     measured = []

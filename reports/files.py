@@ -44,7 +44,7 @@ def write_result(folder: Path, result: AuditResult) -> None:
 def rewrite_run_reports(
     folder: Path, since: Comparison | None = None, reveal: bool = False
 ) -> tuple[Path, ...]:
-    """Render the reports again from the run folder only; return their paths, the HTML report
+    """Render the reports again from the run folder only, and return their paths, the HTML report
     first.
 
     since: a comparison of an earlier run with this run. reveal: whether to show private text too.

@@ -111,7 +111,9 @@ def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
 
 
 def _describe_frontier_basis(f: Frontier) -> str:
-    """Describe the comparison's basis: its test, and the numbers of secrets, seeds and models."""
+    """Describe how the models were compared: the test, and the numbers of secrets, seeds and
+    models.
+    """
     if len(f.seeds) > 1:
         seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}"
     else:

@@ -102,8 +102,8 @@ class _ShownRun:
 
 
 def render_history_page(history: History, folder: Path) -> str:
-    """Render a self-contained page. folder: the page's future folder, to which its links are
-    relative.
+    """Render a self-contained page. folder: the future folder of the page, from which links
+    start.
     """
     sections = []
     lines = []

@@ -1,4 +1,4 @@
-"""Show the model's owner where the model leaks, and which secrets."""
+"""Show the model's owner where the model leaks, and which secrets leak."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> 
 
 
 def _build_personal_data_blocks(result: AuditResult) -> list[Block]:
-    """Return the personal data that the attacks with the highest recall extracted."""
+    """Return blocks on the personal data that the attacks with the highest recall extracted."""
     best = []
     for target in result.targets:
         if not target.companion:
@@ -163,7 +163,7 @@ def _draw_length_recall_figures(
 
 
 def _draw_position_probability_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
-    """Plot, at each position of the suffix, the mean probability of the true token over members."""
+    """Plot the members' mean probability of the true token at each position of the suffix."""
     series = []
     cells = {}
     for t in result.targets:

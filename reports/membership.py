@@ -1,4 +1,4 @@
-"""Report how well scores separate members from non-members, with baselines that use no model."""
+"""Report how well scores separate members from non-members, next to baselines without a model."""
 
 from __future__ import annotations
 

@@ -159,7 +159,9 @@ def _build_attacked_records_blocks(result: AuditResult) -> list[Block]:
 
 
 def _format_extracted_copies(result: AuditResult) -> str:
-    """Return extraction by copies for each attack on the undefended model, or ""."""
+    """Return the extracted shares by number of copies, for each attack on the undefended model, or
+    "".
+    """
     rows = []
     for f in result.findings:
         if f.target == UNDEFENDED and len(f.strata) > 1:

@@ -87,7 +87,10 @@ def _sort_personal_kinds(finding: Finding) -> list[tuple[str, Measurement]]:
 
 
 def format_personal_data_share(m: Measurement) -> str:
-    """Return `12/80 (15% [8.1–25])`, or `15% [8.1–25] of 80` if a secret may hold several texts."""
+    """Return the extracted share of a kind of personal data: `12/80 (15% [8.1–25])`.
+
+    If a secret may hold several values, return `15% [8.1–25] of 80`.
+    """
     if m.unit == "share":
         return phrases.format_share(m)
     return f"{phrases.format_measurement_value(m)} of {m.n:,}"
@@ -147,7 +150,10 @@ def describe_unmarked_personal_kinds(result: AuditResult) -> str:
 
 
 def format_personal_kinds(finding: Finding) -> str:
-    """Return each kind's share: `card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
+    """Return the share of each kind of personal data.
+
+    `card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`
+    """
     return ", ".join(
         f"{format_personal_kind(kind)} {format_personal_data_share(m)}"
         for kind, m in _sort_personal_kinds(finding)
@@ -155,8 +161,9 @@ def format_personal_kinds(finding: Finding) -> str:
 
 
 def format_personal_data_counts(finding: Finding) -> str:
-    """Return `card numbers 15/80, names 22/94`, or `15% of 80` if a secret may hold several
-    texts.
+    """Return the count of each kind of personal data: `card numbers 15/80, names 22/94`.
+
+    If a secret may hold several values, return `15% of 80`.
     """
     return ", ".join(
         f"{format_personal_kind(kind)} {phrases.format_hit_count(m)}"

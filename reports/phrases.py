@@ -348,7 +348,10 @@ def select_chain_steps(steps: Iterable[ChainStep]) -> list[ChainStep]:
 
 
 def format_chain_step_effect(step: ChainStep) -> str:
-    """Return `mixing −1.0 points [−3.0 to 0.7], not significant`, or the reason for no number."""
+    """Return the effect of a chain's step, or the reason for having none.
+
+    `mixing −1.0 points [−3.0 to 0.7], not significant`
+    """
     if step.difference is None:
         return f"{format_chain_step_causes(step)}: {step.note}"
     if is_chain_step_significant(step):
@@ -359,7 +362,10 @@ def format_chain_step_effect(step: ChainStep) -> str:
 
 
 def format_brief_chain_step_effect(step: ChainStep) -> str:
-    """Return `splitting −12 points [−16 to −8]` or `mixing: not significant [−3.0 to 0.7]`."""
+    """Return the effect of a chain's step in few words.
+
+    `splitting −12 points [−16 to −8]` or `mixing: not significant [−3.0 to 0.7]`
+    """
     assert step.difference is not None
     if is_chain_step_significant(step):
         return f"{format_chain_step_causes(step)} {format_difference(step.difference)}"
@@ -447,7 +453,10 @@ def format_promised_epsilon(claim: Claim) -> str:
 
 
 def format_epsilon_line(claim: Claim) -> str:
-    """Return `ε 8 (shard, add/remove; replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9, 200 left`."""
+    """Return a claim's promised and spent epsilon on one line.
+
+    `ε 8 (shard, add/remove; replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9, 200 left`
+    """
     other_relations = ", ".join(
         f"{format_relation(name)} {format_number(eps)}"
         for name, eps in claim.epsilon.items()
@@ -502,7 +511,10 @@ def format_single_record_epsilon(claim: Claim) -> str:
 
 
 def list_violation_warnings(finding: Finding) -> tuple[str, ...]:
-    """Return warnings to show prominently: `VIOLATED: 3 records are in more than one shard`."""
+    """Return warnings of violated claims: `VIOLATED: 3 records are in more than one shard`.
+
+    Reports must show these prominently.
+    """
     return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
 
 

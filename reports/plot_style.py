@@ -101,7 +101,7 @@ def set_percent_axis(axes: Axes) -> None:
 
 
 def format_axes(axes: Axes, x: str | None = None, y: str | None = None) -> None:
-    """Label the axes and draw grid lines behind the plot. x, y: axis labels."""
+    """Label the axes, and draw grid lines behind the plot. x, y: axis labels."""
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set(**{name: label for name, label in (("xlabel", x), ("ylabel", y)) if label is not None})

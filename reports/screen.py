@@ -1,7 +1,7 @@
 """Build the first screen after a run: leaks, confidence, cost and next step, in at most 25 lines.
 
-The screen shortens the signals of the reports (`conclusions.signals`); if space is short, leaks
-are the last to be omitted. `--verbose` and the report show the rest.
+The screen shortens the signals of the reports (`conclusions.signals`). If there is too little
+space, leaks are omitted last. `--verbose` and the report show the rest.
 """
 
 from __future__ import annotations
@@ -309,7 +309,10 @@ def _format_aligned_row(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal]) -> str:
-    """Return `of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`."""
+    """Return the non-members' counts.
+
+    `of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`
+    """
     used = {s.row for s in signals}
     # An attack that ranks samples has only one if it decodes greedily: that sample is then its
     # extraction.

@@ -1,4 +1,7 @@
-"""Lay out labelled entries as lines of a given width: wrap, cut, and count omitted items."""
+"""Lay out labelled entries as lines of a given width.
+
+Entries are wrapped and cut; omitted items are counted.
+"""
 
 from __future__ import annotations
 

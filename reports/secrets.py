@@ -192,7 +192,9 @@ def _build_page_row(
 
 
 def _round_page_number(value: float) -> float | int | None:
-    """Return a number with three significant digits; None if JSON cannot express it."""
+    """Return a number rounded to three significant digits; None if JSON cannot express the
+    number.
+    """
     if not math.isfinite(value):
         return None
     short = float(f"{value:.3g}")

@@ -329,7 +329,7 @@ def _format_brief_number(signal: LeakSignal) -> str:
 
 
 def format_least_detectable(signal: LeakSignal) -> str:
-    """Return the smallest number that would show a leak: `3.1%`, `0.56`, `all 4`."""
+    """Return the smallest number that would have shown a leak: `3.1%`, `0.56`, `all 4`."""
     m = signal.measured
     if m is None or signal.status != signals.NOT_SHOWN:
         return phrases.NOTHING
@@ -403,7 +403,7 @@ def title_signal_target(result: AuditResult, target: str) -> str:
 
 
 def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:
-    """Return a forest plot with a row per signal, by target."""
+    """Return a forest plot with a row per signal, grouped by model."""
     groups = list[Group]()
     spans = list[ForestSpan | None]()
     for target in assessment.targets:

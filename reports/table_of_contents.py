@@ -79,9 +79,9 @@ def build_page_document(
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
-    """Return the full page with all nonempty sections, grouped by part.
+    """Return the full HTML page with all nonempty sections, grouped by part.
 
-    since: a comparison of an earlier run with this run. texts: private text to show, by id.
+    since: a comparison of an earlier run with this run. texts: private text to show, by secret id.
     """
     material = ReportMaterial(
         phrases.make_result_printable(result), details or SecretDetails(), since, texts

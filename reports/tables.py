@@ -1,4 +1,7 @@
-"""Render a table of a sweep or ledger for a terminal, Markdown, CSV or LaTeX."""
+"""Render a table for a terminal, Markdown, CSV or LaTeX.
+
+The table is of a sweep over settings, or of a ledger of runs.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def render_markdown_table(grid: RowTable) -> str:
 
 
 def render_markdown_lines(grid: RowTable) -> list[str]:
-    """Return head and rows as lines of Markdown."""
+    """Return the head and the rows as lines of Markdown."""
     head, *rows = (
         list(map(escaping.escape_for_markdown, cells)) for cells in (grid.head, *grid.rows)
     )

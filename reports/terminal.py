@@ -33,7 +33,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def summarise_run(result: AuditResult, folder: Path | None = None) -> TerminalRunSummary:
-    """Return the screen of `--verbose`. folder: the run folder to print, or None."""
+    """Return the screen that `--verbose` prints. folder: the run folder to name, or None."""
     return TerminalRunSummary(phrases.make_result_printable(result), folder)
 
 
@@ -207,7 +207,10 @@ def _list_row_remarks(result: AuditResult) -> Iterator[RenderableType]:
 
 
 def _draw_copies_sparkline(finding: Finding) -> Text:
-    """Return `copies 1 2 4 ▁ ▃ █ 0.0%, 31%, 98% (undefended, ethicist)`, with bars from 0 to 1."""
+    """Return the recall by number of copies, with bars from 0 to 1.
+
+    `copies 1 2 4 ▁ ▃ █ 0.0%, 31%, 98% (undefended, ethicist)`
+    """
     measured = phrases.sort_repeats(finding.by_repeats)
     bars = " ".join(_BARS[min(7, max(0, round(7 * m.value)))] if m.n else "·" for _, m in measured)
     shares = ", ".join(phrases.format_value(m) for _, m in measured)

@@ -26,7 +26,10 @@ _POINTS_AND_LINES = ("o-", "s--", "^-.", "v:")
 
 @dataclass(frozen=True)
 class Curve:
-    """A measurement over training steps or another number, with optional intervals."""
+    """A measurement at several training steps, or at values of another number.
+
+    Points may have intervals.
+    """
 
     label: str
     points: Sequence[tuple[float, Measurement]]
@@ -42,7 +45,7 @@ class Panel:
 
 
 def draw_training_curve(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
-    """Return SVG of the panels. stopped_at: a step to mark."""
+    """Return an SVG of the panels. stopped_at: a training step to mark."""
     text = io.StringIO()
     with styled_figure_context(LIGHT_STYLE) as (figure, first):
         first.remove()  # the default axes of every styled figure

@@ -44,7 +44,7 @@ class ConstrainedDraws:
 
 
 class TokenGuide:
-    """A guide that finds the tokens that may follow a partial text of the space."""
+    """A guide that finds the tokens that may follow the beginning of a text of the space."""
 
     def __init__(self, space: CanarySpace, tokenizer: Any, head: Tokens) -> None:
         """Index the vocabulary by the text that each token adds after `head`.
@@ -104,7 +104,7 @@ class TokenGuide:
         return self._allowed[state]
 
     def check_tokens_can_be_drawn(self, tail: Tokens) -> None:
-        """Raise AuditError if these tokens cannot be drawn after the head."""
+        """Raise AuditError if the tokens `tail` cannot be drawn after the head."""
         state = self.start
         for token in tail:
             tokens = torch.empty(0)
@@ -120,7 +120,7 @@ class TokenGuide:
             state = next_states[int((tokens == token).nonzero()[0])]
 
     def get_max_tail(self) -> int:
-        """Return the maximum number of tokens that any text has after the head."""
+        """Return the maximum number of tokens of a text after the head."""
         # A token writes at least one character.
         longest_choices = [max(map(len, block)) for block in self.space.choice_blocks]
         n_characters = len(self.space.common_beginning) + sum(longest_choices)
@@ -199,7 +199,10 @@ def _walk_constrained_texts(
     max_tail = guide.get_max_tail()
 
     def walk_texts(piece: slice) -> None:
-        """Generate the texts of one slice token by token; texts with equal tokens share a row."""
+        """Generate the texts of one slice token by token.
+
+        The model reads one input for texts with equal tokens so far.
+        """
         live = np.arange(n_texts)[piece]
         # A walk that ran out of memory has left partial results of these texts.
         nll[live] = log_q[live] = 0.0

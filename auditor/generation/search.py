@@ -258,14 +258,14 @@ def beam_search(
     forbidden: tuple[int, ...] = (),
     prompt: Tensor | None = None,
 ) -> list[SearchResult]:
-    """Search for suffixes of exactly `length` tokens, as `generate(num_beams=beams)` does.
+    """Search for the likeliest suffixes of `length` tokens, as `generate(num_beams=beams)` does.
 
     Return the candidates with the highest total log-probability under the untruncated distribution
-    at temperature 1, likeliest first; beams=1 is greedy.
+    at temperature 1, likeliest first. beams=1 is greedy decoding.
 
     Args:
         prefixes: (secrets, n_prefix).
-        forbidden: tokens never chosen; the distribution is not renormalised.
+        forbidden: tokens that are never chosen; the distribution is not renormalised.
 
     Raises:
         AuditError: if beams < 1.

@@ -68,7 +68,10 @@ class TrieLevel:
 
 @dataclass(frozen=True)
 class Trie:
-    """The tokens of all texts of a space: a shared `head` and a tree with a leaf for each text."""
+    """The tokens of all texts of a space, as a tree.
+
+    head: the first tokens, which all texts share; levels: the tree, with a leaf for each text.
+    """
 
     head: Tokens
     levels: tuple[TrieLevel, ...]
@@ -239,9 +242,9 @@ def compute_continuation_nlls(
 
 
 def add_tie_margin(nll: Floats) -> Floats:
-    """Return, for each nll, the largest nll that counts as equal.
+    """Return the largest nll that counts as equal to each nll, in nats.
 
-    Texts that are equally likely, except for rounding, reduce exposure.
+    Equal nll differ by rounding only, and ties reduce exposure.
     """
     return nll + _TIE * (1 + nll / 10)  # formulas.md B6: the rank is of loss(s') <= loss(s)
 

@@ -102,9 +102,9 @@ def compute_zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def compute_zcdp_budget(epsilon: float, delta: float) -> float:
-    """Return the largest rho whose `compute_zcdp_epsilon` is at most `epsilon` (nats).
+    """Return the largest rho of zCDP whose epsilon at `delta` is at most `epsilon` (nats).
 
-    Raise AuditError on bad input.
+    See `compute_zcdp_epsilon`. Raise AuditError on bad input.
     """
     require_positive("epsilon", epsilon)
     # at which epsilon is exceeded: rho costs more than itself

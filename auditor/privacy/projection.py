@@ -219,7 +219,7 @@ def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
 
 
 def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
-    """Return lambda with log E x^alpha = budget > 0, x = mixture / p0.
+    """Return the mixing weight lambda with log E x^alpha = budget > 0, x = mixture / p0.
 
     moments: (alpha + 1, n), finite; budget: (n,). (E x^alpha)^(1/alpha) is convex in lambda
     (Minkowski), so Newton's steps from an upper bound never pass the root.

@@ -115,7 +115,7 @@ class PrivacyRecord:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences that a reader must know in addition to the claim."""
+        """Return sentences that readers need in addition to the claim."""
         if self.epsilon is None:
             numbers = "; ".join(
                 f"{mechanism}: ε {value:.3g}" for mechanism, value in self.nominal.items()

@@ -73,7 +73,9 @@ class LikelihoodRatioDistribution(NamedTuple):
     out: Floats
 
     def delta(self, epsilon: float) -> float:
-        """Return the smallest delta for which this mechanism is (epsilon, delta)-DP."""
+        """Return the smallest delta for which the mechanism is (epsilon, delta)-DP; epsilon: in
+        nats.
+        """
         factor = math.exp(min(epsilon, 700.0))
         more = self.inside - factor * self.out
         less = self.out - factor * self.inside
@@ -190,7 +192,7 @@ def _compute_nonempty_guess_probabilities(
     noise: float,
     sampling: Sampling,
 ) -> tuple[Floats, Floats]:
-    """Return `compute_guess_probabilities` without values of (almost) zero probability."""
+    """Return `compute_guess_probabilities` without entries whose probability is (almost) zero."""
     as_sure, right = compute_likelihood_ratio_distribution(
         noise,
         sampling,

@@ -246,9 +246,10 @@ def count_needed_canaries(
     level: float = LEVEL,
     copies: int = 1,
 ) -> int:
-    """Return the smallest m with compute_best_provable_epsilon(m, ...) >= epsilon.
+    """Return the smallest number m of canaries that can prove this epsilon.
 
-    Raise AuditError if a million canaries cannot prove this epsilon.
+    The condition is compute_best_provable_epsilon(m, ...) >= epsilon. Raise AuditError if a million
+    canaries cannot prove this epsilon.
     """
     if not 0 < epsilon < math.inf:
         raise AuditError(f"expected an epsilon > 0 to prove, got {epsilon:g}")

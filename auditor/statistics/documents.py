@@ -69,9 +69,10 @@ def encode_records(secrets: Sequence[Secret]) -> Floats:
 
 
 def take_highest_per_record(values: Floats | Bools, record: Floats) -> Floats:
-    """Return the highest value of each record's parts, (records,).
+    """Return the highest value among each record's parts, (records,).
 
-    record: (secrets,) codes. Of hits, the highest is 1 if any part was extracted.
+    values: (secrets,); record: (secrets,) codes. For hits, the highest is 1 if any part was
+    extracted.
     """
     records, places = np.unique(record, return_inverse=True)
     highest = np.zeros(len(records))
@@ -82,7 +83,8 @@ def take_highest_per_record(values: Floats | Bools, record: Floats) -> Floats:
 def measure_longest_block(
     secrets: Iterable[Secret], hit: Mapping[str, bool]
 ) -> tuple[Measurement, ...]:
-    """Return the members' longest extracted block, in tokens; () if no member is a document's part.
+    """Return the longest extracted block of a member, in tokens; () if no member is part of a
+    document.
 
     hit: by secret id, whether the secret was extracted verbatim; missing secrets do not count.
     """

@@ -25,7 +25,7 @@ _IMPOSSIBLE = 1e4
 
 
 def compute_exposure(rank: float, bits: float) -> float:
-    """Return bits - log2 rank. bits: log2 |R|."""
+    """Return the exposure bits - log2 rank. bits: log2 |R|."""
     return bits - math.log2(rank)
 
 

@@ -89,7 +89,10 @@ class Metric:
 
     @property
     def per_secret_column_name(self) -> str:
-        """Return the name of the column with one number per secret, whose mean is the metric."""
+        """Return the name of the column that stores the metric's value of each secret.
+
+        The metric is the mean of this column.
+        """
         return self.name.removesuffix(_OTHERS)
 
     @property
@@ -228,14 +231,17 @@ def name_auc(score: str) -> str:
 
 
 def name_tpr_metric(score: str, rate: float) -> str:
-    """Return the name of the share of members found at this false-positive rate, such as
-    `tpr_at_1pct_fpr_loss`.
+    """Return the name of a score's true-positive rate: `tpr_at_1pct_fpr_loss`.
+
+    rate: the false-positive rate.
     """
     return "_".join(filter(None, (f"tpr_at_{100 * rate:g}pct_fpr", score)))
 
 
 def name_partial_auc_metric(score: str) -> str:
-    """Return the name of the mean share of members found at low false-positive rates."""
+    """Return the name of a score's partial AUC, its mean true-positive rate at low false-positive
+    rates.
+    """
     return "_".join(filter(None, (f"partial_auc_{100 * BELOW:g}pct_fpr", score)))
 
 
@@ -366,8 +372,10 @@ def _list_guess_metrics(
 
 
 def _list_record_metrics(name: str, title: str, values: OfSecrets) -> Iterator[Metric]:
-    """Yield the share of records with a part for which `values` is 1, of members and of
-    non-members."""
+    """Yield two metrics, one of members and one of non-members.
+
+    Each is the share of records with a part for which `values` is 1.
+    """
     metric = Metric(
         name,
         title,

@@ -306,8 +306,10 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
     """
 
     def falsified(mu: float) -> bool:
-        """Return whether no mechanism with this trade-off has P[v right of r] >= level (formulas.md
-        A10)."""
+        """Return whether v right guesses of r refute mu-GDP (formulas.md A10).
+
+        They do if no mechanism with this trade-off has P[v right of r] >= level.
+        """
         # both only grow
         right = level * v / m
         wrong = level * (r - v) / m

@@ -81,8 +81,9 @@ def find_first_right_guesses(
     secret: Ints,
     right: Bools,
 ) -> Ints:
-    """Return the position of each solved secret's first right guess, in the order of the
-    guesses."""
+    """Return the index of the first right guess of each solved secret, in the order of the
+    guesses.
+    """
     hits = np.flatnonzero(right)
     # `unique` points at the first of each, and sorts by secret: back into the order of the guesses
     return hits[np.sort(np.unique(secret[hits], return_index=True)[1])]

@@ -105,7 +105,7 @@ def repeat_measurement(
 
 
 def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
-    """Return the AUC of the strongest kept score, corrected for the number of scores."""
+    """Return the AUC of the strongest stored score, corrected for the number of scores."""
     columns = list_strongest_score_columns(members)
     n = len(members[columns[0]])
     m = len(others[columns[0]])

@@ -62,8 +62,10 @@ def compute_finite_population_interval(
 
 
 def _find_first_true(first: int, end: int, holds: Callable[[int], bool]) -> int:
-    """Return the smallest integer in [first, end) for which the monotone condition `holds`; `end`
-    if there is none."""
+    """Return the smallest integer in [first, end) for which the monotone condition `holds` is True.
+
+    Return `end` if there is none.
+    """
     while first < end:
         middle = (first + end) // 2
         if holds(middle):

@@ -32,7 +32,9 @@ def epsilon_clopper_pearson(
     tpr, fpr = _compute_rate_intervals(tp, fn, fp, tn, delta, level)
 
     def refuted(epsilon: float) -> bool:
-        """Return whether a ratio exceeds the bound for a group of `copies` records."""
+        """Return whether a ratio exceeds the largest ratio that epsilon allows a group of `copies`
+        records.
+        """
         most = math.exp(copies * epsilon)
         slack = compute_group_delta(epsilon, delta, copies)
         # The second by complements: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo.
