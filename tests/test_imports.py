@@ -21,8 +21,10 @@ from auditor.statistics import blind_classifier, copies_effect, exposure, rank_t
 
 ids = [f"s{{i}}" for i in range(40)]
 column = table.Column(table.MEASURED, CellKey("t", "claim", "a"), "q", ids, np.arange(40.0))
-table.write_secrets_table(Path(sys.argv[1]), [column])
+tokens = table.Column(table.TOKENS, CellKey("t", "", ""), "log_prob", ids, -np.arange(40.0))
+table.write_secrets_table(Path(sys.argv[1]), [column], [tokens])
 assert table.read_secrets_table(Path(sys.argv[1]), table.MEASURED)[0].values[39] == 39
+assert table.read_suffix_token_log_probs(Path(sys.argv[1]))["t"]["s39"] == (-39.0,)
 print(*sorted(set({SLOW!r}) & sys.modules.keys()))
 """
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import read_json_object
@@ -27,8 +27,7 @@ _ANSWER = re.compile(
 Answers = Mapping[CellKey, frozenset[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class SecretFacts:
+class SecretFacts(NamedTuple):
     """Publishable facts of a secret.
 
     Args:
@@ -111,21 +110,20 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
     if not path.exists():
         return None
     columns = read_json_object(path, "the secrets of a run")
+    names = [*SecretFacts._fields]
     # A file has both columns of a pair or neither; every other column is required.
-    pair_by_column = {}
     for pair in (("document", "at"), ("user", "user_trained")):
-        for name in pair:
-            pair_by_column[name] = pair
-    names = []
-    for field in fields(SecretFacts):
-        if pair_by_column.get(field.name, ("id",))[0] in columns:
-            names.append(field.name)
+        if columns.keys().isdisjoint(pair):
+            for name in pair:
+                names.remove(name)
     try:
-        rows = zip(*(columns[name] for name in names), strict=True)
-        facts_by_id = {}
-        for row in rows:
-            facts_by_id[row[0]] = SecretFacts(**dict(zip(names, row, strict=True)))
-        has_repeats = len(facts_by_id) < len(columns["id"])
+        n_secrets = len(columns["id"])
+        for name in {*SecretFacts._fields}.difference(names):
+            columns[name] = [SecretFacts._field_defaults[name]] * n_secrets
+        # tuples by `_make`: a run may have a million secrets
+        rows = zip(*(columns[name] for name in SecretFacts._fields), strict=True)
+        facts_by_id = dict(zip(columns["id"], map(SecretFacts._make, rows), strict=True))
+        has_repeats = len(facts_by_id) < n_secrets
     except (KeyError, TypeError, ValueError):
         raise AuditError(
             f"{path}: expected a column each of {', '.join(names)}: the file is damaged"
