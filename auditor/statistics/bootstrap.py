@@ -40,7 +40,8 @@ def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> Flo
     """
     # over their sum, exponentials are Dirichlet(1, ..., 1)
     exponentials = noise.standard_exponential((size, n))
-    return exponentials / exponentials.sum(1, keepdims=True)
+    exponentials /= exponentials.sum(1, keepdims=True)
+    return exponentials
 
 
 def draw_resample_blocks(
