@@ -37,7 +37,7 @@ class WeightedMetric:
     Args:
         coefficient: factor of the metric.
         metric: name of the metric.
-        cell: results of the target, setting and method, by seed.
+        cell: results of the target, setting, and attack or probe, by seed.
     """
 
     coefficient: float

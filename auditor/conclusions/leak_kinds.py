@@ -41,7 +41,7 @@ class LeakReading:
         measured: the number with its interval.
         baseline: the baseline; None without a baseline.
         excess: the part above the non-members, with an interval.
-        row: target, setting and method of the measurement.
+        row: target, setting, and attack or probe of the measurement.
         can_show_leak: False if the number can raise suspicion but not show a leak.
         either_way: True for an AUC, which shows a leak below one half too.
         part: group of the data, if not all.

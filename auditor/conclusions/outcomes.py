@@ -276,7 +276,7 @@ class RunOutcomes:
     Args:
         name: name of the run.
         result: the run's `result.json`.
-        outcomes: results by target, setting and method; empty if the folder has no table.
+        outcomes: results by target, setting, and attack or probe; empty if the folder has no table.
         listed: ids of the attacked secrets, from other files of the folder.
         edits: changes to the folder since the run ended; None if the folder has no manifest.
     """
@@ -292,7 +292,8 @@ class RunOutcomes:
 def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
     """Read the results by secret of a run folder; {} if the folder has no table.
 
-    A key names target, setting and method. Raise AuditError like `table.read_secrets_table`.
+    A key names target, setting, and attack or probe. Raise AuditError like
+    `table.read_secrets_table`.
     """
     cells: dict[CellKey, list[Column]] = {}
     for column in read_secrets_table(folder, MEASURED):

@@ -19,7 +19,7 @@ Runs = Mapping[int, tuple[AuditResult, Path]]  # one point of a grid with its fo
 
 @dataclass(frozen=True)
 class Replicates:
-    """Results of a target, setting and method over the seeds of a configuration.
+    """Results of a target, setting, and attack or probe over the seeds of a configuration.
 
     Args:
         target: name of the target.
@@ -54,7 +54,10 @@ class Replicates:
 
 
 def read_replicates(runs: Runs) -> Iterator[Replicates]:
-    """Yield the results of each target, setting and method, with the seeds that have numbers."""
+    """Yield the results of each target, setting, and attack or probe, by seed.
+
+    Only seeds with numbers are included.
+    """
     by_key: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in runs.items():
         for finding in result.findings:

@@ -54,7 +54,7 @@ class LeakSignal:
         status: whether the leak is shown, not shown, or not tested.
         measured: the deciding number.
         baseline: its baseline from non-members or chance; None without a baseline.
-        row: target, setting and method of the number.
+        row: target, setting, and attack or probe of the number.
         suspected: True if the number suggests a leak without showing one, for example without
         significance.
         smallest_detectable: smallest number that would show a leak; NaN if unknown.
@@ -172,8 +172,8 @@ class LeakAssessment:
     def find_gate_signal(self, target: str | None = None) -> LeakSignal | None:
         """Return the most important signal that has a gate rule; None if no signal has a rule.
 
-        Leaks come first, then suspicions, then other signals. Defended targets come first among
-        equals. target: consider only this target.
+        Leaks come first, then suspicions, then other signals. Of these, defended targets come
+        first. target: consider only this target.
         """
         if target is None:
             candidates = self.signals
@@ -271,9 +271,10 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
-    """Return the signal of verbatim extraction, with its worst stratum and worst group added.
+    """Return the signal of verbatim extraction, with two additions.
 
-    Greedy decoding is judged like greedy recall: a single extracted record suffices.
+    They are the number of copies and the group of the data with the largest extracted share. Greedy
+    decoding is judged like greedy recall: a single extracted record suffices.
     """
     groups = [
         group
@@ -314,10 +315,11 @@ def _find_worst_row_stratum(rows: Sequence[Finding], setting: str) -> Stratum | 
 def _build_signal(
     kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]
 ) -> LeakSignal:
-    """Build the signal from the reading (number with baseline) that says most.
+    """Build the signal of a kind of leak in a setting from its most informative number.
 
-    A reading that shows a leak comes first, then one that raises suspicion, then the highest. Among
-    readings of zero, the reading with the widest interval is taken.
+    readings: numbers with their baselines. A number that shows a leak comes first, then a number
+    that raises suspicion, then the highest. Among zeros, the number with the widest interval is
+    taken.
     """
     significant = [r for r in readings if r.is_shown]
     if significant:

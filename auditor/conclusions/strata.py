@@ -13,7 +13,9 @@ _TAIL = 0.025
 
 
 def count_stratum_hits(stratum: Stratum) -> int:
-    """Return the number of attacked records of the stratum that were extracted."""
+    """Return the number of extracted records in a stratum, the records with equal numbers of
+    copies.
+    """
     if stratum.extracted.n:
         return round(stratum.extracted.value * stratum.extracted.n)
     return 0
@@ -27,8 +29,9 @@ def is_partly_asked(finding: Finding) -> bool:
 def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
     """Return the extracted share of all attackable records, weighted by stratum.
 
-    Return None without strata. tail: error rate on each side of the interval. The measurement's `n`
-    is the size of the whole population.
+    A stratum holds the records with equal numbers of copies. Return None without strata. tail:
+    error rate on each side of the interval. The measurement's `n` is the size of the whole
+    population.
     """
     if not finding.strata:
         return None
@@ -40,8 +43,9 @@ def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement
 
 
 def find_worst_stratum(finding: Finding) -> Stratum | None:
-    """Return the stratum of copied records with the largest extracted share; None if all shares are
-    0.
+    """Return the number of copies, above 1, whose records have the largest extracted share.
+
+    The result is a `Stratum`, or None if all shares are 0.
     """
     copied = [s for s in finding.strata if (s.copies or 1) > 1 and count_stratum_hits(s)]
     return max(

@@ -26,23 +26,25 @@ class CellKey(NamedTuple):
     attack: str  # or probe
 
     def __str__(self) -> str:
-        """Return the cell's name in file names, such as `pmixed/text-only/ethicist`."""
+        """Return the key as text for file names, such as `pmixed/text-only/ethicist`."""
         return "/".join(self)
 
     @property
     def title(self) -> str:
-        """Name of the cell for readers, such as `pmixed, text-only, attack ethicist`, without empty
-        parts.
+        """Name of target, setting and attack for readers, such as `pmixed, text-only, attack
+        ethicist`.
 
-        The word "attack" is needed because an attack and a metric may share a name, such as
-        perplexity.
+        Empty parts are left out. The word "attack" is needed because an attack and a metric may
+        share a name, such as perplexity.
         """
         attack = self.attack and f"attack {self.attack}"
         return ", ".join(filter(None, (self.target, self.setting, attack)))
 
     @classmethod
     def parse_cell_key(cls, text: str) -> CellKey:
-        """Parse a cell's name from `str`. Raise ValueError for an invalid name."""
+        """Parse the text of a key, such as `pmixed/text-only/ethicist`. Raise ValueError for other
+        text.
+        """
         target, setting, attack = text.split("/")
         return cls(target, setting, attack)
 

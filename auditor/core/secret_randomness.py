@@ -31,6 +31,6 @@ def draw_secret_uniforms(samples: int, length: int, *key: str | int) -> Floats:
     """Return (samples, length, CHANNELS) uniform numbers in [0, 1) for a secret.
 
     A larger number of samples only adds samples: the first k samples do not change. key: seed,
-    target, recipe and secret.
+    target, sampling recipe and secret.
     """
     return make_keyed_generator(*key).random((samples, length, CHANNELS))

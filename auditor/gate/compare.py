@@ -41,10 +41,10 @@ class Comparand:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A metric of a target, setting and method, for all compared runs.
+    """A metric of a target, setting, and attack or probe, for all compared runs.
 
     Args:
-        row: target, setting and method.
+        row: target, setting, and attack or probe.
         metric: name of the metric.
         cells: the number of each run.
         best_run: index of the run that leaks significantly less than all others; None if there is
@@ -65,7 +65,7 @@ class Comparison:
 
 
 def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = ()) -> Comparison:
-    """Compare runs for each target, setting and method, in the order of the first run.
+    """Compare runs for each target, setting, and attack or probe, in the order of the first run.
 
     metrics: the metrics to compare; if empty, the main metric of each attack and probe. Raise
     AuditError for fewer than two runs, for a run that is not comparable with the first, and for a

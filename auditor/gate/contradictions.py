@@ -47,8 +47,8 @@ def find_result_contradictions(
 ) -> Iterator[tuple[CellKey, str]]:
     """Yield (cell, reason) for each fact of the result that cannot be true.
 
-    A cell names target, setting and method. outcomes: results by secret. listed: ids of the
-    attacked secrets.
+    A cell names target, setting, and attack or probe. outcomes: results by secret. listed: ids of
+    the attacked secrets.
     """
     yield from _check_planned_rows(result)
     yield from _check_planned_secrets(result, outcomes, listed)
@@ -77,10 +77,10 @@ def find_result_contradictions(
 
 
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
-    """Yield (cell, reason) for each cell (target, setting, method) of the plan that the result
-    lacks.
+    """Yield (cell, reason) for each cell of the plan that the result lacks.
 
-    Controls have only cells of the widest access.
+    A cell names target, setting, and attack or probe. Controls have only cells of the widest
+    access.
     """
     plan = result.plan
     reported_rows = {finding.cell_key for finding in result.findings}
@@ -101,9 +101,10 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 def _check_planned_secrets(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield (cell, reason) for differences between the result and the plan, secrets or answers.
+    """Yield differences between the result and the plan, secrets or answers.
 
-    outcomes: results by secret, by cell. listed: ids of the attacked secrets.
+    A pair names target, setting, and attack or probe, then the difference. outcomes: results by
+    secret. listed: ids of the attacked secrets.
     """
     if listed.plan is not None:
         # another version may have started the run

@@ -304,7 +304,7 @@ class _Claimed:
 
 @dataclass(frozen=True)
 class _Case:
-    """Rule to judge on a cell (target, setting, method), with its evidence.
+    """Rule to judge on a cell (target, setting, attack or probe), with its evidence.
 
     Args:
         row: the cell.

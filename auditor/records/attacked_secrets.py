@@ -65,8 +65,8 @@ class AnsweredSecretIds:
     Args:
         plan: plan of the run.
         secrets: facts of the secrets by id.
-        guesses: ids of the secrets that each attack guessed, by cell.
-        observations: ids of the secrets that each probe observed, by cell.
+        guesses: ids of the secrets with guesses, by target, setting and attack.
+        observations: ids of the secrets with observations, by target, setting and probe.
     """
 
     plan: Mapping[str, Any] | None = None
@@ -155,7 +155,7 @@ def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
 
 
 def _parse_answer_names(line: bytes) -> tuple[str, str]:
-    """Return the name of an answer's cell (target, setting, method), then the secret's id.
+    """Return the name of an answer's cell (target, setting, attack or probe), then the secret's id.
 
     Raise ValueError or a similar error if the line is no answer.
     """

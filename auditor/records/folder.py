@@ -41,8 +41,8 @@ class RunFolder:
     """Folder of a run, locked against other processes.
 
     `create` starts a run and `reopen` continues an interrupted run. `guesses` and `observations`
-    hold the finished secrets of attacks and probes, by cell (target, setting, method). `tokens`
-    holds the secrets with scored suffix tokens, by target.
+    hold the finished secrets of attacks and probes, by cell (target, setting, attack or probe).
+    `tokens` holds the secrets with scored suffix tokens, by target.
     """
 
     def __init__(self, path: Path) -> None:
@@ -238,7 +238,10 @@ class RunFolder:
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
     def read_probe_facts(self, cell: CellKey) -> dict[str, float]:
-        """Return the numbers that `save_probe_facts` saved for this cell; {} if there are none."""
+        """Return the numbers that `save_probe_facts` saved; {} if there are none.
+
+        cell: target, setting and probe.
+        """
         return self._read_all_probe_facts().get(str(cell), {})
 
     def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:

@@ -24,12 +24,11 @@ Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 @dataclass
 class CellJournal(Generic[Key, Record]):
-    """File of finished secrets by cell (target, setting, method) or target, with a JSON line for
-    each.
+    """File of finished secrets, with a JSON line for each.
 
-    Lines are written at once and read on demand. Memory holds only the start of each line, because
-    the guesses of all secrets may be larger than any model. A second record of a secret replaces
-    the first.
+    The key is a target, or target, setting, and attack or probe. Lines are written at once and read
+    on demand. Memory holds only the start of each line, because the guesses of all secrets may be
+    larger than any model. A second record of a secret replaces the first.
 
     Args:
         path: path of the file.

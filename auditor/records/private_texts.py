@@ -60,9 +60,10 @@ def write_secret_texts(
     decode: Decode,
     out: Out = MappingProxyType({}),
 ) -> None:
-    """Write texts.jsonl. guesses: guesses by cell and secret id; only the first guess is written.
+    """Write texts.jsonl. guesses: guesses by `target/setting/attack` and secret id.
 
-    out: extracted text and its generation by alias, by cell of a corpus attack.
+    Only the first guess of each secret is written. out: extracted text and its generation, by
+    `target/setting/attack` of a corpus attack and the record's alias.
     """
     with (
         # Created with 0600; opening it again keeps that mode.

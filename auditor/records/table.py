@@ -51,7 +51,7 @@ class Column:
 
     Args:
         kind: kind of number, as described for the module.
-        cell: target, setting and method; without setting and method for a quantity of a target.
+        cell: target, setting, and attack or probe; only the target for a target's quantity.
         quantity: name of the quantity.
         ids: (n,) secret ids; an id repeats for each token, in token order.
         values: (n,) numbers.
@@ -441,7 +441,9 @@ def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
 
 
 def read_probe_observations(folder: Path) -> Seen:
-    """Return the numbers that probes observed, by cell and name."""
+    """Return the numbers that probes observed, by target, setting and probe, name, and secret
+    id.
+    """
     observations: Seen = {}
     for column in read_secrets_table(folder, OBSERVED):
         for secret, value in zip(column.ids, np.asarray(column.values).tolist(), strict=True):

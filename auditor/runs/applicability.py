@@ -61,10 +61,10 @@ def select_probed_secrets(
 def refuse_methods_that_cannot_run(
     scene: RunContext, undefended: Target, only_if_none_can: bool = False
 ) -> None:
-    """Raise AuditError if a requested method would measure nothing in this run.
+    """Raise AuditError if a requested attack or probe would measure nothing in this run.
 
-    A method passes if only a defended model may have a capability that the method needs.
-    only_if_none_can: raise only if no method can run, as for a run of all cheap methods.
+    An attack or probe passes if it needs a capability that a defended model may have.
+    only_if_none_can: raise only if none can run, as for a run of all cheap attacks and probes.
     """
     refusals = []
     for method in scene.selection.methods:
@@ -81,9 +81,9 @@ def refuse_methods_that_cannot_run(
 def _explain_inapplicable_method(
     method: Attack | Probe, undefended: Target, scene: RunContext, setting: Setting
 ) -> str | None:
-    """Return the reason why the method cannot run in this setting.
+    """Return the reason why the attack or probe cannot run on the undefended model in this setting.
 
-    Return None if the method can run, or if a defended model may have the missing capability.
+    Return None if it can run, or if a defended model may have the missing capability.
     """
     view = scene.make_target_view(undefended, setting)
     try:

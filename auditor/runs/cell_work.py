@@ -36,11 +36,11 @@ Answer = TypeVar("Answer", Guesses, Observation)
 
 @dataclass(frozen=True)
 class CellWorkResult(Generic[Answer]):
-    """Answers of a cell about some of its secrets.
+    """Answers of an attack or probe about some secrets.
 
     Args:
         answers: guesses of an attack, or observations of a probe.
-        tokens_drawn: tokens drawn under the privacy claim, by (recipe, secret id).
+        tokens_drawn: tokens drawn under the privacy claim, by (sampling recipe, secret id).
         seconds: time spent on these answers.
     """
 
@@ -81,8 +81,9 @@ class CellWork(Generic[Asked, Answer]):
     """Queries of a cell, to run in this process or on a worker.
 
     Args:
-        key: target, setting and method of the cell.
-        allowance: tokens that each (recipe, secret id) may still draw; None without a budget.
+        key: target, setting, and attack or probe of the cell.
+        allowance: tokens that each (sampling recipe, secret id) may still draw; None without a
+        budget.
         meter: counter of the tokens drawn so far under the target's privacy claim.
         state: an attack's tuned state; {} for a probe.
     """

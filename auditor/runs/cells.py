@@ -39,7 +39,7 @@ from auditor.statistics.metrics import RECALL, name_nonmember_metric
 
 @dataclass(frozen=True)
 class TargetRun:
-    """Context of all cells of a target.
+    """Context of all attacks and probes on a target.
 
     Args:
         audit: the audit.
@@ -161,7 +161,9 @@ class Cell(TargetRun, ABC):
         self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", n_done, of)
 
     def _build_finding(self) -> Finding:
-        """Return a finding that describes the cell and has no measurements yet."""
+        """Return a finding that describes the target, setting, and attack or probe, without
+        measurements.
+        """
         applies, reason = self.target.judge_claim_coverage(self.setting)
         sampling = self.method.sampling()
         return Finding(
@@ -534,7 +536,9 @@ class ProbeCell(Cell):
 
 
 def list_target_cells(target_run: TargetRun) -> Iterator[Cell]:
-    """Yield all cells of a target: by setting, then by attack or probe in the plan's order."""
+    """Yield all cells (setting, attack or probe) of a target: by setting, then in the plan's
+    order.
+    """
     selection = target_run.audit.selection
     target = target_run.target
     for setting in selection.list_row_settings(target.companion):

@@ -112,7 +112,10 @@ class PerSecretCollector:
                 self.answers[key] = answers
 
     def set_row_column(self, key: CellKey, quantity: str, values: Floats) -> None:
-        """Set the values of a quantity in the collected results of a cell."""
+        """Set the values of a quantity in the collected results of an attack or probe.
+
+        key: target, setting, and attack or probe.
+        """
         row = replace(self.rows[key], values={**self.rows[key].values, quantity: values})
         self.rows[key] = row
         identity = (table.MEASURED, key, quantity)

@@ -37,7 +37,9 @@ def digest_plan_files(plan: Plan) -> dict[str, str]:
 
 
 def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
-    """Return the digests of `digest_plan_files`, and digests of the site's models without files."""
+    """Return the digests of `digest_plan_files`, and digests of the audit's models without
+    files.
+    """
     return digest_plan_files(plan) | site.digest_fileless_models()
 
 

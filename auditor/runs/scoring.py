@@ -209,9 +209,10 @@ def _compute_record_losses(
 def compute_published_nlls(
     model: LanguageModel, texts: Sequence[Tokens], context_lengths: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
-    """Return each text's summed nll in nats, by the name of a perplexity that a method published.
+    """Return each text's summed nll in nats, by the name of a perplexity.
 
-    context_lengths: number of given tokens of each text, which are not predicted.
+    These perplexities are defined by published defenses. context_lengths: number of given tokens at
+    the start of each text; only later tokens count.
     """
     nll_by_name: dict[str, list[float]] = {}
     for first in dict.fromkeys(context_lengths):
@@ -245,7 +246,7 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
     found.
 
     Return each secret's mean log-probability per token, in nats. The run folder stores the members'
-    scores, but not for companion targets, which nobody deploys.
+    scores, but not for controls, which nobody deploys.
     """
     folder = audit.folder
     size = audit.batch_size
@@ -306,8 +307,8 @@ def doubt_if_members_likelier(
     """Return a doubt about zero extraction if members' true tokens are likelier than non-members'.
 
     The test is a one-sided Welch test at 2.5% of mean log-probabilities, in nats per token. This
-    does not measure extractable text. methods: the run's methods, which the doubt need not
-    recommend.
+    does not measure extractable text. methods: the run's attacks and probes, which the doubt need
+    not recommend.
     """
     values = answers.values[LIKELIHOOD]
     members = values[answers.member]

@@ -120,7 +120,7 @@ class PluginSelection:
 
 
 def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> str:
-    """Return the reason why this method skips targets with this defense; "" if the method runs."""
+    """Return the reason why this attack or probe skips targets with this defense; "" if it runs."""
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
         return (

@@ -108,7 +108,7 @@ class SiteModels:
         return self.target.public is not None or self._adapter_base_and_revision is not None
 
     def read_auto_dtype_as_float32(self) -> None:
-        """Make `--dtype auto` mean float32, which some methods need. Call this before models are
+        """Make `--dtype auto` mean float32, which some attacks need. Call this before models are
         loaded.
         """
         self.models.loading = self.models.loading.resolve_auto_dtype()
@@ -319,7 +319,10 @@ class Site(SiteModels):
     # --- the data ---
 
     def load_benchmark_shared_by_runs(self) -> Benchmark:
-        """Load the secrets, known pairs and held-out texts that runs with equal `subject` share."""
+        """Load the secrets, known pairs and held-out texts.
+
+        Runs with equal `subject` share these data.
+        """
         # Omit the limit: the chosen form stays, even if fewer records are attacked.
         form_key = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
         form = (
@@ -519,7 +522,7 @@ def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> Non
 def _require_same_vocabulary(
     kind: str, subject: LanguageModel, other: LanguageModel
 ) -> LanguageModel:
-    """Return the other model. Raise AuditError if its vocabulary differs from the subject's.
+    """Return the other model. Raise AuditError if its vocabulary differs from that of `subject`.
 
     kind: role of the other model in the error message.
     """

@@ -143,10 +143,11 @@ class StoppingRule:
 def bound_stopped_finding(
     finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly
 ) -> Finding:
-    """Replace the finding's intervals by intervals that are valid at every look.
+    """Replace the finding's intervals, because the queries stopped early.
 
-    The old intervals are valid only for a fixed sample size. Measurements that cannot be bounded at
-    every look are dropped. row: results of the queried secrets.
+    The new intervals are valid at every look, a test during the queries. The old intervals are
+    valid only for a fixed sample size. Measurements without such an interval are dropped. row:
+    results of the queried secrets.
     """
 
     def again(
@@ -258,7 +259,7 @@ def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
 
 
 def _list_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
-    """Return the method's metrics that are means of a number per secret."""
+    """Return the metrics of an attack or probe that are means of a number per secret."""
     if isinstance(method, Probe):
         return method.means
     if isinstance(method, CorpusAttack):
@@ -267,7 +268,7 @@ def _list_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
 
 
 def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
-    """Test if the queries of this method can stop by this metric."""
+    """Test if the queries of this attack or probe can stop by this metric."""
     names = _list_mean_metrics(method)
     return metric in names or any(
         metric in (name_nonmember_metric(name), name_excess_metric(name)) for name in names

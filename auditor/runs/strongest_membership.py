@@ -62,7 +62,10 @@ def add_strongest_membership(
 def _group_row_families(
     findings: Sequence[Finding], scored: Mapping[CellKey, ScoredRow]
 ) -> Iterator[dict[CellKey, ScoredRow]]:
-    """Yield groups of cells of a setting that scored the same records. A key names a cell."""
+    """Yield groups of membership results in the same setting that scored the same records.
+
+    Keys name target, setting and probe.
+    """
     families: dict[tuple[str, frozenset[str]], dict[CellKey, ScoredRow]] = {}
     for finding in findings:
         row = scored.get(finding.cell_key)
@@ -72,9 +75,9 @@ def _group_row_families(
 
 
 def _align_scores(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
-    """Yield the membership scores of all cells in `family`.
+    """Yield the membership scores of all results in `family`.
 
-    Each is in the order of the first cell's records. A key names target, setting and method.
+    Each is in the order of the first result's records. Keys name target, setting and probe.
     """
     first = next(iter(family.values()))
     for row in family.values():

@@ -28,7 +28,7 @@ class TokenSpending:
 
     Args:
         meter: counter for the privacy claim.
-        spent: tokens charged to the claim, by (recipe, secret id).
+        spent: tokens charged to the claim, by (sampling recipe, secret id).
         seconds: seconds of this process's draws.
         n_drawn: tokens of this process's draws.
     """

@@ -17,7 +17,7 @@ Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
 
 
 def plan_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
-    """Return how many tokens each (recipe, secret id) will draw in this view's setting.
+    """Return how many tokens each (sampling recipe, secret id) will draw in this view's setting.
 
     Keys are ordered by attack, then by secret. Attacks with the same sampling recipe share their
     draws.
@@ -56,7 +56,8 @@ def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -
 def divide_query_budget(
     budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None
 ) -> Draws:
-    """Divide a fixed token budget over the (recipe, secret id) keys in order, before any draw.
+    """Divide a fixed token budget over the (sampling recipe, secret id) keys in order, before any
+    draw.
 
     The order of the queries therefore does not change the shares. With `stop`, the budget pays only
     complete answers, and no answer after the first that is too long. With `public`, the public

@@ -50,7 +50,7 @@ class Place:
         variant: name of the variant; "" without.
         at: swept values by key.
         attacks: attacks and probes of the plan.
-        cells: results of each target, setting and method.
+        cells: results of each target, setting, and attack or probe.
         failure: reason for missing results; otherwise "".
         subject: the attacked model and data, for the reader.
     """
