@@ -151,9 +151,9 @@ def _fit_company_weight(
     """Fit records' contributions on the effect of a mean over a batch.
 
     weight: kind of mean, from `_WEIGHTS`; by_pass: whether a batch is one forward pass instead of a
-        step. Return the coefficient and its error, in units of the noise. The fit also allows for a
-        constant and the clipped norm at each length, because a record's own gradient and length, or
-        a constant divisor, are no fault. Return None if all batches are equal.
+    step. Return the coefficient and its error, in units of the noise. The fit also allows for a
+    constant and the clipped norm at each length, because a record's own gradient and length, or a
+    constant divisor, are no fault. Return None if all batches are equal.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))
@@ -203,7 +203,7 @@ def _weigh_company(
     """Return each gradient's weight, (records,), if the loss is a mean over its batch.
 
     parts: the records of each batch; weight: kind of mean, from `_WEIGHTS`. Return None if a record
-        was read twice.
+    was read twice.
     """
     weights = dict[int, float]()
     for part in parts:

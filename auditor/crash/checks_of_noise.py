@@ -250,7 +250,7 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
     indices.
 
     noises: (rows, d). Given one row, the direction of the other row is uniform in at least `free`
-        dimensions. Their correlation is then at most that between a uniform and a fixed direction.
+    dimensions. Their correlation is then at most that between a uniform and a fixed direction.
     """
     if free <= 1:  # no tensor is trained in every step
         return 0.0, 1.0, (0, 0)
@@ -327,9 +327,9 @@ def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
     """Return the correlation over all pairs and its p-value; (0, 1) without pairs.
 
     pairs: (noise a, noise b, degrees of freedom of a). Given b, the variance of a @ b is at most b
-        @ b times the variance of an element of a. This variance is a @ a divided by a's degrees of
-        freedom, not by its length, because two tensors with similar gradients have lost the same
-        directions.
+    @ b times the variance of an element of a. This variance is a @ a divided by a's degrees of
+    freedom, not by its length, because two tensors with similar gradients have lost the same
+    directions.
     """
     # A tensor whose records span all its dimensions has no noise to correlate.
     pairs = [pair for pair in pairs if pair[2] > 0.5]

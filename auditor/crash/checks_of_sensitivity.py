@@ -142,8 +142,8 @@ def _fit_bound_above_clipping_norm(
     """Fit the bound of contributions that rise with the gradient's norm up to this clipping norm.
 
     weighted: (step, weights of its mean contribution, standard deviation of this mean). Return the
-        bound, its standard error, and the squared contributions explained by the least squares fit,
-        in units of the noise.
+    bound, its standard error, and the squared contributions explained by the least squares fit, in
+    units of the noise.
     """
     share_sum = reach_sum = square = product = 0.0
     for step, weights, deviation in weighted:
@@ -340,10 +340,10 @@ def _fit_share_rise(
     """Return the slope of contributions against a record's share of a summed gradient.
 
     parts: the records of each sum. Return the slope and its error. If a sum is clipped as a whole,
-        the contribution is this share; if each record is clipped, it is constant. Return None if
-        the constant is at least a third of the slope (some records may be clipped harder). Also
-        return None if the record's norm or log norm explains contributions equally well (records
-        below the clipping norm), or if all shares are equal (records read singly).
+    the contribution is this share; if each record is clipped, it is constant. Return None if the
+    constant is at least a third of the slope (some records may be clipped harder). Also return None
+    if the record's norm or log norm explains contributions equally well (records below the clipping
+    norm), or if all shares are equal (records read singly).
     """
     fit = _fit_sensitivity_line(steps, lambda step: _compute_record_shares(step, parts(step)))
     norm_fits = [
@@ -419,8 +419,8 @@ def _fit_least_squares(
     """Fit the contributions of all steps on columns; return the coefficients and their covariance.
 
     columns: for a step, (records, columns). Columns of zeros are dropped. The fit is generalised
-        least squares: the covariance of a step's contributions is the inverse Gram matrix of its
-        records' unit gradients. Return None if the fit is undetermined.
+    least squares: the covariance of a step's contributions is the inverse Gram matrix of its
+    records' unit gradients. Return None if the fit is undetermined.
     """
     rows = []
     for step in steps:

@@ -128,8 +128,8 @@ class LoopClaim:
         """Return the epsilon that follows from the claim's noise, rate, steps and sampling.
 
         quick: whether to compute a value that is 10% higher. In shuffled batches no record is
-            hidden among others, so each pass counts as one step that reads all data. Allocation
-            counts in this way too, but hides more, so its result is an upper bound.
+        hidden among others, so each pass counts as one step that reads all data. Allocation counts
+        in this way too, but hides more, so its result is an upper bound.
         """
         rate = self.sample_rate
         steps = self.steps

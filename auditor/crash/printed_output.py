@@ -90,7 +90,7 @@ def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, s
     """Return the first line whose numbers differ between two texts, from each text, or None.
 
     again: the text of a repeated training. Numbers that differ from this text too, such as times,
-        do not count.
+    do not count.
     """
     first, second, third = map(_read_line_numbers, (first_text, other, again))
     for line, rows in first.items():

@@ -52,7 +52,7 @@ def _sum_chosen_reaches(
     """Return the sum of the chosen records' weights, and the weighted sum of their reaches.
 
     gram: (records, records) of unit gradients; reaches, chosen: (records,). Both sums are divided
-        by the standard deviation of the weighted sum. Return None if no record is chosen.
+    by the standard deviation of the weighted sum. Return None if no record is chosen.
     """
     if not chosen.any():
         return None
@@ -75,8 +75,8 @@ def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     """Average the weighted sums of all steps; return the mean reach and its standard error.
 
     sums: for each step, (sum of weights, weighted sum of reaches). Given all earlier steps, the
-        second sum has variance 1. The total over T steps has variance T exactly, although earlier
-        noise changed the weights.
+    second sum has variance 1. The total over T steps has variance T exactly, although earlier noise
+    changed the weights.
     """
     total_weight = sum(weight for weight, _ in sums)
     if not total_weight > 0:
@@ -89,8 +89,8 @@ def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
     deviation.
 
     gram: (records, records) of unit gradients, the inverse of the reaches' covariance. The weights
-        are nonnegative. They are those of the generalised least squares mean if all are positive,
-        otherwise of the constrained mean.
+    are nonnegative. They are those of the generalised least squares mean if all are positive,
+    otherwise of the constrained mean.
     """
     precision = gram[np.ix_(chosen, chosen)]
     if not chosen.all():
@@ -188,7 +188,7 @@ def _project_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Fl
     """Project the released gradient and all unit gradients on each tensor's summed gradient.
 
     shares: (tensors,) noise. Return (tensors,) in units of each tensor's noise, and (tensors,
-        records) with negative values set to 0.
+    records) with negative values set to 0.
     """
     norms = np.sqrt(np.diagonal(step.tensor_grams, axis1=1, axis2=2))
     inverse = np.where(norms > 0, 1 / np.where(norms > 0, norms, 1.0), 0.0)

@@ -239,7 +239,7 @@ class SpecimenRecordGradients:
         """Return by tensor name the gradients of some records' losses, (len(indices), *shape).
 
         weights: weights of the model; indices: the records; names: the tensors. A loss is the mean
-            negative log-likelihood in nats, over all tokens except the record's first.
+        negative log-likelihood in nats, over all tokens except the record's first.
         """
         with (
             torch.no_grad()

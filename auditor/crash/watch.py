@@ -612,8 +612,8 @@ def _training_time_limit_context(until: float) -> Iterator[None]:
     """End the code in the block and its processes at the time `until`, and raise AuditError.
 
     until: on the clock `time.monotonic`. An alarm repeats every few seconds in case the training
-        catches it. Python has alarms only in the main thread: in other threads, the model's next
-        forward pass ends the training.
+    catches it. Python has alarms only in the main thread: in other threads, the model's next
+    forward pass ends the training.
     """
     over = False
 

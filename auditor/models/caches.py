@@ -1,7 +1,7 @@
 """Select sequences of a Hugging Face model's own cache, whatever the structure of the cache.
 
 A cache is any tree of tensors, containers and objects: keys and values, recurrent and convolutional
-    states, counters. This module calls no model.
+states, counters. This module calls no model.
 """
 
 from __future__ import annotations

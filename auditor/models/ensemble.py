@@ -178,7 +178,7 @@ class PermutedEnsemble(Ensemble):
     """An ensemble with reordered, replaced or removed members of the ensemble `inner`.
 
     places: for each part, the inner part that replaces it. Inner part 0, the public model, replaces
-        a member without its private data. A removed member has no entry.
+    a member without its private data. A removed member has no entry.
     """
 
     def __init__(self, inner: Ensemble, places: Sequence[int]) -> None:

@@ -300,7 +300,7 @@ def _split_by_length(groups: Sequence[list[TextRange]]) -> list[list[list[TextRa
     """Split groups of texts into batches that padding makes at most a quarter longer.
 
     groups: sorted by length. Small batches are not split, because each forward pass has a fixed
-        cost.
+    cost.
     """
     batches: list[list[list[TextRange]]] = []
     n_tokens = shortest = 0

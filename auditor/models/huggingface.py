@@ -70,8 +70,8 @@ class HuggingFaceRows(Rows):
     """Decoding rows of a Hugging Face causal LM, each with `width` sequences.
 
     width: the number of ensemble parts if `forward` computes all parts, in the order (row, part);
-        else 1. All sequences of a row split together. Logits are normalised only if a caller needs
-        the whole distribution.
+    else 1. All sequences of a row split together. Logits are normalised only if a caller needs the
+    whole distribution.
     """
 
     _logits: Tensor  # (rows, width, V)

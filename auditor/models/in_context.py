@@ -25,7 +25,7 @@ class InContextRecordBatches:
     """Private records, as tokens, in batches of at most `size`.
 
     batch_by_start: maps the beginning of a text to the index of the batch that answers the text.
-        The first batch answers all other texts.
+    The first batch answers all other texts.
     """
 
     records: tuple[tuple[Tokens, ...], ...]
@@ -56,7 +56,7 @@ class InContextRecordBatches:
         record.
 
         batch: index of the batch. The record is empty for part 0 and for parts beyond the batch's
-            records.
+        records.
         """
         batch_records = self.records[batch]
         if 0 < part <= len(batch_records):

@@ -42,7 +42,7 @@ class Rows(ABC):
         """Draw one token for each entry of `row_of_draw` (draws,), the index of its row.
 
         uniforms: (draws, CHANNELS) in [0, 1). Return the tokens, (draws,), and whether each uniform
-            was near a CDF boundary, (draws,).
+        was near a CDF boundary, (draws,).
         """
         # The other channels are for randomised defenses.
         return decoding.draw(self.log_probs(), row_of_draw, uniforms[:, 0])

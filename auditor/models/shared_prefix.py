@@ -48,7 +48,7 @@ class SharedPrefixCache:
         """Return the number of cached first positions, and layers with their keys and values.
 
         length: capacity of the layers in positions. At least `last` positions of each text stay
-            uncached. If the common beginning is too short, nothing is cached.
+        uncached. If the common beginning is too short, nothing is cached.
         """
         if self._of != (version := self._version()):
             self._held = None

@@ -28,10 +28,10 @@ def check_tokens_within_vocabulary(
 def check_same_vocabulary_size(
     description: str, name: str, model_size: int, owner: str, size: int
 ) -> None:
-    """Raise AuditError if two models of one text have different vocabulary sizes.
+    """Raise AuditError if two models that read one text have different vocabulary sizes.
 
     description: the option that names the model, such as "--public". name, model_size: the model's
-    name and size. owner: the possessor of the expected `size`, such as "the target's".
+    name and size. size, owner: the expected size and its possessor, such as "the target's".
     """
     if model_size != size:
         raise AuditError(

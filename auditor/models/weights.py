@@ -253,7 +253,7 @@ def _weight_formats_notes(name: str) -> tuple[str, ...]:
     """Return notes on a folder with weights in two formats, because one format may be outdated.
 
     Raise AuditError for a single file and shards in one format: saving does not remove the older
-        weights, so the right weights are unknown.
+    weights, so the right weights are unknown.
     """
     sets = []
     for names in FORMATS:

@@ -53,7 +53,7 @@ class Attack(Method):
         """Raise NotApplicable, before any query, if this run lacks an input of the attack.
 
         known: the (prefix, suffix) pairs that the attacker knows. Capabilities are checked
-            elsewhere.
+        elsewhere.
         """
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:

@@ -25,6 +25,20 @@ class Benchmark:
     """Base class of benchmarks, which hold the secrets and their true suffixes.
 
     An attack gets only `challenge()`. The run compares its guesses with the true suffixes.
+
+    secrets: members and non-members; canaries: inserted canaries and controls.
+    forgotten: ids of the secrets that a model was trained to forget.
+    asking_order: ids of secrets, likeliest leaks first.
+    known: (prefix, suffix) pairs that the attacker knows.
+    heldout: tokens of private text that no model was trained on, for perplexity.
+    heldout_given: for each such text, the number of first tokens that are not scored; (): 1.
+    text_form: how conversations become text (None: no conversations).
+    framed: whether prefixes begin with a chat template's own text, as in training.
+    as_trained: whether token ids are a trainer's own, with no token before them.
+    record_counts: counts of "members" and "nonmembers".
+    unread_columns: columns with texts that are not used.
+    earlier_in_row: by secret id, the token sequences before its prefix in a packed row.
+    doubts: reasons why the data may hide a leak.
     """
 
     name: ClassVar[str] = ""
@@ -82,7 +96,7 @@ class Benchmark:
         """Yield (tokens, copies in training) of each training text, or of each held-out text.
 
         members: whether to yield the training texts. Unknown copies are None. The default yields
-            only attacked and known texts; a benchmark of whole records overrides it.
+        only attacked and known texts; a benchmark of whole records overrides it.
         """
         yield from (
             (s.prefix + s.suffix, s.repeats)

@@ -32,7 +32,13 @@ class RequestedModel:
 
 @dataclass(frozen=True)
 class Provider:
-    """Base class of all providers."""
+    """Base class of all providers of models.
+
+    takes: fields of the plan on loading that this provider uses.
+    unprefixed: whether the provider loads names without a prefix.
+    network: whether requests go over a network and may cost money.
+    distribution: whether its models give complete next-token distributions, which defenses need.
+    """
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # shown in tables; "": its name

@@ -81,6 +81,15 @@ class Trainer:
 
     `train` writes one or several model folders to `job.out`. It continues existing models after
     `audit train` has checked that they have an equal configuration.
+
+    promises: whether its models, or their serving, have a privacy claim.
+    adapters: whether it trains adapters on a frozen base.
+    whole: whether it trains a whole model and selects the trained parameters itself.
+    chooses: whether it uses held-out records.
+    unlearns: whether its base model has learnt the records, some of which must be forgotten.
+    immaterial: options without effect on results, such as memory limits.
+    main: the option that `audit mitigate --by NAME:VALUE` sets; "": none.
+    later: options added later, whose defaults change nothing.
     """
 
     name: ClassVar[str] = ""

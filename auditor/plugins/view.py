@@ -395,7 +395,7 @@ class View:
         prefix.
 
         model: the target or the reference. Suffixes of one prefix are scored together, so that
-            their common beginning is read once.
+        their common beginning is read once.
         """
         if model is self.target:
             self.require_capability("likelihood")

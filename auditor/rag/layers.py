@@ -1,8 +1,8 @@
 """Judge what a retrieval system revealed: leaks, no leak seen, or cannot tell.
 
 The only assumption is fair coins: answers of a system without access to the documents are
-    independent of the coins. If no documents are shown, this proves nothing unless the control sees
-    documents.
+independent of the coins. If no documents are shown, this proves nothing unless the control sees
+documents.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class CachedServerQueries:
         """Return the greedy answers, each with one tokenisation.
 
         readings: answers, some with two possible tokenisations. A tokenisation is kept if the
-            server continues its first token in the expected way.
+        server continues its first token in the expected way.
         """
         unclear = [
             (i, samples[0])

@@ -252,8 +252,8 @@ class _HandshakeInProgress:
         unknown.
 
         one_more: whether the server counts one token more than the tokenizer for the test text.
-            This must hold for every text. The token is the tokenizer's BOS or, without a BOS, its
-            end of text.
+        This must hold for every text. The token is the tokenizer's BOS or, without a BOS, its end
+        of text.
         """
         candidates = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
         token = next((int(token) for token in candidates if token is not None), None)

@@ -125,7 +125,7 @@ class RemoteModel(LanguageModel):
         """Return the tokens, (draws, length), and their log-probabilities in nats or None.
 
         likelihood: whether to return log-probabilities. A sample that ended early is padded with
-            end-of-text tokens, which are scored like other tokens.
+        end-of-text tokens, which are scored like other tokens.
         """
         answers = []
         for context, samples in zip(contexts, written_answers, strict=True):
@@ -187,7 +187,7 @@ class RemoteModel(LanguageModel):
         position.
 
         prefixes: (B, n); suffixes: (B, L). Separate requests are used, because answers with the
-            likeliest tokens are many times longer.
+        likeliest tokens are many times longer.
         """
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")

@@ -25,7 +25,7 @@ class RequestPacing:
     """A limit that admits at most `limit` callers at once, and none during `pause_all_requests`.
 
     start, most: first and greatest limit. If several requests fail together, the limit is halved
-        only once.
+    only once.
     """
 
     def __init__(self, start: int = 4, most: int = 64) -> None:

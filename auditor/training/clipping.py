@@ -73,7 +73,7 @@ def add_clipped_gradients(
     """Add the sum over b of factors[b] times sample[b] to `total`, in float64.
 
     sample: (b, ...) gradients; factors: (b,). The summands are rounded to a grid that is fixed by
-        `clip` (inf: no rounding). If `total` is None, start a new sum.
+    `clip` (inf: no rounding). If `total` is None, start a new sum.
     """
     device = choose_sum_device(sample.device)
     if total is None:

@@ -153,7 +153,7 @@ class ScaledOptimizer(DPOptimizer):
         self.zero_grad(set_to_none=True)  # Opacus's: clears the clipped sums too
 
     def add_noise(self) -> None:
-        """Add noise from the project's own stream, scaled for this batch.
+        """Add noise from `NoiseStream`, scaled for this batch.
 
         Opacus's own noise can be guessed (`auditor/training/noise.py`).
         """

@@ -13,8 +13,8 @@ follows from them and holds for any data, including the canaries. Only the numbe
 batch changes.
 
 The auditor also checks the steps: their number, whether units were drawn as often as in Poisson
-    sampling, and whether the noise has the right size and never repeats. This module computes no
-    bound and writes no file.
+sampling, and whether the noise has the right size and never repeats. This module computes no bound
+and writes no file.
 """
 
 from __future__ import annotations

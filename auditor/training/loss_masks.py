@@ -87,7 +87,7 @@ def _restrict_head(model: Any, has_loss: Tensor) -> Iterator[None]:
     """Let the model's head compute only positions with a loss inside this context.
 
     has_loss: mask of these positions. A head with trained parameters still computes all positions,
-        because per-sample gradients need them.
+    because per-sample gradients need them.
     """
     inner = getattr(model, "_module", model)  # unwraps a model that Opacus has wrapped
     head = None

@@ -157,10 +157,10 @@ def train_private_members(
     """Train the members that have no folder yet, several in each forward pass.
 
     Folders appear atomically: a folder that exists is complete. Except for rounding, a member does
-        not depend on `together` or on other members. Its adapter is PEFT's after
-        `torch.manual_seed` of its seed. Its batches, steps, clipping and AdamW are its own. The
-        base runs without dropout, as in use, because dropout masks would depend on the batch. A
-        member without records learns nothing and equals the public model.
+    not depend on `together` or on other members. Its adapter is PEFT's after `torch.manual_seed` of
+    its seed. Its batches, steps, clipping and AdamW are its own. The base runs without dropout, as
+    in use, because dropout masks would depend on the batch. A member without records learns nothing
+    and equals the public model.
 
     Args:
         together: largest number of members trained at once; when one ends, the next begins. 0: as

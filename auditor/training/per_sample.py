@@ -70,7 +70,7 @@ def wrap_checked_model(
     """Wrap the model with Opacus's hooks inside this context, after checking per-sample gradients.
 
     ghost: whether only one record's gradient is in memory at a time. Dropout is off: the noise
-        regularises enough, and without dropout a gradient depends only on its record.
+    regularises enough, and without dropout a gradient depends only on its record.
     """
     _disable_dropout(model)
     pairs = pick_gradient_check_pairs(examples)

@@ -341,7 +341,7 @@ def _collect_unit_sequences(job: TrainingJob, unit: str) -> tuple[list[Tokens], 
     """Return one sequence for each privacy unit, cut at the block length, and the number of cuts.
 
     unit: "record" or "user". An end-of-text token precedes a unit's first record and follows each
-        of its records.
+    of its records.
     """
     sequences: dict[str, list[int]] = {}
     for i, record in enumerate(job.records):

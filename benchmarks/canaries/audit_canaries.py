@@ -240,7 +240,7 @@ def _list_rare_words(count: int, begun: Sequence[str], model: HuggingFaceModel) 
     """Return `count` one-token words, the rarest first, that the model expects least after texts.
 
     begun: the texts. The order is by mean log-probability. These words replace the new tokens of
-        Panda et al. 2025 if the vocabulary is fixed.
+    Panda et al. 2025 if the vocabulary is fixed.
     """
     import torch
 

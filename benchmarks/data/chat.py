@@ -83,8 +83,8 @@ class RenderedChat:
         """Return for each token whether it has a loss.
 
         loss_on: `all` for all tokens, `assistant` for the assistant's turns, or the template's
-            marks if present. Turns that the row marks as untrained have no loss. The assistant's
-            turns in a prompt have a loss only for `all`.
+        marks if present. Turns that the row marks as untrained have no loss. The assistant's turns
+        in a prompt have a loss only for `all`.
         """
         silent = [answer for answer in self.usable_answers if answer.no_loss]
         spans = []

@@ -243,8 +243,9 @@ def list_candidate_chat_renderings(
 
 
 def choose_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
-    """Return the most common rendering of these rows; its template writes the date `day`, if
-    any.
+    """Return the most common rendering of these rows.
+
+    If its template writes a date, the date is `day`.
     """
     form = list_candidate_chat_renderings(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
@@ -510,8 +511,8 @@ def _list_alpaca_prompt_pieces(
     """Return the text of Alpaca's training, as a list of (text, whether it is an answer).
 
     Variants: `bare` omits the opening; `input` keeps the input's heading even if the input is
-        empty; `line` begins the answer on a new line, as in axolotl. A history comes first, as in
-        LLaMA-Factory's `alpaca`.
+    empty; `line` begins the answer on a new line, as in axolotl. A history comes first, as in
+    LLaMA-Factory's `alpaca`.
     """
     if conversation.kind != INSTRUCTION:
         raise AuditError("expected instruction and output for --template alpaca, got other columns")

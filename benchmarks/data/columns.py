@@ -410,7 +410,7 @@ def list_row_groups(table: RecordTable, column: str | None, needed: bool) -> Seq
     """Return the group of each row, or None for each row if no column is given.
 
     needed: whether a missing column is an error. Reports show groups, so a column that names people
-        is rejected.
+    is rejected.
     """
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows

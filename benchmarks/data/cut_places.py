@@ -186,8 +186,8 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
     texts.
 
     texts: token ids. In sorted order, each text is next to the texts with which it shares most. The
-        beginning that n adjacent texts share is therefore the shortest beginning that two
-        neighbours among them share.
+    beginning that n adjacent texts share is therefore the shortest beginning that two neighbours
+    among them share.
     """
     distinct = sorted({tuple(text) for text in texts})
     together = max(_FEWEST, round(_SHARE * len(distinct)))

@@ -429,7 +429,7 @@ def _add_copy_counts(
     """Return the records with the number of their occurrences in `texts` as repeats.
 
     standing: the text of each record, its suffix right after its prefix. The first of several equal
-        rows gets all occurrences, because merging adds the counts.
+    rows gets all occurrences, because merging adds the counts.
     """
     pairs = list(zip(records, standing, strict=True))
     # A suffix that ends inside a word also occurs inside words.

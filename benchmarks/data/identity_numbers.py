@@ -231,7 +231,7 @@ _IBAN_CHARACTERS = range(15, 35)
 
 
 def find_iban_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each IBAN, with or without a space, hyphen or dot between groups."""
+    """Yield (start, end) of each IBAN, with or without a space, hyphen or dot between groups."""
     from stdnum import iban
 
     for match in _IBAN_START.finditer(text):

@@ -203,7 +203,7 @@ def _find_near_verbatim_passages(
     """Return, for each record without a verbatim passage, the passage with fewest edits.
 
     records_found: indices of the records with a verbatim passage. Passages are aligned at a
-        verbatim match of n/2 words.
+    verbatim match of n/2 words.
     """
     half = max(1, n // 2)
     seeds = Counter[int]()

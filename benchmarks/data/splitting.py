@@ -390,7 +390,7 @@ def _select_copied_rows(
     """Return the records of at most `split.limit` rows, most copied rows first, others at random.
 
     copies: copies of each row (None: unknown). All parts of a selected row stay. With the same
-        seed, a larger limit keeps all rows of a smaller limit.
+    seed, a larger limit keeps all rows of a smaller limit.
     """
     rows = _list_distinct_row_numbers(records)
     in_random_order = []

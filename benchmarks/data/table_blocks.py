@@ -107,8 +107,8 @@ def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> py
     """Parse a block of JSONL with Arrow, four times as fast as row by row.
 
     names: columns to read. Return None unless all rows are plain: an object on one line with texts,
-        a whole number of repeats and no duplicate key. The standard library parses other rows, and
-        reports their errors.
+    a whole number of repeats and no duplicate key. The standard library parses other rows, and
+    reports their errors.
     """
     import pyarrow
     from pyarrow import json as arrow_json

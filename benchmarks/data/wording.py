@@ -18,7 +18,7 @@ def find_token_ends(offsets: Offsets, length: int) -> list[int]:
     """Return the end of each token in a text of `length` characters; tokens cover the whole text.
 
     offsets: (start, end) characters of each token. A space outside all offsets, or a character that
-        two tokens share, belongs to the later token.
+    two tokens share, belongs to the later token.
     """
     ends = []
     so_far = 0

@@ -72,8 +72,8 @@ class MaskedLoss:
     """The loss of a masked LM: the mean negative log-likelihood (nats) of hidden tokens.
 
     share: share of tokens to hide, drawn at every step; mask, end: token ids. The mask replaces
-        every hidden token, as in `HuggingFaceMaskedModel`; BERT's recipe keeps or exchanges a fifth
-        of them.
+    every hidden token, as in `HuggingFaceMaskedModel`; BERT's recipe keeps or exchanges a fifth of
+    them.
     """
 
     share: float

