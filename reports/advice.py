@@ -156,9 +156,11 @@ def _list_verbatim_leakage_advice(
 def _find_strongest_attack_row(
     result: AuditResult, details: SecretDetails
 ) -> tuple[Finding, Outcome] | None:
-    """Return the undefended model's result row with the highest recall, and its members' outcomes.
+    """Return the result of the most successful attack on the undefended model, and its members'
+    outcomes.
 
-    Return None if no member was extracted, or if outcomes are not stored.
+    The attack has the highest recall. Return None if no member was extracted, or if outcomes are
+    not stored.
     """
     worst = find_strongest_attack_row(result, UNDEFENDED)
     if worst is None:
@@ -299,11 +301,12 @@ def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> 
 def predict_undefended_recall(
     result: AuditResult, details: SecretDetails, count_remaining: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
-    """Return the undefended model's result row with the highest recall, and its predicted recall.
+    """Predict the recall of the strongest attack on the undefended model if records had fewer
+    copies.
 
-    The prediction assumes that each record has fewer copies. count_remaining: maps a record's copy
-    count to the count that remains. Return None if nothing was extracted, if the attack used parts
-    of documents, or if a remaining count was not measured.
+    Return the attack's result and the predicted recall. count_remaining: maps a record's copy count
+    to the count that remains. Return None if nothing was extracted, if the attack used parts of
+    documents, or if a remaining count was not measured.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
@@ -333,7 +336,7 @@ def _list_defense_advice(
 ) -> Iterator[Advice]:
     """Yield advice on each defense: its cost, and its change of verbatim and near-verbatim recall.
 
-    worst: the undefended model's result row, with which each defense is compared by secret.
+    worst: the undefended model's attack result, with which each defense is compared by secret.
     members: the outcomes of this row. Control models are skipped, because they promise nothing.
     """
     findings_by_key = {

@@ -38,7 +38,7 @@ class BeforeAfter:
     """The runs before and after a mitigation, such as retraining without copies.
 
     compared: the comparison of both runs.
-    predicted: the key of a result row and its recall predicted before the mitigation, or None.
+    predicted: the key of an attack result and its recall predicted before the mitigation, or None.
     perplexity: after minus before, over the same held-out texts, or None.
     training_remarks: remarks that the training printed.
     """

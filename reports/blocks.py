@@ -163,7 +163,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot of result rows (`findings`) or `series`.
+    """A plot of attack results (`findings`) or `series`.
 
     Its table (`head`, `groups`) holds the plotted numbers for blind readers.
     """

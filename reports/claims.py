@@ -121,9 +121,9 @@ def _describe_claimed_epsilon(stands: ClaimEvidence) -> str:
 
 
 def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
-    """Describe an audited lower bound of ε and its significance level.
+    """Describe the lower bound of ε that an audit proved, and its significance level.
 
-    If the claim promises another ε for the audit's game, add this ε.
+    If the claim promises another ε for the audit's unit and relation, add this ε.
     """
     audit = bound.audit
     number = phrases.format_number

@@ -114,9 +114,9 @@ def _pair_measurements(
     target: TargetRecord,
     numbers: Callable[[Finding], Mapping[str, Measurement | None]],
 ) -> list[tuple[Measurement, str, Finding]]:
-    """Return all valid measurements of a model, each with the name of its part and its result row.
+    """Return all valid measurements of a model, as (measurement, name of its part, attack result).
 
-    numbers: selects the measurements of a result row, by part.
+    numbers: selects the measurements of an attack result, by part.
     """
     rows = [f for f in e.result.findings if f.target == target.name]
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
@@ -175,7 +175,7 @@ def _format_counted_value(m: Measurement) -> str:
 def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
     """Describe the repeat count whose interval of the extracted share begins highest, by model.
 
-    Without extraction by repeat count, describe the one of the membership AUC.
+    Without extraction by repeat count, use the interval of the membership AUC instead.
     """
     sentences = []
     for target in _exclude_control_targets(e):
@@ -195,7 +195,7 @@ def _list_repeat_counts(
 ) -> list[tuple[Measurement, str, Finding]]:
     """Return the measurement at each repeat count that has one of these units.
 
-    Each has its repeat count and its result row. Intervals are corrected as for signals, because
+    Each has its repeat count and its attack result. Intervals are corrected as for signals, because
     the repeat counts of a row share the significance level.
     """
     groups = []

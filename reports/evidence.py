@@ -233,7 +233,7 @@ def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
 def _list_titled_calibrations(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
-    """Return titled calibrations of predicted probabilities.
+    """Return calibrations of predicted probabilities, each with a title.
 
     Predictions are guess scores that are probabilities, and exact sampling probabilities.
     """

@@ -88,7 +88,7 @@ def _build_deployed_form_table_cells(
     """Return three cells: the deployed form's title, the full model's number, and the form's
     number.
 
-    full, main: the full model's result row and its main number; name: the deployed form's name.
+    full, main: the full model's attack result and its main number; name: the deployed form's name.
     """
     rows = []
     for f in result.findings:

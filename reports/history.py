@@ -87,7 +87,7 @@ class _ShownRun:
     def describe_change(self, row: CellKey, metric: str) -> str:
         """Return the change of a metric since the previous run, or why the change is unknown.
 
-        row: the key of a result row: model, access and attack.
+        row: the key of an attack result: model, access and attack.
         """
         for line in self.change.lines if self.change else ():
             # Comparisons hold raw names, `result` has cleaned names.

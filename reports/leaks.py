@@ -44,9 +44,9 @@ _REVEALED_AT_MOST = 1_000_000  # characters: browsers still handle such a page w
 def _pair_strongest_rows(
     result: AuditResult, details: SecretDetails
 ) -> list[tuple[Finding, RowValuesBySecret]]:
-    """Return each model's result row with the highest recall, and its stored outcomes per secret.
+    """Return the result of each model's most successful attack, and its stored outcomes per secret.
 
-    Omit rows without stored outcomes.
+    Omit attacks without stored outcomes.
     """
     best = (find_strongest_attack_row(result, target.name) for target in result.targets)
     return [
@@ -117,7 +117,7 @@ def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> 
 def _build_worst_document_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Block]:
-    """Return tables of documents with several secrets, one per result row.
+    """Return tables of documents with several secrets, one per attack result.
 
     Documents with the longest extracted block come first.
     """

@@ -1,7 +1,7 @@
 """Render the report as Markdown that fits a pull request comment.
 
-The headline, advice, signals, results, claims and changes are visible. Other sections are folded,
-and cut if they do not fit.
+The headline, advice, leak signals, results, claims and changes are visible. Other sections are
+folded, and cut if they do not fit.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ _OLD_NOTE = (
 
 
 def select_membership_rows(result: AuditResult) -> list[Finding]:
-    """Return the result rows of membership probes."""
+    """Return the attack results of membership probes."""
     return [
         finding for finding in phrases.sort_findings(result) if finding.measurement(name_auc(""))
     ]
@@ -220,9 +220,10 @@ def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list
 def _list_roc_curves(
     details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Yield ROC curves, by name, of the strongest score, the blind score and the stacked score.
+    """Yield the ROC curves of the strongest score, the blind score and the stacked score, by name.
 
-    The stacked score is included only for the undefended model.
+    The blind score uses no model. The stacked score combines all scores; it is included only for
+    the undefended model.
     """
     row = details.rows.get(finding.cell_key)
     names = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))

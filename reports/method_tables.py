@@ -257,7 +257,7 @@ def _list_further_costs(target: TargetRecord) -> list[str]:
 def _build_row_method_blocks(result: AuditResult) -> list[Block]:
     """Return a table of the cost of each attack on each model, and lists of options and notes.
 
-    Each option or note appears once, with the result rows that it concerns.
+    Each option or note appears once, with the attack results that it concerns.
     """
     rows = phrases.sort_findings(result)
     noted: dict[str, list[str]] = {}
@@ -295,9 +295,9 @@ def _build_row_method_blocks(result: AuditResult) -> list[Block]:
 def _format_noted_rows(
     titles: Sequence[str], titles_by_setting: Mapping[str, Sequence[str]]
 ) -> str:
-    """Return a suffix that names the result rows that a note concerns.
+    """Return a suffix with the titles of the attack results that a note concerns.
 
-    ` (white-box)` stands for all rows of this access; "" stands for all rows.
+    ` (white-box)` stands for all results at this access; "" stands for all results.
     """
     for setting, setting_titles in titles_by_setting.items():
         if titles == setting_titles:

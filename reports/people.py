@@ -82,7 +82,7 @@ def _build_person_inference_blocks(result: AuditResult) -> list[Block]:
 def _build_people_spread_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[Finding]
 ) -> list[Block]:
-    """Return tables of people, for each result row.
+    """Return tables of people, for each attack result.
 
     People are counted by the extracted share of their records; the most affected are listed.
     """

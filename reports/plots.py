@@ -332,8 +332,8 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
     """Return legend handles and labels.
 
-    Series have entries for labels, then kinds; findings have entries for models, then attacks. The
-    first show colour and marker, the second show the line style.
+    First come entries that show colour and marker: the labels of series, or the models of findings.
+    Then come entries that show the line style: the kinds of series, or the attacks of findings.
     """
     from matplotlib.lines import Line2D
 

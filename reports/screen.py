@@ -380,9 +380,7 @@ def _attack_table_lines(
 def _build_other_signals_screen_entry(
     result: AuditResult, assessment: LeakAssessment
 ) -> ScreenEntry:
-    """Return an entry with all signals except verbatim text and personal data, shown leaks
-    first.
-    """
+    """Return an entry with all leaks except verbatim text and personal data, shown leaks first."""
     best = _find_highest_recall_row(result, assessment)
     entries = list[tuple[tuple[bool, bool], str, str]]()
     for target in assessment.targets:
@@ -414,7 +412,7 @@ def _build_other_signals_screen_entry(
 
 
 def _find_highest_recall_row(result: AuditResult, assessment: LeakAssessment) -> Finding | None:
-    """Return the result row with the highest recall of the first model that has one.
+    """Return the attack result with the highest recall of the first model that has one.
 
     The undefended model comes first.
     """
@@ -525,8 +523,8 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
 def _build_limitations_screen_entry(
     result: AuditResult, assessment: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
-    """Return an entry with upper bounds of zero counts, untested signals, and the run's other
-    limits.
+    """Return an entry on the limits of the run: upper bounds of zero counts, untested kinds of
+    leak, etc.
 
     most: maximum number of lines.
     """
@@ -585,8 +583,9 @@ def _build_next_step_screen_entry(
     remarks: CommandRemarks,
     width: int,
 ) -> ScreenEntry:
-    """Return an entry with the next step; its command stays on one line, so that users can copy
-    it.
+    """Return an entry with the next step.
+
+    Its command stays on one line, so that users can copy the command.
     """
     if remarks.your_own:
         return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)

@@ -116,7 +116,7 @@ def build_secret_list(
 
 
 def _select_worst_secrets(details: SecretDetails, row: RowValuesBySecret) -> SecretDetails:
-    """Keep the `LISTED` secrets that leak most in this result row, in unchanged order.
+    """Keep the `LISTED` secrets that leak most in this attack result, in unchanged order.
 
     Members have priority.
     """

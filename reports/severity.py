@@ -68,9 +68,9 @@ class Severity:
 
 
 def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
-    """Return HIGH if extracted text is shown, else MODERATE if any signal is shown.
+    """Return HIGH if the run shows extraction of training text, else MODERATE if it shows any leak.
 
-    Otherwise return OPEN if a signal is untested or unreliable, else NONE.
+    Otherwise return OPEN if a kind of leak is untested or its test unreliable, else NONE.
     """
     shown_signals = assessment.list_shown_signals(target)
     suspected = []
@@ -116,7 +116,7 @@ def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
 
 
 def _explain_inconclusive(assessment: LeakAssessment, target: str) -> Iterator[str]:
-    """Yield the reasons why the model cannot have the word "none seen"."""
+    """Yield the reasons why the model cannot be rated "none seen"."""
     kinds = {s.kind for s in assessment.list_target_signals(target)}
     # One tested access is enough: no signal of such a kind says "not tested".
     untested = set()

@@ -1,6 +1,7 @@
 """Describe a run's leak signals (`conclusions.signals`) as sentences, lists and a table.
 
-The texts say which signals are shown, not shown up to a bound, or not tested.
+A leak signal is a measured number of one kind of leak on one model. The texts say which signals are
+shown (significant), which are not shown up to a bound, and which are not tested.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def describe_signal_number(signal: LeakSignal) -> str:
 
 
 def is_excess_decisive(signal: LeakSignal) -> bool:
-    """Return whether the excess over non-members explains why a signal is not shown.
+    """Return whether a leak signal is not shown because its excess over non-members is too small.
 
     The result is False for a shown signal, which depends only on the signal's own interval.
     """
@@ -240,7 +241,7 @@ def _has_empty_count(signal: LeakSignal) -> bool:
 def suggest_gate_command(
     assessment: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
 ) -> str:
-    """Return a command that checks these signals, which belong to one model, in later runs.
+    """Return a command for a gate, which checks these leak signals of one model in later runs.
 
     Add --target unless the gate would check this model anyway. run: the run's name in the command.
     """
@@ -257,8 +258,9 @@ def suggest_gate_command(
 
 
 def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
-    """Return the signal with the strongest number; all signals must be of one kind, at any
-    access.
+    """Return the leak signal with the strongest number.
+
+    All signals must be of one kind of leak, but may be at any access.
     """
 
     def strength(signal: LeakSignal) -> float:
@@ -428,10 +430,10 @@ def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> For
 def list_untested_signals(
     result: AuditResult, assessment: LeakAssessment
 ) -> Iterator[tuple[str, str]]:
-    """Yield (suffix, signals): a suffix such as ` on PMixED`, and the models' untested signals.
+    """Yield (suffix, kinds): a suffix such as ` on PMixED`, and the kinds of leak not tested there.
 
-    The suffix is "" for signals untested on every model. Each signal names a test, or a reason why
-    the test did not run.
+    The suffix is "" for kinds that are untested on every model. Each kind names a test, or the
+    reason why the test did not run.
     """
     for targets, untested in group_untested_kinds(assessment).items():
         labels = []

@@ -94,9 +94,10 @@ def build_page_document(
 
 
 def _build_section(topic: Topic, make: Maker, material: ReportMaterial) -> Section:
-    """Return a section, in whose tables a column of equal cells becomes part of the caption.
+    """Return a section of the report.
 
-    In a run with a single attack, no caption names the attack, because the report's head does.
+    In its tables, a column of equal cells becomes part of the caption. In a run with a single
+    attack, no caption names the attack, because the report's head does.
     """
     is_named = _find_only_attack(material.result) is not None
     blocks = []

@@ -35,7 +35,9 @@ def write_headline(result: AuditResult) -> str:
 
 
 def list_judged_targets(assessment: LeakAssessment) -> list[str]:
-    """Return the names of models with a measured signal, and of the undefended model."""
+    """Return the names of models on which a kind of leak was tested, and of the undefended
+    model.
+    """
     return [
         name
         for name in assessment.targets
