@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from auditor.core import disk
+from auditor.core.errors import AuditError
 
 
 def attest(
@@ -18,7 +19,7 @@ def attest(
             "-o",
             "--out",
             metavar="FILE",
-            help="Where to write it. [default: attestation.json in RUN]",
+            help="Where it is. [default: attestation.json in RUN]",
         ),
     ] = None,
     sign: Annotated[
@@ -28,19 +29,34 @@ def attest(
             help="Sign with this Ed25519 private key. [default: an unsigned statement]",
         ),
     ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PUBLIC.pem",
+            help="Verify attestation.json by this Ed25519 key instead; exit 1 if it does not fit.",
+        ),
+    ] = None,
 ) -> None:
     """State which model was audited, on which data, with which result and decision: in-toto, signed
     as DSSE.
 
-    `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies it: the signature, every record of
-    the run, the model.
+    RUN may be the folder of an `audit erase -o`: then it states the files that were examined.
+    `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies a run's: the signature, every
+    record of the run, the model.
 
     Examples:
         audit attest runs/latest --sign key.pem
+        audit attest erasure --key key.pub.pem
     """
     from auditor.gate import attest as attestations
     from auditor.records.manifest import ATTESTATION
 
     path = out or folder / ATTESTATION
+    if key is not None:
+        if sign is not None:
+            raise AuditError("expected --sign KEY.pem or --key PUBLIC.pem, got both")
+        ruling = attestations.judge_attestation(folder, path, key)
+        typer.echo(ruling.reason)
+        raise typer.Exit(int(ruling.verdict != "held"))
     disk.replace_atomically(path, attestations.write_attestation(folder, sign))
     typer.echo(f"attestation: {path} ({'signed' if sign else 'not signed: --sign KEY.pem'})")

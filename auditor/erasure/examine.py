@@ -29,6 +29,7 @@ from auditor.erasure.layers import (
 from auditor.erasure.records import ErasureRecords
 from auditor.erasure.store import BYTES, INSTALL, Store, copy_store, find_store_kind
 from auditor.erasure.windows import TEXT, VECTORS
+from auditor.records.file_digests import digest_file
 
 _MOST_SEARCHES = 100  # deleted records, and as many kept: without an index each reads all vectors
 
@@ -41,6 +42,7 @@ class Erasure:
         as the control, and of all kept records.
     facts: by store, the versions for which the verdicts hold.
     verdicts: one for each layer (a way to read a store) and kind of content.
+    digests: SHA-256 by file of records, stores and released text.
     users: by name of a deleted record, its person; empty without --user-column.
     """
 
@@ -49,6 +51,7 @@ class Erasure:
     n_kept: int
     facts: dict[str, tuple[str, ...]]
     verdicts: tuple[LayerVerdict, ...]
+    digests: dict[str, str]
     users: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -89,13 +92,19 @@ def examine_stores(
     kinds = [find_store_kind(argument) for argument in arguments]
     verdicts = list[LayerVerdict]()
     facts = dict[str, tuple[str, ...]]()
+    digests = dict[str, str]()
+    for path in (*records.sources, *released):
+        digests[str(path)] = digest_file(path)
     for kind, path in kinds:
         with open_scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:
             tell(f"copying {path}")
             store = kind(copy_store(path, scratch))
+            label = f"{kind.name}:{path}"
+            # Before the store's library changes the copy.
+            for file in store.list_files():
+                digests[f"{label}/{file.relative_to(store.folder)}"] = digest_file(file)
             store.check_package()
             store.check()
-            label = f"{kind.name}:{path}"
             facts[label] = tuple(store.describe())
             verdicts += _judge_store(store, label, records, tell)
     for path in released:
@@ -116,7 +125,13 @@ def examine_stores(
         if record.user is not None:
             users[record.name] = record.user
     return Erasure(
-        n_deleted, len(records.targets) - n_deleted, records.n_kept, facts, tuple(verdicts), users
+        n_deleted,
+        len(records.targets) - n_deleted,
+        records.n_kept,
+        facts,
+        tuple(verdicts),
+        digests,
+        users,
     )
 
 

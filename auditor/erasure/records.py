@@ -48,6 +48,7 @@ class ErasureRecords:
     likest: (records,), the highest cosine of a vector with another record's vector.
     directions: (records, dimensions), vectors of length 1; NaN without a vector.
     n_kept: number of all kept records; kept_texts: hashes of all kept texts.
+    sources: the files that were read.
     """
 
     targets: tuple[StoredRecord, ...]
@@ -56,6 +57,7 @@ class ErasureRecords:
     directions: Floats
     n_kept: int
     kept_texts: frozenset[int] = field(repr=False)
+    sources: tuple[Path, ...] = ()
 
     @cached_property
     def deleted(self) -> frozenset[int]:
@@ -117,7 +119,9 @@ def read_erasure_records(
         owners = [own_rows.get(row, -1) for row in rows]
         np.maximum(likest, find_likest(directions, vectors, owners), out=likest)
     windows.finish()
-    return ErasureRecords(targets, windows, likest, directions, n_rows, frozenset(hashes))
+    return ErasureRecords(
+        targets, windows, likest, directions, n_rows, frozenset(hashes), (deleted, remaining)
+    )
 
 
 def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int]) -> Floats:

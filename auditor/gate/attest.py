@@ -1,20 +1,20 @@
-"""Build an in-toto statement (v1) about a run and its model, and check a run folder by a statement.
+"""Build an in-toto statement (v1) about a run or an erasure, and check its folder by a statement.
 
-The statement's subject is every file of the models, by SHA-256. Its predicate holds digests of the
-data, the plan, the result and the decision, with tool and date.
+The statement's subject is every file of the models, or of the stores, by SHA-256. Its predicate
+holds digests of the data, the plan, the result and the decision, with tool and date.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from auditor import __version__
 from auditor.core.errors import AuditError
-from auditor.core.result import AuditResult
+from auditor.core.jsonable import from_json, read_json_object
 from auditor.gate import dsse
 from auditor.gate.decision_log import KeptDecision, load_gate_decisions
 from auditor.gate.rulings import Ruling, make_ruling
@@ -23,6 +23,8 @@ from auditor.records.attacked_secrets import PLAN
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:audit-lm:leakage-audit:v1"
+ERASURE = "erasure.json"  # of `audit erase -o FOLDER`
+ERASURE_PREDICATE = "urn:audit-lm:erasure:v1"
 SIGNED = "the attestation is signed and fits the run"
 
 
@@ -43,7 +45,7 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
     files = manifest.read_gate_digests(folder)
     return {
         "_type": STATEMENT,
-        "subject": _list_attested_files(result),
+        "subject": _list_attested_files(result.weights),
         "predicateType": PREDICATE,
         "predicate": {
             "tool": {
@@ -62,9 +64,39 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
     }
 
 
+def build_erasure_statement(folder: Path) -> dict[str, Any]:
+    """Build the statement about what `audit erase` examined. Raise AuditError for an examined
+    model."""
+    path = folder / ERASURE
+    stated = read_json_object(path, "an erasure")
+    models = [name for name in stated.get("facts", ()) if name.startswith("model:")]
+    if models:
+        raise AuditError(f"expected an erasure of files, got one of {models[0]!r}: attest its run")
+    return {
+        "_type": STATEMENT,
+        "subject": _list_attested_files(_read_erasure_digests(folder)),
+        "predicateType": ERASURE_PREDICATE,
+        "predicate": {
+            "tool": {"name": "audit-lm", "attestedWith": __version__},
+            "attested": datetime.now(UTC).isoformat(timespec="seconds"),
+            "files": manifest.read_gate_digests(folder),
+            "decision": {"verdict": stated.get("verdict")},
+        },
+    }
+
+
+def _read_erasure_digests(folder: Path) -> dict[str, str]:
+    stated = read_json_object(folder / ERASURE, "an erasure")
+    return from_json(dict[str, str], stated.get("digests"), str(folder / ERASURE))
+
+
 def write_attestation(folder: Path, key: Path | None) -> str:
     """Return the statement as JSON, in a signed envelope if a private key is given."""
-    text = json.dumps(build_run_statement(folder), indent=1, sort_keys=True, allow_nan=False)
+    if (folder / ERASURE).is_file():
+        statement = build_erasure_statement(folder)
+    else:
+        statement = build_run_statement(folder)
+    text = json.dumps(statement, indent=1, sort_keys=True, allow_nan=False)
     if key is None:
         return text
     return dsse.sign_payload_into_dsse_envelope(text.encode(), key)
@@ -99,13 +131,17 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
 
     Raise AuditError for a folder without a result.
     """
+    is_erasure = (folder / ERASURE).is_file()
+    predicate_type = PREDICATE
+    if is_erasure:
+        predicate_type = ERASURE_PREDICATE
     if not isinstance(stated, dict) or stated.get("_type") != STATEMENT:
         yield "it is no in-toto statement of version 1"
-    elif stated.get("predicateType") != PREDICATE:
+    elif stated.get("predicateType") != predicate_type:
         kind = stated.get("predicateType")
         yield (
-            f"its predicate type is {kind!r}, not {PREDICATE!r}: attest the run again if audit "
-            "made it"
+            f"its predicate type is {kind!r}, not {predicate_type!r}: attest the run again if "
+            "audit made it"
         )
     else:
         predicate = stated.get("predicate")
@@ -113,7 +149,7 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
             files = predicate.get("files")
         else:
             files = None
-        if not isinstance(files, dict) or result_file.RESULT not in files:
+        if not isinstance(files, dict) or not {result_file.RESULT, ERASURE} & set(files):
             yield "it names no files of a run"
             return
         now = manifest.read_gate_digests(folder)
@@ -127,15 +163,19 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
                 else:
                     change = "is gone"
                 yield f"{name} {change} since it was signed"
-        if stated.get("subject") != _list_attested_files(result_file.read_result(folder)):
+        if is_erasure:
+            digests = _read_erasure_digests(folder)
+        else:
+            digests = result_file.read_result(folder).weights
+        if stated.get("subject") != _list_attested_files(digests):
             yield "its subject is another model"
 
 
-def _list_attested_files(result: AuditResult) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "digest": {"sha256": digest}}
-        for name, digest in sorted(result.weights.items())
-    ]
+def _list_attested_files(digests: Mapping[str, str]) -> list[dict[str, Any]]:
+    files = []
+    for name, digest in sorted(digests.items()):
+        files.append({"name": name, "digest": {"sha256": digest}})
+    return files
 
 
 def _describe_attested_decision(recorded: KeptDecision) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from auditor.erasure import records as erasure_records
 from tests.conftest import check_command
 from tests.erasure.stored import Row, make_rows, split_rows, write_rows
+from tests.gate.test_attest import pair
 
 
 def erase(tmp_path: Path, deleted: list[Row], kept: list[Row], *words: str, code: int) -> None:
@@ -97,3 +100,31 @@ def test_highest_cosines_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch)
     usable = np.delete(np.arange(12), [3, 4])
     np.testing.assert_allclose(highest[usable], expected[usable], atol=3e-7)
     assert abs(highest[2] - expected[2]) < 1e-15 and np.all(highest[[3, 4]] <= 0)
+
+
+def test_an_erasure_is_signed_and_a_changed_one_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deleted, kept = split_rows(make_rows(60), 6)
+    store = write_rows(tmp_path / "store.json", kept)
+    erase(tmp_path, deleted, kept, str(store), code=0)
+    private, public = pair(tmp_path, "ours", 1)
+    _, other = pair(tmp_path, "other", 2)
+    out = tmp_path / "out"
+    check_command("attest", out, "--sign", private)
+    check_command("attest", out, "--key", public)
+    assert "as it was signed" in capsys.readouterr().out
+    payload = json.loads((out / "attestation.json").read_text())["payload"]
+    statement = json.loads(base64.b64decode(payload))
+    digest = hashlib.sha256(store.read_bytes()).hexdigest()
+    assert {"name": f"files:{store}/store.json", "digest": {"sha256": digest}} in statement[
+        "subject"
+    ]
+    assert len(statement["subject"]) == 3  # with the deleted and the kept records
+    assert statement["predicate"]["decision"] == {"verdict": "gone"}
+    check_command("attest", out, "--key", other, code=1)
+    report = out / "erasure.json"
+    report.write_text(report.read_text().replace("gone.jsonl", "none.jsonl"))
+    check_command("attest", out, "--key", public, code=1)
+    assert "erasure.json has changed since it was signed" in capsys.readouterr().out
+    check_command("attest", out, "--key", public, "--sign", private, code=2)
