@@ -309,7 +309,7 @@ def insert(
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreFlags:
-    """Flags for scoring canaries on a model. They have no effect on a finished run."""
+    """Flags for scoring canaries on a model. A finished run does not need these flags."""
 
     probe_options: Annotated[
         Many,

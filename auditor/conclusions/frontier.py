@@ -133,9 +133,10 @@ def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 def merge_frontier_models(
     places: Sequence[Sequence[FrontierModel]],
 ) -> list[FrontierModel]:
-    """Return the models of several runs of a grid, without repeated labels or undefended models.
+    """Return the models of several grid points, without repeated labels or undefended models.
 
-    Return [] if the undefended models differ, because the runs then have different targets.
+    places: models of each grid point. Return [] if the undefended models differ, because the points
+    then have different targets.
     """
     bases = [place[0] for place in places]
     base = max(bases, key=lambda model: len(model.heldout), default=None)

@@ -35,7 +35,7 @@ from auditor.core.plan_parts import (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """An `audit run`, written to the run folder for resumption, flat as in a plan file.
+    """Plan of an `audit run`. The run folder stores the plan, flat as in a plan file, for a resume.
 
     seed: Seed of all random numbers. [default: 0]
     plugin: Python file with attacks, defenses or training methods of your own; repeatable.

@@ -479,8 +479,8 @@ def _build_limit_evidence(
 ) -> _Number:
     """Return the measured number with its bounds, for a limit.
 
-    A TPR is recomputed at each significance level. A lower level needs more non-members for the
-    TPR's threshold. derived: whether the number was recomputed from each secret's results.
+    A TPR is recomputed at each significance level, because a lower level needs more non-members for
+    the threshold of the TPR. derived: whether the number was recomputed from each secret's results.
     """
     evidence: BoundedNumber | None = None
     if values_by_secret is not None and values_by_secret.anytime:

@@ -44,8 +44,8 @@ class FolderEdits:
     def describe_edits(self, is_whole: bool = True) -> list[str]:
         """Return a sentence for each change.
 
-        is_whole: whether missing files count. They do not for a baseline in CI, which has only two
-        files.
+        is_whole: whether missing files count as changes. A baseline in CI has only two files, so
+        its missing files do not count.
         """
         if is_whole:
             gone = [f"{name} is gone" for name in self.gone]

@@ -128,7 +128,11 @@ def list_budget_remarks(
 
 
 def _list_certificate_remarks(certificates: Sequence[Certificate]) -> tuple[str, ...]:
-    """Return a remark that counts the certificates of a tree search over all secrets."""
+    """Return a remark on the tree searches for all secrets.
+
+    The remark has the number of suffixes that reach the threshold, the number of certified
+    likeliest suffixes, and the mean probability mass not found.
+    """
     if not certificates:
         return ()
     reached = sum(c.reached for c in certificates)

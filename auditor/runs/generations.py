@@ -115,8 +115,7 @@ class JudgedGenerations:
         notes: sentences for the reader.
         costs: the generations without their texts, for counting queries and tokens.
         columns: table columns on the generations and the extracted records.
-        texts: by the extracted record's alias, the extracted text and the generation around this
-        text.
+        texts: extracted text, then the whole generation, by the record's alias.
     """
 
     measurements: tuple[Measurement, ...]

@@ -110,8 +110,9 @@ def refuse_extended_adapter(model: str) -> None:
 def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
     """Write the model with a new token for each canary; return the number of new tokens.
 
-    The tokens' embedding rows are drawn like the rows of a new model. Their seed does not reveal
-    the coins. Raise AuditError for another kind of manifest, an adapter, or an existing folder.
+    The tokens' embedding rows are drawn like the rows of a new model. The seed of this draw does
+    not reveal the coins. Raise AuditError for another kind of manifest, an adapter, or an existing
+    folder.
     """
     canary_manifest = manifests.read_canary_manifest(manifest)
     if not isinstance(canary_manifest, AuditCanaryManifest) or canary_manifest.kind != "new-tokens":

@@ -33,10 +33,10 @@ def list_defense_rows(
     is_available: Callable[[Defense], bool],
     others: Sequence[Defense] = (),
 ) -> list[ShownRow]:
-    """List every defense, each followed by the controls in its chain of causes.
+    """Return every defense, each followed by the controls in its chain of causes.
 
-    Defenses share equal controls. is_available: tests if a control is available and differs from
-    the undefended target. others: controls that attacks need.
+    Equal controls of several defenses appear once. is_available: function that tests if a control
+    is available and differs from the undefended target. others: controls that attacks need.
     """
     rows = list[ShownRow]()
     displayed = list(defenses)

@@ -83,7 +83,7 @@ class SiteModels:
     def is_model_asked_over_network(self) -> bool:
         """True if the model is queried over a network.
 
-        A single process then holds its query budget and answers.
+        A single process then holds the query budget and the answers.
         """
         return self.models.is_attacked_model_over_network
 

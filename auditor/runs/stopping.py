@@ -145,9 +145,9 @@ def bound_stopped_finding(
 ) -> Finding:
     """Replace the finding's intervals, because the queries stopped early.
 
-    The new intervals are valid at every look, a test during the queries. The old intervals are
-    valid only for a fixed sample size. Measurements without such an interval are dropped. row:
-    results of the queried secrets.
+    The old intervals are valid only for a fixed sample size. The new intervals are valid however
+    often the results are tested while queries continue. Measurements without such an interval are
+    dropped. row: results of the queried secrets.
     """
 
     def again(
