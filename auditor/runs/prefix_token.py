@@ -38,6 +38,7 @@ PAIRS = 500
 _FIRST = 5
 _SCORED = 16  # first tokens of each suffix, most sensitive to a prefix token
 _MARGIN = 0.1  # nats a token
+_LEAD = 4  # unscored first tokens of a text in a hurried choice
 _DRAWN = 64  # texts of each canary format in place of known pairs
 
 
@@ -180,7 +181,8 @@ def resolve_prefix_token(
         framed: whether a template begins the texts; the tokenizer's default then counts as no
         token.
         as_trained: whether the texts are a trainer's token ids; nothing is then chosen.
-        hurried: use fewer known pairs, as in `is_choice_clear`.
+        hurried: use fewer known pairs, as in `is_choice_clear`, and read only the beginnings of
+        their texts, unless `framed`.
     """
     begins = []
     for pair in known:
@@ -278,7 +280,11 @@ def _choose_likeliest_prefix_token(
             pairs.append(pair)
     # Use the same pairs for every seed: the prefix token is not random.
     order = make_keyed_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
-    pairs = [Pair(pairs[i].prefix, pairs[i].suffix[:_SCORED]) for i in order.tolist()]
+    pairs = [pairs[i] for i in order.tolist()]
+    if hurried and not framed:  # a template's beginning is the same in every text
+        pairs = [_move_to_beginning(pair) for pair in pairs]
+        description = f"beginnings of {description}"
+    pairs = [Pair(pair.prefix, pair.suffix[:_SCORED]) for pair in pairs]
     if not pairs:
         return chosen(default, f"{basis}; no {description} to choose by")
     n_looks = 1 if len(pairs) <= _FIRST else 2
@@ -307,6 +313,13 @@ def _choose_likeliest_prefix_token(
         f"{rivals_text}"
     )
     return chosen(best, f"{reason_text}; {measured}")
+
+
+def _move_to_beginning(pair: Pair) -> Pair:
+    """Return the pair's text, cut after its first tokens instead of after its prefix."""
+    text = pair.prefix + pair.suffix
+    n_lead = min(_LEAD, len(text) - 1)
+    return Pair(text[:n_lead], text[n_lead:])
 
 
 def _compute_prefix_nlls(

@@ -1,4 +1,4 @@
-"""Compute tails and quantiles of binomial distributions with `scipy.special`.
+"""Compute tails and quantiles of distributions with `scipy.special`.
 
 `scipy.stats` has these functions too, but importing it takes longer than a whole gate or report.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betainc, betaincc, gammaln, xlog1py, xlogy
+from scipy.special import betainc, betaincc, chdtrc, gammaln, xlog1py, xlogy
 
 from auditor.core.arrays import Floats, Ints
 
@@ -39,6 +39,21 @@ def compute_binomial_pmf(k: Ints, n: int, p: Floats) -> Floats:
 def compute_sign_test_p_value(k: int, n: int) -> float:
     """Return the exact two-sided p-value of k heads among n fair coins."""
     return min(1.0, 2 * float(compute_binomial_cdf(min(k, n - k), n, 0.5)))
+
+
+def compute_homogeneity_p_value(counts: ArrayLike) -> float:
+    """Return Pearson's chi-square p-value of the hypothesis that all rows have one distribution.
+
+    counts: (rows, columns) without empty rows or columns. With one degree of freedom, the
+    statistic has Yates's correction.
+    """
+    table = np.asarray(counts, dtype=float)
+    expected = table.sum(1, keepdims=True) * table.sum(0, keepdims=True) / table.sum()
+    distance = np.abs(table - expected)
+    n_free = (table.shape[0] - 1) * (table.shape[1] - 1)
+    if n_free == 1:
+        distance = distance - np.minimum(0.5, distance)
+    return float(chdtrc(n_free, (distance**2 / expected).sum()))
 
 
 def find_binomial_quantile(share: float, n: ArrayLike, p: ArrayLike) -> Ints:

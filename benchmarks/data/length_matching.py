@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import scipy
-
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
 from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.core.nouns import Pair
 from auditor.core.result import Doubt
+from auditor.statistics.distributions import compute_homogeneity_p_value
 
 UNMATCHED = "more of its length than among the members"
 _DIFFERENT_MIX = 0.01  # p-value below which two mixes of lengths differ
@@ -39,7 +38,7 @@ def match_nonmember_lengths(
         not bands
         or not sizes
         or len(all_bands) < 2
-        or scipy.stats.chi2_contingency(table).pvalue >= _DIFFERENT_MIX
+        or compute_homogeneity_p_value(table) >= _DIFFERENT_MIX
     ):
         return nonmembers, ()
     n_members = sum(sizes.values())

@@ -179,6 +179,7 @@ def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
     model = HuggingFaceModel(reciting("gemma"), tokenizer(bos_token="<bos>", eos_token="<eos>"))
     chosen = resolve_prefix_token("auto", model, KNOWN)
     assert chosen.tokens == (BOS,)
+    assert resolve_prefix_token("auto", model, KNOWN, hurried=True).tokens == (BOS,)
     assert (
         measure_repeat_recall(wrap_prefixed_model(model, chosen.tokens), SECRETS)["all"].value > 0.9
     )
@@ -340,6 +341,22 @@ def test_a_model_that_keeps_its_choices_is_not_asked_twice(tmp_path: Path) -> No
     assert resolve_prefix_token("auto", model, KNOWN) == first and traffic.tokens == asked
     resolve_prefix_token("auto", model, KNOWN[1:])
     assert traffic.tokens > asked
+
+
+def test_a_hurried_choice_reads_only_the_beginnings_of_texts() -> None:
+    """Unless a template begins them: what it puts in front is the same in all of them."""
+    long = [Pair(4 * pair.prefix, 4 * pair.suffix) for pair in KNOWN[:5]]
+    n_tokens, sentences = [], []
+    for options in ({"hurried": True}, {"hurried": True, "framed": True}, {}):
+        model = tiny(40)
+        model.tokenizer = BOTH
+        before = traffic.tokens
+        sentences.append(resolve_prefix_token("auto", model, long, **options).said)
+        n_tokens.append(traffic.tokens - before)
+    # 20 tokens of a text instead of 36
+    assert n_tokens[0] < 0.65 * n_tokens[1] and n_tokens[1] == n_tokens[2]
+    assert "mean loss of 5 beginnings of auxiliary records" in sentences[0]
+    assert "beginnings" not in sentences[1] + sentences[2]
 
 
 def test_one_pair_is_no_reason_to_leave_the_tokenizers_own() -> None:

@@ -36,3 +36,12 @@ def test_a_sign_test_is_exact() -> None:
             expected = stats.binomtest(k, n).pvalue
             assert distributions.compute_sign_test_p_value(k, n) == pytest.approx(expected)
     assert distributions.compute_sign_test_p_value(0, 0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "table",
+    [[[9, 4], [3, 12]], [[5, 5], [5, 6]], [[30, 10, 2], [8, 20, 7]], [[1, 2], [3, 4], [9, 1]]],
+)
+def test_homogeneity_is_tested_as_by_scipy(table: list[list[int]]) -> None:
+    expected = stats.chi2_contingency(table).pvalue
+    assert distributions.compute_homogeneity_p_value(table) == pytest.approx(expected, rel=1e-12)
