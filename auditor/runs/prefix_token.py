@@ -282,7 +282,7 @@ def _choose_likeliest_prefix_token(
     order = make_keyed_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
     pairs = [pairs[i] for i in order.tolist()]
     if hurried and not framed:  # a template's beginning is the same in every text
-        pairs = [_move_to_beginning(pair) for pair in pairs]
+        pairs = [_shorten_pair(pair) for pair in pairs]
         description = f"beginnings of {description}"
     pairs = [Pair(pair.prefix, pair.suffix[:_SCORED]) for pair in pairs]
     if not pairs:
@@ -315,7 +315,7 @@ def _choose_likeliest_prefix_token(
     return chosen(best, f"{reason_text}; {measured}")
 
 
-def _move_to_beginning(pair: Pair) -> Pair:
+def _shorten_pair(pair: Pair) -> Pair:
     """Return the pair's text, cut after its first tokens instead of after its prefix."""
     text = pair.prefix + pair.suffix
     n_lead = min(_LEAD, len(text) - 1)
