@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ _SPECIAL = ("bos", "eos")
 # most known pairs of a choice: a difference that needs more pairs does not matter
 PAIRS = 500
 # first pairs, enough if they exclude a lead of `_MARGIN` for another prefix token
-_FIRST = 5
+_LOOKS = (5, 50)
 _SCORED = 16  # first tokens of each suffix, most sensitive to a prefix token
 _MARGIN = 0.1  # nats a token
 _LEAD = 4  # unscored first tokens of a text in a hurried choice
@@ -287,16 +288,16 @@ def _choose_likeliest_prefix_token(
     pairs = [Pair(pair.prefix, pair.suffix[:_SCORED]) for pair in pairs]
     if not pairs:
         return chosen(default, f"{basis}; no {description} to choose by")
-    n_looks = 1 if len(pairs) <= _FIRST else 2
-    nll = _compute_prefix_nlls(model, candidates, pairs[:_FIRST])
-    best = choose_likeliest_reading(default, nll, n_looks)
-    if n_looks == 2 and not is_choice_clear(best, nll, _MARGIN, n_looks, hurried):
-        other_nll = _compute_prefix_nlls(model, candidates, pairs[_FIRST:])
-        nll = {
-            prefix_token: np.concatenate([values, other_nll[prefix_token]])
-            for prefix_token, values in nll.items()
-        }
-        best = choose_likeliest_reading(default, nll, n_looks)
+    ends = [*(end for end in _LOOKS if end < len(pairs)), len(pairs)]
+    nll = dict.fromkeys(candidates, np.empty(0))
+    best = default
+    for start, end in pairwise([0, *ends]):
+        new_nll = _compute_prefix_nlls(model, candidates, pairs[start:end])
+        for prefix_token, values in new_nll.items():
+            nll[prefix_token] = np.concatenate([nll[prefix_token], values])
+        best = choose_likeliest_reading(default, nll, len(ends))
+        if is_choice_clear(best, nll, _MARGIN, len(ends), hurried):
+            break
     means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
     rivals = ", ".join(
         f"with {describe_prefix_token(prefix_token, words)} {mean}"

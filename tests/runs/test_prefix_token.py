@@ -333,6 +333,15 @@ def test_more_pairs_are_read_only_if_the_first_leave_the_choice_open(
     assert "mean loss of 5 auxiliary records" in clear.said and clear.tokens == unclear.tokens
 
 
+def test_of_many_pairs_fifty_are_read_before_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 records of a table of millions had to wait for 500 auxiliary ones: 450 seconds."""
+    many = tuple(KNOWN) * 12
+    for margin, n_read in ((9.0, 5), (0.1, 50), (-9.0, 96)):
+        monkeypatch.setattr("auditor.runs.prefix_token._MARGIN", margin)
+        prefix = chosen(None, BOTH, many)
+        assert f"mean loss of {n_read} auxiliary records" in prefix.said, margin
+
+
 def test_a_model_that_keeps_its_choices_is_not_asked_twice(tmp_path: Path) -> None:
     model = tiny(40)
     model.tokenizer, model.choices_kept_in = BOTH, tmp_path
