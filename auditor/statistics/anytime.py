@@ -1,10 +1,10 @@
-"""Bound a mean by betting, with bounds that hold at every look at the data, so a run may stop
-early.
+"""Bound a mean by betting, so that a run may stop early.
 
-The run queries secrets in random order. A gambler starts with capital 1 and bets against the
-hypothesis that numbers x in [0, 1] have a mean of at most m. Betting a share f of the capital on
-each x multiplies the capital by 1 - f + f x / m. If the hypothesis is true, the capital does not
-grow on average. The probability that it ever reaches 1 / level is then at most `level` (Ville).
+The bounds hold at every look at the data. The run queries secrets in random order. A gambler starts
+with capital 1 and bets against the hypothesis that numbers x in [0, 1] have a mean of at most m.
+Betting a share f of the capital on each x multiplies the capital by 1 - f + f x / m. If the
+hypothesis is true, the capital does not grow on average. The probability that it ever reaches 1 /
+level is then at most `level` (Ville).
 
 Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each stake f from earlier numbers. Here all
 stakes of a fixed grid are played in parallel and their capitals averaged, as in Cover's universal

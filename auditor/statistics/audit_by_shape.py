@@ -8,16 +8,16 @@ distinguished no better than the shape allows at some noise. The shared randomne
 this noise.
 
 Proof. Given the shared randomness Z, take the r surest of m guesses. The number of right guesses
-among them is at most that of the shape (order statistics; Xiang et al. 2025 put the means into a
-Chernoff bound, here they are exact). This bounds the noise, with part of the significance level.
-The mechanism's epsilon at delta covers all Z, so delta_Z(epsilon) has a mean of at most delta. With
-the other part of the level as error probability, delta_Z is at most delta / part (Markov). The
-bound is the epsilon of the refuted noise at this larger delta. It also covers a mechanism that
-tosses one more coin to reveal all coins or none.
+among them is at most that of the shape (order statistics; Xiang et al. 2025 use a Chernoff bound,
+here the probability is exact). This bounds the noise, with part of the significance level. The
+mechanism's epsilon at delta covers all Z, so delta_Z(epsilon) has a mean of at most delta. With the
+other part of the level as error probability, delta_Z is at most delta / part (Markov). The bound is
+the epsilon of the refuted noise at this larger delta. It also covers a mechanism that tosses one
+more coin to reveal all coins or none.
 
-The surer half of the guesses bounds the noise. The surest eighth checks the shape: the bound is 0
-if so few of this eighth are right in less than one of twenty audits at the bounded noise. This
-check detects most other mechanisms.
+The surer half of the guesses bounds the noise. The surest eighth checks the shape. The bound is 0
+if this eighth has so few right guesses that fewer occur in less than one of twenty audits at the
+bounded noise. This check detects most other mechanisms.
 """
 
 from __future__ import annotations

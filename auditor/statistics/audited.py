@@ -1,11 +1,11 @@
 """Compute lower bounds of epsilon from the scores and coins of one run's canaries.
 
 A fair coin decides whether a canary is included. A higher score means more confidence that the
-canary was included. A score above the middle is guessed "in", a score below the middle "out". A
-guess is surer the farther its score is from the middle. Ties in score or distance count against the
-guesser, so the order of the canaries reveals nothing about their coins. Sureness is a distance and
-not a rank, because high scores identify included canaries best and low scores hardly identify
-excluded canaries.
+canary was included. Scores are cut near their median: a higher score is guessed "in", a lower score
+"out". A guess is surer the farther its score is from the cut. Ties in score or distance count
+against the guesser, so the order of the canaries reveals nothing about their coins. Sureness is a
+distance and not a rank, because high scores identify included canaries best and low scores hardly
+identify excluded canaries.
 
 All numbers of guesses in `list_guess_counts(m)` are tested together
 (`one_run.compute_one_run_p_value`), without dividing the significance level among them. jax_privacy
@@ -74,12 +74,12 @@ def audit_epsilon_bounds(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> tuple[Audited, ...]:
-    """Return one bound per estimator, with the (epsilon, delta) bound first; at delta 0 only this
-    bound.
+    """Return one lower bound of epsilon per estimator, with the (epsilon, delta) bound first.
 
-    scores, included: (canaries,). Each bound alone holds at significance `level`. sampling: the
-    rate and the number of steps of the shape that the last bound assumes. Raise AuditError for NaN
-    or all equal scores, unfair coins, or fewer canaries than any bound needs.
+    At delta 0 return only this bound. scores, included: (canaries,). Each bound alone holds at
+    significance `level`. sampling: the rate and the number of steps of the shape that the last
+    bound assumes. Raise AuditError for NaN or all equal scores, unfair coins, or fewer canaries
+    than any bound needs.
     """
     _check_audit_inputs(scores, included, delta, level, copies)
     right = count_right_guesses(scores, included)
@@ -131,8 +131,9 @@ def plan_audit(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> Audited:
-    """Return an audit by the (epsilon, delta) bound before any guess: no guess is right, epsilon is
-    0.
+    """Return an audit by the (epsilon, delta) bound as planned, before any guess.
+
+    No guess is right in it, and its epsilon is 0.
     """
     _check_audit_parameters(m, delta, level, copies)
     none_right = tuple(0 for _ in list_guess_counts(m))
@@ -140,11 +141,11 @@ def plan_audit(
 
 
 def repeat_audit(audit: Audited, level: float) -> Audited:
-    """Return the audit with its bound and its best provable bound recomputed at another
-    significance level.
+    """Return the audit with both of its bounds recomputed at another significance level.
 
-    Several audits of one model may share a level, for example. Raise AuditError for an audit that
-    `audit_epsilon_bounds` cannot have made.
+    The bounds are the proved bound and the best provable bound. Several audits of one model may
+    share a level, for example. Raise AuditError for an audit that `audit_epsilon_bounds` cannot
+    have made.
     """
     if audit.estimator == GAMES and audit.table is not None:
         again = games.audit_games(audit.table, audit.delta, level)
@@ -213,8 +214,8 @@ def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts
 def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
     """Return the score that separates guesses "in" from guesses "out".
 
-    Candidates are the midpoints between different neighbours in the sorted scores; the result is
-    the candidate nearest the middle.
+    Candidates are the midpoints between different neighbours in the sorted scores. The result is
+    the candidate nearest the median by rank.
     """
     steps = np.flatnonzero(np.diff(ordered)) + 1
     if not len(steps):

@@ -84,8 +84,9 @@ class RecordedInterval:
 
 @dataclass(frozen=True)
 class AucEitherDirection:
-    """The larger of an AUC and 1 - AUC, because consistently lower scores of members reveal them
-    too.
+    """The larger of an AUC and 1 - AUC.
+
+    Consistently lower scores of members reveal members too.
     """
 
     auc: BoundedNumber

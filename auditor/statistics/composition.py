@@ -1,7 +1,7 @@
 """Compute the exact epsilon, at a delta, of repeated independent draws from two distributions.
 
-Epsilon covers both directions, P against Q and Q against P. Guessing games compare with this
-epsilon. A column of the distributions is a token.
+The distributions P and Q are over tokens. Epsilon covers both directions, P against Q and Q against
+P. Audits by guessing games are compared with this epsilon.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
 
 
 def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> float:
-    """Return the smallest epsilon (nats, >= 0) that bounds `draws` draws of two distributions at
+    """Return the smallest epsilon (nats, >= 0) of `draws` independent draws from P or from Q, at
     delta.
 
     The draws are (epsilon, delta)-indistinguishable in both directions. log_p, log_q: (V,) in nats.
@@ -66,9 +66,9 @@ def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: 
 
 
 def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> float:
-    """Return the largest advantage of any guesser.
+    """Return the largest advantage with which anyone guesses the distribution from `draws` draws.
 
-    This is the total variation between `draws` draws of each distribution.
+    This is the total variation distance between the draws of the two distributions.
     """
     total = PrivacyLossDistribution.from_log_probs(log_p, log_q)
     # Delta at epsilon 0 is the total variation.

@@ -70,10 +70,12 @@ class ConcentratedLeakage:
 def find_most_concentrated_part(
     parts: Mapping[str, Bools], hit: Bools, level: float
 ) -> ConcentratedLeakage | None:
-    """Return the part with the most hits among parts that are hit more often than other members.
+    """Return the part with the most extracted members among overrepresented parts; None without
+    any.
 
-    parts: by name, a mask of the members, (members,); hit: (members,). The difference must be
-    significant at `level` by Fisher's test with Bonferroni correction. Return None if no part is.
+    parts: by name, a mask of the members, (members,); hit: (members,) True if extracted. A part is
+    overrepresented if its members are extracted significantly more often than other members. The
+    test is Fisher's, at `level` with Bonferroni correction.
     """
     concentrated = []
     for name, inside in parts.items():

@@ -35,9 +35,7 @@ def measure_extraction(outcome: Outcome) -> list[Measurement]:
 
 
 def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
-    """Return (allowed number of wrong guesses, recall) for each length of the ranked list of
-    guesses.
-    """
+    """Return points (allowed number of wrong guesses, recall), for at most 60 allowed numbers."""
     hit, before = rank_guesses(outcome.hit, outcome.score)
     wrong = int((~hit).sum())
     allowed = sorted({round(x) for x in np.linspace(0, wrong, 60)})
@@ -119,10 +117,10 @@ def measure_hit_shares(name: str, outcome: Outcome) -> dict[str, Measurement]:
 
 
 def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Measurement]:
-    """Return the share of extracted records in each group that the data name.
+    """Return the share of extracted records in each group of the data, by group name.
 
     A record is extracted if any of its parts is extracted. Return {} for fewer than two groups.
-    hit: (secrets,).
+    hit: (secrets,) True if extracted.
     """
     extracted = dict[tuple[str, str], bool]()
     for secret, is_hit in zip(secrets, hit.tolist(), strict=True):

@@ -93,9 +93,7 @@ def _build_floored_bootstrap(
 
 
 def estimate_mean_leakages(values: Floats) -> list[ModelLeakage]:
-    """Return the leakage of each point as the mean of the point's values; values: (points,
-    secrets).
-    """
+    """Return each model's leakage, the mean of its values; values: (models, secrets)."""
     draws = bootstrap.compute_resampled_means(values, "frontier", RESAMPLES)
     return [
         ModelLeakage(model_draws, row) for model_draws, row in zip(draws.T, values, strict=True)
@@ -106,9 +104,9 @@ Scores = tuple[Floats, Floats]  # of members and of non-members
 
 
 def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
-    """Return each point's leakage: the share of members found at a false-positive rate.
+    """Return each model's leakage: the share of members found at a false-positive rate.
 
-    The share is averaged over seeds. scores: by point and seed, (members' scores, non-members'
+    The share is averaged over seeds. scores: by model and seed, (members' scores, non-members'
     scores) of the same records in the same order. Each seed and resample chooses its own threshold
     and direction, because a defense that makes members less likely than non-members reveals them
     too.
@@ -140,7 +138,7 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
 
 
 def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
-    """Return each point's leakage: the AUC of members against non-members, averaged over seeds.
+    """Return each model's leakage: the AUC of members against non-members, averaged over seeds.
 
     scores: as in `estimate_tpr_leakages`. For each seed, all resamples use the direction with an
     AUC above 1/2. A direction chosen per resample would give AUCs above 1/2 even at chance.
@@ -249,9 +247,9 @@ def _resample_tpr(
 
 
 def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measurement]:
-    """Return each point's held-out perplexity over the base model's, paired by text.
+    """Return each model's held-out perplexity over the base model's, paired by text.
 
-    nll: (points, seeds, texts), nats summed over a text; base: (seeds, texts), likewise of the base
+    nll: (models, seeds, texts), nats summed over a text; base: (seeds, texts), likewise of the base
     model. tokens: (seeds, texts), the numbers of predicted tokens. The ratio is the geometric mean
     over seeds, and infinite if a text has probability 0.
     """
@@ -282,13 +280,13 @@ def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> lis
 def select_possibly_least_leaking(
     count: int, difference: Callable[[int, int], BoundedNumber], level: float = LEVEL
 ) -> list[bool]:
-    """Return, for each point, whether it may leak least: subset selection (Gupta 1965; Hsu 1984).
+    """Return, for each model, whether it may leak least: subset selection (Gupta 1965; Hsu 1984).
 
-    difference(i, j): the leakage of i minus that of j, with bounds. A point is ruled out if it
-    leaks significantly more than some other point. Every pair is tested in each direction at
-    significance level / (2 (count - 1)) (Bonferroni), so no point is selected and tested on the
-    same numbers. The point that truly leaks least is ruled out with probability at most level / 2.
-    If several points are tied, all but one of these are ruled out with probability at most level
+    difference(i, j): the leakage of model i minus that of model j, with bounds. A model is ruled
+    out if it leaks significantly more than some other model. Every pair is tested in each direction
+    at significance level / (2 (count - 1)) (Bonferroni). So no model is selected and tested on the
+    same numbers. The model that truly leaks least is ruled out with probability at most level / 2.
+    If several models are tied, all but one of these are ruled out with probability at most level
     (Markov).
     """
     if count < 2:

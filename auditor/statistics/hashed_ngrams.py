@@ -42,8 +42,9 @@ class HashedNGrams:
         return np.diff(self.starts)
 
     def find_hashes(self, hashes: Hashes, n: int) -> tuple[Ints, Ints]:
-        """Return arrays (low, high), (k,) each; keys[low:high] match the upper bits of each
-        hash.
+        """Return the range of sorted keys that match each hash, as arrays (low, high), (k,) each.
+
+        keys[low:high] have the upper bits of the hash. n: the length of the n-grams.
         """
         keys = self._sort_keys(n)
         return (

@@ -13,10 +13,10 @@ import numpy as np
 
 
 def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) -> float:
-    """Return the significance level at which each test is decided.
+    """Return the significance level at which to decide all tests, by Holm's method.
 
     tests: functions that return whether a test rejects at a level. A test that rejects at one level
-    must also reject at every higher level.
+    must also reject at every higher level. level: the probability of any false rejection.
     """
     rejected = 0
     while True:

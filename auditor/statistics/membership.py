@@ -178,9 +178,9 @@ def compute_rmia_log_ratio(target: Floats, references: Floats, saw: Bools) -> Fl
     """Return RMIA's log p(x | target) - log p(x) of each record x, (records,).
 
     target: (records,), references: (records, models), mean log-probabilities as in `mean_log_prob`;
-    p is their exponential. p(x) is the mean over models that saw x and models that did not, with
-    half of the weight each. Offline, p(x) is (1 + a) / 2 times the mean over models that did not,
-    plus (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
+    p is their exponential. p(x) is the mean of two means, over models that saw x and over models
+    that did not. Offline, p(x) is (1 + a) / 2 times the mean over models that did not see x, plus
+    (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
     """
     p = np.exp(references)
     outside = np.where(saw, 0.0, p).sum(1) / (~saw).sum(1)
@@ -196,12 +196,12 @@ def compute_rmia_share(
     population: Bools,
     group: Ints,
 ) -> Floats:
-    """Return RMIA's score, (records,): the share of the population z with Pr_z[ratio(x) / ratio(z)
-    > 1].
+    """Return RMIA's score of each record x, (records,): Pr_z[ratio(x) / ratio(z) > 1].
 
-    ratio: (records,), from `compute_rmia_log_ratio`. population: (records,) True for the known
-    non-members. Records of x's group (x itself, near-duplicates) never count against x, because an
-    attacker who asks about x does not know whether x is in the population.
+    z is a random record of the population. ratio: (records,), from `compute_rmia_log_ratio`.
+    population: (records,) True for the known non-members. Records of x's group (x itself,
+    near-duplicates) never count against x, because an attacker who asks about x does not know
+    whether x is in the population.
     """
     z = np.sort(ratio[population])
     of = group[population]

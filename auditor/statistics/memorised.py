@@ -94,9 +94,11 @@ def find_longest_memorised_runs(
     mask: Bools,
     n: int,
 ) -> dict[int, TokenRun]:
-    """Return the longest run of each text, by text, over n-grams that only this text contains.
+    """Return, for each record, the longest sequence of tokens that a generation has in common with
+    it.
 
-    mask: (k,) True for the n-grams to use.
+    Sequences consist of n-grams that occur in no other record. mask: (k,) True for the n-grams to
+    use.
     """
     runs = {}
     for record in np.unique(matches.record[mask & (matches.record >= 0)]).tolist():
@@ -108,7 +110,9 @@ def find_longest_memorised_runs(
 
 
 def _count_disjoint_ngrams(at: Ints, n: int) -> int:
-    """Return the largest number of n-grams that do not overlap, of n-grams that start at `at`."""
+    """Return the largest number of n-grams that do not overlap, among n-grams that start at
+    `at`.
+    """
     # to take the first that fits is best: all are of one length, in rising order
     count = 0
     free = 0

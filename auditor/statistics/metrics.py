@@ -181,10 +181,9 @@ class Metric:
         return estimate_mean(self.name, chosen.astype(float), self.unit, self.note)
 
     def compute_resampled_values(self, outcome: Outcome, draws: Draws) -> Values:
-        """Return the metric of every resample of the members, (resamples,), if
-        `is_of_member_guesses`.
+        """Return the metric of every resample of the members, (resamples,).
 
-        draws: (resamples, members) counts.
+        draws: (resamples, members) counts. Only valid if `is_of_member_guesses`.
         """
         if self.errors is not None:
             return compute_resampled_recall(

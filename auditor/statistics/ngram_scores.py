@@ -119,12 +119,12 @@ def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
 
 
 def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], seed: int) -> Floats:
-    """Return each record's mean log p under the model's n-grams, minus that under n-grams of other
-    records.
+    """Return each record's mean log p under the model's n-grams, compared with other records'
+    n-grams.
 
-    The scores are (records,), in nats. The other records are four fifths of the records, without
-    the record itself, chosen without labels. If the model saw no record, scores of members and
-    non-members are therefore exchangeable.
+    The mean log p under n-grams of other records is subtracted, (records,), in nats. The other
+    records are four fifths of the records, without the record itself, chosen without labels. If the
+    model saw no record, scores of members and non-members are therefore exchangeable.
     """
     fold = (
         make_keyed_generator("folds of released text", seed, len(records)).permutation(

@@ -76,14 +76,13 @@ def epsilon_one_run(
     level: float = 0.05,
     copies: int = 1,
 ) -> float:
-    """Return the largest epsilon of `yield_epsilon_grid` up to which every (epsilon, delta)-DP is
-    refuted.
+    """Return the epsilon up to which the guesses refute (epsilon, delta)-DP; 0 if none is refuted.
 
-    Return 0 if none is refuted. right: the number of right guesses among the r surest, for each r
-    of `list_guess_counts(m)`. The search goes up from 0 to the first epsilon that is not refuted.
-    It cannot bisect, because the p-value need not be monotone: the most surprising r changes. So
-    the bound exceeds the truth only if the first epsilon of the grid at or above the truth is
-    refuted. Raise AuditError for impossible counts.
+    right: the number of right guesses among the r surest, for each r of `list_guess_counts(m)`. The
+    search goes up `yield_epsilon_grid` from 0 to the first epsilon that is not refuted. It cannot
+    bisect, because the p-value need not be monotone: the most surprising r changes. So the bound
+    exceeds the truth only if the first epsilon of the grid at or above the truth is refuted. Raise
+    AuditError for impossible counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     # The best single r, at delta 0 and the whole level: `compute_one_run_p_value`, which looks at
@@ -134,10 +133,12 @@ def compute_one_run_p_value(
 ) -> float:
     """Return an upper bound on P[guesses at least as good as these] under (epsilon, delta)-DP.
 
-    enough: the significance level to compare with. A looser bound is returned if it already decides
-    the comparison. right: the number of right guesses v(r) among the r surest, for each r.
+    right: the number of right guesses v(r) among the r surest, for each r of
+    `list_guess_counts(m)`.
+    enough: the significance level to compare with. If a looser bound already decides the
+    comparison, return the looser bound.
 
-    The statistic is min_r P[Binomial(r, p) >= v(r)]. Its distribution follows from one row of
+    The statistic is min_r P[Binomial(r, p) >= v(r)]. Its distribution follows from one sequence of
     independent coins, counted step by step from the surest guess.
     """
     counts = list_guess_counts(m)

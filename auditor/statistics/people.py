@@ -55,8 +55,8 @@ def average_per_person(
 def measure_user_inference(
     secrets: Sequence[Secret], scores: Mapping[str, Floats], note: str
 ) -> tuple[Measurement, ...]:
-    """Measure by AUC whether untrained records reveal that a person's other records were trained
-    on.
+    """Measure by AUC whether a person's untrained records reveal training on the person's other
+    records.
 
     See Kandpal et al. 2024. A person's score is the mean over the person's untrained records. The
     AUC compares people with trained records and people without. scores: by metric, (secrets,).

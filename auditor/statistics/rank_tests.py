@@ -19,7 +19,7 @@ LEAST_CONTROLS = 20  # ranks that are needed to look at whether they are uniform
 def count_alternatives_above(
     nll: float, tie_limit: float, alternative_nlls: Floats
 ) -> tuple[int, int]:
-    """Return the number of alternatives that are more likely than a value, and of equally likely
+    """Return the number of alternatives more likely than a value, and the number of equally likely
     ones.
 
     nll: of the value, in nats; tie_limit: the largest nll that counts as equal; alternative_nlls:

@@ -45,11 +45,10 @@ _OF_THRESHOLD = 0.8
 
 
 def compute_delong_placements(members: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return the share of non-members below each member, (members,), and of members above each
-    non-member.
+    """Return DeLong's placements: (members,) and (non-members,) shares (DeLong et al. 1988).
 
-    The second array is (non-members,). Ties count half. The mean of either array is the AUC (DeLong
-    et al. 1988).
+    The first are the shares of non-members below each member, the second the shares of members
+    above each non-member. Ties count half. The mean of either array is the AUC.
     """
     return _compute_share_below(members, others), 1 - _compute_share_below(others, members)
 
@@ -266,7 +265,10 @@ def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
 
 
 def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Measurement | None:
-    """Return `tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None for too few non-members."""
+    """Return the true-positive rate of `tpr_at_fpr`, with the interval of `BoundedTprAtFpr`.
+
+    Return None for too few non-members.
+    """
     if len(others) < count_threshold_nonmembers(rate):
         return None
     note = describe_tpr_counts(tpr_at_fpr(members, others, rate))
@@ -414,11 +416,10 @@ def _mark_members_surely_above(
     rate: float,
     share: float,
 ) -> tuple[Bools, float]:
-    """Return (members,), True above a threshold that is rarely too low, and the probability of too
-    low.
+    """Return a mask (members,) of members above a threshold that is rarely too low.
 
-    This probability is at most `share`. The k-th highest of n non-member scores is too low if fewer
-    than k exceed the true threshold.
+    Also return the probability that the threshold is too low, at most `share`. The k-th highest of
+    n non-member scores is too low if fewer than k exceed the true threshold.
     """
     n = len(others)
     k = int(find_binomial_quantile(share, n, rate))  # the largest with P[B < k] below share
@@ -435,11 +436,10 @@ def _mark_members_possibly_above(
     rate: float,
     share: float,
 ) -> tuple[Bools, float]:
-    """Return (members,), True above a threshold that is rarely too high, and the probability of too
-    high.
+    """Return a mask (members,) of members above a threshold that is rarely too high.
 
-    See `_mark_members_surely_above`. The k-th highest score is too high if k or more exceed the
-    true threshold.
+    Also return the probability that the threshold is too high, at most `share`. The k-th highest of
+    n non-member scores is too high if k or more exceed the true threshold.
     """
     n = len(others)
     k = (
@@ -494,10 +494,10 @@ class TprDifference:
 
 
 def compute_roc_curve(members: Floats, others: Floats) -> list[tuple[float, float]]:
-    """Return the ROC of these records as pairs (false-positive rate, true-positive rate), up to (1,
-    1).
+    """Return the ROC of these records as points (false-positive rate, true-positive rate), up to
+    (1, 1).
 
-    The true-positive rate is the largest at this false-positive rate.
+    Each point has the largest true-positive rate at its false-positive rate.
     """
     limits = np.unique(others)[::-1]  # a threshold between two of these only loses members
     false, tpr = (
