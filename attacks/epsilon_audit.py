@@ -85,7 +85,7 @@ class EpsilonAudit(Probe):
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if not view.target.prefix_token and not all(secret.prefix for secret in secrets):
             raise NotApplicable(
-                "nothing stands before the first token of these canaries: give --prefix-token eos, "
+                "nothing precedes the first token of these canaries: give --prefix-token eos, "
                 "for example"
             )
         if not self.draws_samples and self.score == "difference" and view.reference is None:
@@ -234,7 +234,7 @@ class EpsilonAudit(Probe):
             f"{main.canaries:,} canaries, {inside:,} in and {main.canaries - inside:,} out by a "
             f"fair coin each, inserted {'once' if times == 1 else f'{times} times'}; "
             f"{main.guesses:,} guessed, {main.right:,} right",
-            f"scored by {self._inclusion_score_phrase(observations)}, of the secret alone",
+            f"scored by {self._inclusion_score_phrase(observations)}, only of the secret",
             f"the bound is of ε at δ {main.delta:g} for {unit}, added or removed; it is too high "
             f"in at most {main.level:.0%} of audits; {main.canaries:,} canaries prove at most "
             f"{main.best:.2f}",

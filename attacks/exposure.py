@@ -253,7 +253,7 @@ class _CanarySpaceRanking:
         """
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
-                "nothing stands before the first token of this format: give --prefix-token eos, "
+                "nothing precedes the first token of this format: give --prefix-token eos, "
                 "for example"
             )
         return head

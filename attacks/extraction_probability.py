@@ -261,7 +261,7 @@ class ExtractionProbability(DistributionProbe):
         """
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
-        window = f"the likeliest of each secret, behind the text before it; {_CEILING}"
+        window = f"the likeliest of each secret, after the text before it; {_CEILING}"
         notes = {
             _NEAR: near,
             **{f"window_bound_{length}": window for length in self.window_token_lengths()},
@@ -432,14 +432,14 @@ class ExtractionProbability(DistributionProbe):
     def _bracket_notes(self, secrets: Sequence[Secret]) -> Iterator[str]:
         yield (
             "two events: the baseline is of samples near the suffix, the suffix among them, and so "
-            "no less than the exact number; the ceiling is of the suffix alone and says nothing of "
-            "samples near it"
+            "no less than the exact number; the ceiling is only of the suffix and says nothing "
+            "about samples near it"
         )
         shortest = min(len(secret.suffix) for secret in secrets)
         for length in self.window_token_lengths():
             if length > shortest:
                 yield (
-                    f"where a suffix is shorter than a window of {length} tokens, its window is "
+                    f"if a suffix is shorter than a window of {length} tokens, its window is "
                     "the whole suffix"
                 )
 

@@ -93,10 +93,10 @@ class Membership(Probe):
         if not 0 < self.k <= 1:
             raise AuditError(f"expected k in (0, 1], got {self.k}")
         if self.score == "lowercase" and not self.lowercase:
-            raise AuditError("expected lowercase=true beside score=lowercase, got false")
+            raise AuditError("expected lowercase=true with score=lowercase, got false")
         if self.score in _OF_REFERENCES and not self.references:
             raise AuditError(
-                f"expected -A membership.references= beside score={self.score}, got none"
+                f"expected -A membership.references= with score={self.score}, got none"
             )
 
     def sampling(self) -> Sampling:
@@ -549,7 +549,8 @@ class Membership(Probe):
                 )
             else:
                 yield (
-                    f"the reference alone tells members from non-members with AUC {m.value:.3f} "
+                    "the reference by itself distinguishes members from non-members with AUC "
+                    f"{m.value:.3f} "
                     f"({m.low:.3f} to {m.high:.3f}): it saw some of them, or the two differ in kind"
                 )
 

@@ -209,7 +209,7 @@ class PredictionAudit(Probe):
         if stand_in:
             if view.public is None:
                 raise TargetLacks(
-                    "needs a neighbour of the target, or --public for a model to stand in its place"
+                    "needs a neighbour of the target, or --public for a model in its place"
                 )
             offered = [
                 Neighbours(PUBLIC, view.public.log_probs(contexts, last)[:, at].unsqueeze(-2))
@@ -337,7 +337,7 @@ class PredictionAudit(Probe):
         ]
         if audit.relation not in (relation, PUBLIC) and f"claimed_{audit.relation}" in values:
             sentences.append(
-                f"played by {relation.replace('_', ' ')}, and held to what is claimed "
+                f"played by {relation.replace('_', ' ')}, and compared with the claim "
                 f"{audit.relation}"
             )
         return (*sentences, _PRIVATE)

@@ -83,7 +83,7 @@ class Untargeted(CorpusAttack):
             ):  # a tokenizer may have more tokens than the model
                 return [(token,)]
         raise NotApplicable(
-            "nothing stands before a text's first token: give --prefix-token, or -A "
+            "nothing precedes a text's first token: give --prefix-token, or -A "
             "untargeted.prompts=FILE"
         )
 

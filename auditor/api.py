@@ -310,8 +310,8 @@ def _check_audit_arguments(
     # of no live model as well: all() of nothing is True
     if tokenizer is not None and all(isinstance(one, LanguageModel) for one in live.values()):
         raise AuditError(
-            "expected a tokenizer beside a live transformers model only: a folder, a hub id or a "
-            "LanguageModel brings its own"
+            "expected a tokenizer only with a live transformers model: a folder, a hub id or a "
+            "LanguageModel has its own"
         )
     if "model" in live and (loading_fields := [name for name in _OF_LOADING if plan.get(name)]):
         raise AuditError(

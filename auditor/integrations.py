@@ -185,8 +185,8 @@ class AuditCallback(TrainerCallback):
     ) -> None:
         if self.limit is not None and args.world_size > 1:
             raise AuditError(
-                f"expected a training in one process with stop_at, got {args.world_size}: the "
-                "others would go on alone"
+                f"expected training in one process with stop_at, got {args.world_size}: the "
+                "other processes would continue"
             )
         if not state.is_world_process_zero:
             return

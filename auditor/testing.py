@@ -184,7 +184,7 @@ def _batch_and_count_faults(
         for name, guesses in alone.items():
             if not _is_nearly_same_guesses(guesses, everything[name]):
                 yield (
-                    f"expected the answer to {name} to depend on it alone; in batches of "
+                    f"expected the answer to {name} to depend only on it; in batches of "
                     f"{batch_size} it is another"
                 )
     recipes = attack.sample_counts_by_recipe(make_view(tiny_model(), WHITE_BOX))
@@ -278,7 +278,7 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
                 for key, value in observation.values.items()
             ):
                 yield (
-                    f"expected what is seen of {name} to depend on it alone; in batches of "
+                    f"expected what is seen of {name} to depend only on it; in batches of "
                     f"{batch_size} it does not"
                 )
     yield from _measurement_faults(probe, make_view(target, WHITE_BOX), secrets, everything)

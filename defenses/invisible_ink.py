@@ -216,8 +216,8 @@ class InvisibleInk(Defense):
             queries=queries,
             theorem="bounded range of a clipped mean, T C²/(2 B² τ²)-zCDP (Vinod et al. 2025; "
             "formulas C4)",
-            status="sound; the public model must have seen no private record, and a record lie in "
-            "one batch only",
+            status="sound; the public model must have seen no private record; each record must "
+            "be in one batch only",
             sound=True,
             spent_queries=n_tokens,
             spent_epsilon=epsilon(n_tokens),

@@ -249,7 +249,7 @@ class PMixed(Defense):
 
     def _describe_claim_status(self, n_shared: int) -> str:
         if n_shared:
-            return f"promises nothing: {n_shared} records lie in more than one shard"
+            return f"promises nothing: {n_shared} records are in more than one shard"
         if self.accounting == "published":
             return "claim; proof has gaps"
         if self.adjacency == "add_remove":

@@ -241,7 +241,7 @@ class PrivateTraining(PoissonTraining):
                 f"no guarantee: the base was trained on private records by {base.method} and "
                 f"promises {promise}"
             )
-            return reason, "of this training alone"
+            return reason, "of this training only"
         return "", ""
 
 

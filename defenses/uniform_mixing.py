@@ -78,7 +78,7 @@ class UniformMixing(Defense):
         require_listed_options(self)
         if self.tail == "public" and not self.public_top_k:
             raise AuditError(
-                "expected public_top_k >= 1 beside tail=public: without it no token is left out"
+                "expected public_top_k >= 1 with tail=public: without it no token is left out"
             )
 
     def protect(self, scenario: Scenario) -> LanguageModel:

@@ -231,5 +231,5 @@ def build_mitigation_document(comparison: BeforeAfter) -> Document:
         ),
         kind="A mitigated model",
         lead="Summary",
-        source="Rendered from the runs' records alone",
+        source="Rendered only from the runs' records",
     )

@@ -256,7 +256,7 @@ class Document:
     verdict: str = ""  # paragraph under the headline
     kind: str = ""  # line above the title, if the title does not say it
     lead: str = "Verdict"
-    source: str = "Rendered from the run folder alone"
+    source: str = "Rendered only from the run folder"
     answers: Facts = ()  # the verdict by question; replaces it if there is room
     warning: str = ""  # warning of private text; empty if there is none
     doubts: tuple[str, ...] = ()  # doubts that forbid a conclusion, shown first

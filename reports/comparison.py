@@ -115,7 +115,7 @@ def build_comparison_document(comparison: Comparison) -> Document:
         sections=(Section("rows", "Rows", (rows,)),),
         kind="Privacy audits side by side",
         lead="Summary",
-        source="Rendered from the runs' records alone",
+        source="Rendered only from the runs' records",
     )
 
 

@@ -237,7 +237,7 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
         parts.append(f"{count}: {_format_counted_value(m)}")
     if parts:
         return [
-            f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."
+            f"Greedy decoding after the start of each record, by repeat count: {'; '.join(parts)}."
         ]
     return []
 

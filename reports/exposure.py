@@ -56,7 +56,7 @@ def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> 
     for f, t in tails:
         if any(y > bound_null_exposure_tail(x, n) for x, y in t):
             titles_above.append(phrases.title_row(result, f))
-    title = "Exposure of the canaries beside its null"
+    title = "Exposure of the canaries and its null"
     text = (
         "Share of canaries with at least so many bits of exposure. Had none been memorised, a "
         "canary's rank among its alternatives would be uniform and the share 2^-x on average "

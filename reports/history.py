@@ -42,7 +42,7 @@ _READING = (
     "show a change.",
     "A gate's ruling is about one run and its rules. A gate that is not listed was not asked, or "
     "its folder could not be written to.",
-    "Runs stand in one line where all of them attacked the same secrets of a model of the same "
+    "Runs are in one line if all of them attacked the same secrets of a model of the same "
     "family with the same attacks at the same settings; the checkpoint, the seed and the defenses "
     "may differ.",
     "Where nothing is shown, the upper end of an interval says how much may still be there.",
@@ -165,7 +165,7 @@ def render_history_page(history: History, folder: Path) -> str:
         sections=tuple(sections),
         kind="History of the privacy audits of a language model",
         lead="Now",
-        source="Rendered from the run folders alone",
+        source="Rendered only from the run folders",
         answers=answers,
     )
     return html.render_html_document(document)

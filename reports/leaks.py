@@ -285,9 +285,7 @@ def _build_revealed_secret_blocks(
         "↵."
     )
     if any(text.decoded for text in texts.values()):
-        note += (
-            " The data hold token ids alone: texts are what the model's tokenizer makes of them."
-        )
+        note += " The data contain only token ids: the model's tokenizer made the texts."
     if row in titles:
         guess = f"First guess, {titles[row]}"
     else:

@@ -75,7 +75,7 @@ def _build_membership_tables(result: AuditResult) -> list[Block]:
         "AUC",
         *rate_heads,
         f"Mean up to {100 * BELOW:g}%",
-        f"Counts behind the {rates[0]}%",
+        f"Counts for the {rates[0]}%",
     )
     groups = tuple(
         Group(title_attack_row(result, f), tuple(_build_membership_score_table_rows(f)))
@@ -83,7 +83,7 @@ def _build_membership_tables(result: AuditResult) -> list[Block]:
     )
     table = Table(
         "membership-table",
-        "Members told from non-members, by score",
+        "How well each score separates members from non-members",
         head,
         groups,
         frozenset({1, 2, 3, 4}),

@@ -71,7 +71,7 @@ def _build_person_inference_blocks(result: AuditResult) -> list[Block]:
         if (m := f.measurement(people.INFERENCE)) is not None
     ]
     intro = (
-        "Whether somebody's data is in it, told from records of theirs that were not trained on "
+        "Whether somebody's data is in it, decided by records of theirs that were not trained on "
         "(0.5: chance)."
     )
     if results:

@@ -16,9 +16,11 @@ from auditor.statistics.metrics import name_nonmember_metric
 # Formulas C3: a decoding that keeps the order of tokens gives the k-th most likely token at most
 # 1/k, and p <= prod 1/k.
 _NOTE = (
-    "Two events. A sample near the suffix is at least so likely, under the configuration's own "
+    "Two events. A sample near the suffix has at least this probability under the configuration's "
+    "own "
     "decoding; the suffix is one of them, so that this is never below the exact number. The suffix "
-    "itself, token for token, is exactly so likely under that decoding, and at most so likely "
+    "itself, token for token, has exactly this probability under that decoding, and at most this "
+    "probability "
     "under every one that keeps the order of tokens: temperature, top-k, top-p, min-p, greedy, at "
     "each token another. That ceiling says nothing of samples near the suffix, and nothing of beam "
     "search, repetition penalties, forbidden tokens or another text in front; of n samples one is "

@@ -65,7 +65,7 @@ def build_markdown_document(
     topics += _list_plugin_topics(material.result)
     sections = [_build_section(topic, topic.brief or topic.make, material) for topic in topics]
     if texts is None:
-        source = "Rendered from result.json alone"
+        source = "Rendered only from result.json"
     else:
         source = "Rendered from result.json and texts.jsonl"
     # Markdown shows no parts.

@@ -29,7 +29,7 @@ from auditor.statistics.metrics import RANKINGS, name_excess_metric, name_nonmem
 
 _SHOWN = 30  # records of a row
 _NOTE = (
-    "A memorised n-gram is so many tokens in a row that stand in the training data and in no "
+    "A memorised n-gram is so many tokens in a row that occur in the training data and in no "
     "held-out text; those that overlap are one. The baseline is n-grams of held-out text, which "
     "nothing was trained on, scaled to as many as the training data have: so much is common to "
     "such texts and no memory. Common n-grams stand in both, and count for neither. The public "

@@ -285,7 +285,7 @@ def insert(
             help="Column that names the person of a row; each canary gets its own. [default: none]"
         ),
     ] = "",
-    seed: Annotated[int, typer.Option(help="Seed of where the copies are inserted.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the places at which copies are inserted.")] = 0,
 ) -> None:
     """Write a copy of the data with the canaries inserted, as often as the manifest says, one per
     row.

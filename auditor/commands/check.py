@@ -205,8 +205,7 @@ def _check_options_together(
     """Raise AuditError for options that conflict or are incomplete, before heavy imports."""
     if (model is None) != (data is None):
         raise AuditError(
-            f"expected MODEL and --data together, got {'--data' if model is None else 'MODEL'} "
-            "alone"
+            f"expected MODEL and --data together, got only {'MODEL' if data is None else '--data'}"
         )
     for flag, value in options.items():
         if model is None and value:

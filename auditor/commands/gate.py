@@ -111,7 +111,8 @@ class GateScopeFlags:
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Where the audited model is now. [default: where the run read it]"
+            metavar="DIR",
+            help="Folder of the audited model now. [default: the folder that the run read]",
         ),
     ] = None
 

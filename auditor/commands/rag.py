@@ -87,7 +87,7 @@ def rag(
     if crawl < 0:
         raise AuditError(f"expected --crawl of at least 0, got {crawl}")
     if system is None and (out is None or gate):
-        raise AuditError("expected SYSTEM to audit, or -o DIR alone, to draw documents, got none")
+        raise AuditError("expected SYSTEM to audit, or only -o DIR to draw documents, got none")
     corpus = read_rag_documents(documents, seed)
     if system is None:
         assert out is not None

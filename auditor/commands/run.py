@@ -89,7 +89,7 @@ _ONE_ONLY = {
     "gate": "--gate holds a single run to a policy, got a grid of them; gate its runs one by one",
     "reveal": "--reveal shows the text of a single run, got a grid of them; audit report RUN "
     "--reveal",
-    "baseline": "--baseline is what a single run is held against, got a grid of them",
+    "baseline": "--baseline compares with a single run, got a grid of runs",
     "estimate": "--estimate is of a single run, got a grid of them; estimate one of its runs",
     "until": "--until stops the configurations of a single run, got a grid of them",
     "submission": "--submission holds the guesses of a single run, got a grid of them",
@@ -134,8 +134,9 @@ def run(
     other_fields = set(plan) - {name for name, _ in allowed.named}
     if resume is not None and (other_fields or options.list_given_flags(grid) or out is not None):
         raise AuditError(
-            "--resume takes the plan from the run folder: give no other option with it, but those "
-            "that must be named again, as --plugin and --base-url, where the plan asks for them"
+            "--resume takes the plan from the run folder: give no other option with it, except "
+            "those "
+            "that must be named again if the plan needs them, such as --plugin and --base-url"
         )
     _refuse_flags_beside_estimate_flag(single, resume, out, plan.get("submission"))
     # now: if this run is refused below, no older one is taken for it

@@ -60,7 +60,7 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
             reason += " Are several records of one person or text? Name its column: --user-column."
     elif reference := highest("reference_alone"):
         reason = (
-            "The reference alone distinguishes members from non-members "
+            "The reference by itself distinguishes members from non-members "
             f"({_format_auc(reference)}): it saw some of them, or they differ in kind, and either "
             f"way {_describe_adjustment(result)}."
         )
@@ -147,7 +147,7 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
         f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at the measured probability of "
         f"{_format_percent(p)} a single sample of each would give about {recall.n * p:.0f} "
         f"({_format_tail_probability(tail)} by chance): a filter, a truncation or another "
-        "distribution stands between what the model knows and what was drawn."
+        "distribution hides what the model knows."
     )
 
 

@@ -410,7 +410,7 @@ def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kin
     ):
         return unlike[0].sentence
     if kind is PERSONAL and any(is_measured(f.measurement(RECALL)) for f in rows):
-        return "no personal data lies in the attacked suffixes"
+        return "the attacked suffixes contain no personal data"
     measuring = result.list_measuring_methods(*kind.measured_by)
     return "; ".join(
         dict.fromkeys(f.not_applicable for f in rows if f.not_applicable and f.attack in measuring)

@@ -96,9 +96,7 @@ class Plan:
             )
         if self.is_canary_only:
             for name in self.list_changed_fields(RECORDS):
-                raise AuditError(
-                    f"{format_field_flag(name)} goes with --data, got --canaries alone"
-                )
+                raise AuditError(f"{format_field_flag(name)} needs --data, got only --canaries")
 
     def _check_unlearning(self) -> None:
         """Raise AuditError for unlearning fields without the model that they need.

@@ -259,8 +259,7 @@ class DataPlan:
             get_known_share(self.knows)
         if self.knows == SYSTEM and self.turns not in (None, "assistant"):
             raise AuditError(
-                f"expected --knows {USER} or partial:F beside --turns {self.turns}, got "
-                f"{self.knows}"
+                f"expected --knows {USER} or partial:F with --turns {self.turns}, got {self.knows}"
             )
         if not self.prefix_token:
             raise AuditError(
@@ -354,7 +353,7 @@ class DefensePlan:
     def check(self) -> None:
         """Raise AuditError for a --relearn-rate without --relearn, or out of range."""
         if self.relearn_rate is not None and self.relearn is None:
-            raise AuditError("--relearn-rate goes with --relearn STEPS, got it alone")
+            raise AuditError("--relearn-rate needs --relearn STEPS, got none")
         if self.relearn_rate is not None and not 0 < self.relearn_rate <= 1:
             raise AuditError(
                 f"expected --relearn-rate above 0 and at most 1, got {self.relearn_rate:g}"
@@ -393,8 +392,8 @@ class EngineOptions:
                     )
         elif device.startswith("cuda") and not self.gpus_per_worker:
             raise AuditError(
-                f"expected --gpus-per-worker beside --device {device}, or no worker sees a GPU; "
-                "got none"
+                f"expected --gpus-per-worker with --device {device}, because no worker sees a GPU "
+                "otherwise; got none"
             )
         elif device == "cpu" and self.gpus_per_worker:
             raise AuditError(

@@ -140,7 +140,7 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
     message = f"a record's logits change by {most:.1%} with whom it is read"
     if most > _APART:
         message += ": so does its gradient, and one record moves all of its batch's"
-    witness = WorstViolation(f"logits {most:.1%} off", "those of the record alone", at)
+    witness = WorstViolation(f"logits {most:.1%} off", "those of the record by itself", at)
     return judge_certain_check(name, most > _APART, message, would, lambda: witness)
 
 

@@ -57,7 +57,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     estimates.append(_estimate_longest_reach(runs))
     fits = [estimate for estimate in estimates if estimate]
     if not fits:
-        return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
+        return LoopCheck(name, UNKNOWN, "no noise to compare it with", "")
     mean, error = max(fits, key=lambda fit: (fit[0] - promised) / fit[1])
     ratio, least = (
         mean / promised,
@@ -182,7 +182,7 @@ def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
         if (pair := estimate_mean_reach(steps, _make_record_kind_choice(chosen)))
     }
     if not fits:
-        return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
+        return LoopCheck(name, UNKNOWN, "no noise to compare them with", "")
     worst = max(fits, key=lambda kind: (fits[kind][0] - promised) / fits[kind][1])
     mean, error = fits[worst]
     most = 1 + count_detectable_errors(len(fits)) * max(e for _, e in fits.values()) / promised
@@ -270,7 +270,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
         if slope_fit:
             estimates[predictor] = slope_fit
     if not estimates:
-        return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
+        return LoopCheck(name, UNKNOWN, "no noise to compare it with", "")
     worst = max(estimates, key=lambda key: estimates[key][0] / estimates[key][1])
     slope, error = estimates[worst]
     among = 1 + len(companies)  # shares that gave no estimate were tested too

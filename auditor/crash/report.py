@@ -36,7 +36,7 @@ _SAYS = (
     "smaller violation, or one that acts only on models, records or lengths of training unlike "
     "these, may be there. It never says that a training is private.",
     "The training was run unchanged on a tiny model and 48 records that the test made; the "
-    "gradient of every step was read where the optimizer gets it.",
+    "gradient of every step was read as the optimizer received it.",
 )
 
 

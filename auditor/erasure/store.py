@@ -102,8 +102,8 @@ class Store:
         version = self.package_version
         if version and not version.startswith(self.tested):
             raise AuditError(
-                f"expected {self.package} {' or '.join(self.tested)}, whose layers are known, got "
-                f"{version}; files:PATH looks into the bytes of its files alone"
+                f"expected {self.package} {' or '.join(self.tested)}, whose layers are known; got "
+                f"{version}; files:PATH searches only the bytes of its files"
             )
 
     def find_remedy(self, layer: str, places: Iterable[str]) -> str:

@@ -423,7 +423,7 @@ def _select_measurement(
             False,
         )
     if not find_metric(rule.metric).bounded:
-        return f"{rule.metric} has no interval, by which a limit could be held or broken", False
+        return f"{rule.metric} has no interval, so a limit can be neither held nor broken", False
     if values_by_cell is None:
         row_values = None
     else:
@@ -471,7 +471,7 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
                 return repeat_audit(audit, LEVEL)
             except AuditError as error:
                 return str(error)
-    return f"this row has no counts behind its {metric}"
+    return f"this row has no counts for its {metric}"
 
 
 def _build_limit_evidence(
@@ -509,7 +509,7 @@ def _compute_paired_difference(
 ) -> _Number | str:
     if rule.against_undefended:
         if row.target == UNDEFENDED:
-            return "it is the undefended model's own row: a form or a defense is held against it"
+            return "it is the undefended model's own row: forms and defenses are compared with it"
         row_values, base_values, other = (
             values_by_cell.get(row),
             values_by_cell.get(row._replace(target=UNDEFENDED)),

@@ -82,17 +82,15 @@ def _describe_deployed_model(
             "in the memory of a process: nobody can say whether what is deployed is what was judged"
         )
     if lab:
-        return "trained for the run, and deployed nowhere"
+        return "trained for the run and not deployed"
     if model:
-        return (
-            "behind an API: nobody can say whether it still answers by the weights that were judged"
-        )
+        return "behind an API: nobody can say whether it still uses the weights that were judged"
     if not local_files:
         return (
             "not on this machine: nobody can say here whether what is deployed is what was judged"
         )
     if differs:
-        return f"another model lies there now: {differs}"
+        return f"another model is there now: {differs}"
     return "unchanged since"
 
 

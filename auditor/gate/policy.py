@@ -382,7 +382,7 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
     if limit == CLAIM:
         if metric != HELD_TO_CLAIMS or against_baseline or count is not None:
             raise AuditError(
-                f"{complaint}: only {HELD_TO_CLAIMS} <= {CLAIM} is held to what is claimed"
+                f"{complaint}: only {HELD_TO_CLAIMS} <= {CLAIM} is compared with the claim"
             )
         return Rule(metric, math.inf, of_claim=True)
     rule = Rule(metric, _parse_limit_number(limit, complaint), against_baseline, count, kind)

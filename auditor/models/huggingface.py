@@ -517,7 +517,7 @@ class HuggingFaceModel(LanguageModel):
         if prompt is None:
             return tokens
         if "embeddings" not in self.capabilities:
-            raise NotApplicable(f"needs a soft prompt; {self.name} is right by token ids alone")
+            raise NotApplicable(f"needs a soft prompt; {self.name} is exact only with token ids")
         embeds = self.embedding(tokens)
         return torch.cat([prompt.to(embeds).expand(len(tokens), -1, -1), embeds], dim=1)
 

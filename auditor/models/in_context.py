@@ -81,7 +81,7 @@ class InContextEnsemble(Ensemble):
         # A token of the text, and the token after it.
         if room is not None and batches.longest_record_token_count + 2 > room:
             raise AuditError(
-                f"expected records that leave room behind them in the {room} positions of "
+                f"expected records that leave room after them in the {room} positions of "
                 f"{public.name}, got one of {batches.longest_record_token_count} tokens"
             )
         self.public = public

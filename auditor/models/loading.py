@@ -135,7 +135,7 @@ def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -
         if options.base:
             hint = ""
         else:
-            hint = ": give --base MODEL, where that model lies now"
+            hint = ": give --base MODEL, where that model is now"
         raise AuditError(
             f"expected the base of the adapter {name!r} in {base!r}, which {source}; no such "
             f"folder{hint}"
@@ -155,7 +155,7 @@ def _refuse_adapter_beside_weights(folder: Path) -> None:
     if weights_file is not None:
         raise AuditError(
             f"expected either an adapter or a whole model in {str(folder)!r}, got {_ADAPTER} "
-            f"beside {weights_file}: leave in it the one that is meant"
+            f"beside {weights_file}: keep only the one that you mean"
         )
 
 

@@ -128,8 +128,8 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
         distance = compute_largest_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
         if distance > rounding:
             raise AuditError(
-                f"{kind} in a text of {length} changes by {distance:.2g} nats when it is asked for "
-                "again alone"
+                f"{kind} in a text of {length} changes by {distance:.2g} nats when it is scored "
+                "alone"
             )
         if compute_largest_distance(distribution[1], distribution[0]) <= rounding:
             raise AuditError(f"{kind} does not change with what comes after it")

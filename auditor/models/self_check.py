@@ -247,8 +247,8 @@ class _SelfCheckTrial:
         first, second = self.own[:, :-1]  # before the only token in which the twins differ
         if bool((self.own == self.own[:, :1]).all()):
             raise AuditError(
-                f"expected a distribution that depends on the text, but {self.model.name} has the "
-                "same behind every token: the weights are zero or broken"
+                f"expected a distribution that depends on the text, but {self.model.name} gives "
+                "the same one after every token: the weights are zero or broken"
             )
         index = self.short - 2
         shorter = self.model.log_probs(self.twins[:1, :index], 1)[0, 0]

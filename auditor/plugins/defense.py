@@ -140,7 +140,7 @@ class Defense:
         Raise AuditError if the defense does not support masked LMs.
         """
         raise AuditError(
-            f"expected a causal LM behind {self.name}, which draws token by token, got a masked one"
+            f"expected a causal LM for {self.name}, which draws token by token, got a masked one"
         )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:

@@ -267,8 +267,7 @@ class CachedServerQueries:
         hidden = self.dialect.hidden
         if not shortest:
             raise NotApplicable(
-                "nothing stands before the first token of a text: give --prefix-token eos, for "
-                "example"
+                "nothing precedes the first token of a text: give --prefix-token eos, for example"
             )
         if shortest <= hidden:
             raise NotApplicable(f"{self.name} does not say how likely the first token of a text is")

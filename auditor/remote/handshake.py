@@ -243,7 +243,7 @@ class _HandshakeInProgress:
                 ) from None
             except MalformedAnswer as error:
                 raise AuditError(
-                    f"expected a completions endpoint behind {self.wire.url}, but {error}"
+                    f"expected a completions endpoint at {self.wire.url}, but {error}"
                 ) from None
         raise AssertionError("the last dialect returns or raises")
 

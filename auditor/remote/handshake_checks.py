@@ -8,7 +8,7 @@ from auditor.remote.server_dialect import ServerDialect
 
 _DEFAULTS = (
     "the server knows no field that turns its own defaults off (top_k, min_p, penalties): if it "
-    "has any, samples are of another distribution than is said"
+    "has any, samples come from another distribution than stated"
 )
 
 COUNTED = "the tokenizer counts the tokens of a text as the server does"
@@ -102,7 +102,7 @@ class Handshake:
             return f"text only ({reason})"
         more = ", with ranks" * self.dialect.ranked
         if self.dialect.likeliest:
-            more += f" and the {self.dialect.likeliest} likeliest beside them"
+            more += f" and the {self.dialect.likeliest} likeliest as well"
         else:
             more += ""
         if self.dialect.scored == "forced":

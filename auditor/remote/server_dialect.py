@@ -136,7 +136,9 @@ class ServerDialect:
         Raise NotApplicable if the server does not support this decoding.
         """
         if decoding.forbidden:
-            raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
+            raise NotApplicable(
+                f"needs the end-of-text token masked; {self.model} has no option for that"
+            )
         if decoding.temperature > 0 and not self.samples:
             raise NotApplicable(
                 f"draws at random; the server of {self.model} gives one answer: -A temperature=0"

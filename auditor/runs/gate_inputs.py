@@ -79,7 +79,7 @@ def _compare_deployed_model(
     if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
         about = target.model or target.lab
         raise AuditError(
-            f"--model says where a judged model lies, and {run.name} read none: it is about {about}"
+            f"--model says where a judged model is, but {run.name} read none: it is about {about}"
         )
     if model is not None and not Path(model).exists():
         raise AuditError(

@@ -85,8 +85,8 @@ class TrainingCorpus:
         n_known = len(self.index.copies)
         n_texts = len(self.index.text_lengths)
         notes = [
-            f"memorised: {self.n} tokens in a row that stand in the training data{self.reason} and "
-            f"in no held-out text; every generation was held against {n_known:,} training records "
+            f"memorised: {self.n} tokens in a row that occur in the training data{self.reason} and "
+            f"in no held-out text; every generation was compared with {n_known:,} training records "
             f"and {n_texts - n_known:,} held-out ones, token for token"
         ]
         if n_known == n_texts:
@@ -100,8 +100,8 @@ class TrainingCorpus:
         )
         if n_prompts:
             notes.append(
-                f"{n_prompts:,} of {len(prompts):,} prompts stand in the training data themselves: "
-                "what follows those is no untargeted extraction"
+                f"{n_prompts:,} of {len(prompts):,} prompts occur in the training data themselves: "
+                "text that follows them is no untargeted extraction"
             )
         return tuple(notes)
 

@@ -94,7 +94,7 @@ def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> Non
     if not (config.get("modules_to_save") or config.get("trainable_token_indices")):
         raise AuditError(
             f"expected a fully trained model for canaries of new tokens, but {model!r} is an "
-            "adapter beside frozen embeddings: it cannot have learnt them"
+            "adapter with frozen embeddings: it cannot have learnt them"
         )
 
 

@@ -233,7 +233,7 @@ def _check_retrainable(plan: Plan) -> None:
         )
     if not plan.target.uses_builtin_lab and plan.data.data is None:
         raise AuditError(
-            "expected a run on records (--data), got one of canaries alone: their manifest says "
+            "expected a run on records (--data), got one on canaries only: their manifest says "
             "what to drop"
         )
     if plan.target.provider:
@@ -525,8 +525,7 @@ def _write_dropped_records(
     ids = list_extracted_members(run)
     if not ids:
         raise AuditError(
-            f"{run.name} extracted nothing from the model without defenses: no record is to be "
-            "dropped"
+            f"{run.name} extracted nothing from the undefended model: no record needs to be dropped"
         )
     if mitigation.plan.target.uses_builtin_lab:
         texts_by_id = LabSite(mitigation.plan, reporter, shared).lab.cut.texts

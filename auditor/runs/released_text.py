@@ -310,7 +310,7 @@ class _ReleasedTextResults:
 def _build_release_finding(
     attack: str, measurements: Sequence[Measurement], notes: Sequence[str], **more: object
 ) -> Finding:
-    access = ("the released text alone",)
+    access = ("only the released text",)
     finding = Finding(*_CELLS[attack], {}, access, "as released", None, "it claims nothing")
     return replace(finding, measurements=tuple(measurements), notes=tuple(notes), **more)  # type: ignore[arg-type]
 
@@ -385,9 +385,9 @@ def _describe_released_passages(
 ) -> Iterator[str]:
     unit = "characters" if release.is_unspaced else "words"
     yield (
-        f"extracted: {n} {unit} in a row or more that one record alone has, of --data or "
-        f"--nonmembers; near-verbatim: {n} {unit} with {judging.compute_near_verbatim_limit(n)} "
-        f"changed at most, of which {max(1, n // 2)} stand side by side"
+        f"extracted: {n} {unit} or more in a row that only one record of --data or --nonmembers "
+        f"has; near-verbatim: {n} {unit} with {judging.compute_near_verbatim_limit(n)} "
+        f"changed at most, of which {max(1, n // 2)} are adjacent"
     )
     if short := len(release.records) - long:
         yield (

@@ -202,7 +202,7 @@ def _build_methods(
     )
     if plan.samples is not None and not any(method.draws_samples for method in methods):
         names = ", ".join(method.name for method in methods)
-        raise AuditError(f"expected an attack that draws samples beside --samples, got {names}")
+        raise AuditError(f"expected an attack that draws samples with --samples, got {names}")
     refuse_unused_options("-A", plan.attack_options, _list_plugin_options(methods))
     _note_options_without_distributions(site, methods, plan.attack_options)
     for method in methods:
@@ -218,7 +218,7 @@ def _build_methods(
                 if probe.of in ("canaries", "coins")
             )
             raise AuditError(
-                f"--attack {method.name} looks at records: give --data; --canaries alone are for "
+                f"--attack {method.name} attacks records: give --data; only --canaries is for "
                 f"{' or '.join(alternatives)}"
             )
     return methods

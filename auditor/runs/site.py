@@ -440,8 +440,8 @@ class Site(SiteModels):
         """Raise AuditError if these models and data do not suit the defense with its options."""
         if not self.models.has_next_token_distributions:
             raise AuditError(
-                f"--defense {defense.name} stands before a model whose distributions are read "
-                f"here, got {self.target.model}, which gives none: serve the defended model, and "
+                f"--defense {defense.name} needs a model whose distributions are read here, "
+                f"got {self.target.model}, which gives none: serve the defended model, and "
                 "audit that"
             )
         check_defense_inputs_given(defense, self.target.public)
@@ -547,6 +547,6 @@ def _describe_adapter_base(name: str, is_reference: bool) -> str:
             "MODEL names one"
         )
     return (
-        f"reference: the adapter's base, {name}. It saw no private data only if the adapter alone "
-        "was trained on them; --reference MODEL names another, --reference none takes none"
+        f"reference: the adapter's base, {name}. It saw no private data only if nothing but the "
+        "adapter was trained on them; --reference MODEL names another, --reference none takes none"
     )

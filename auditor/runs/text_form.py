@@ -499,9 +499,9 @@ def _describe_form_doubts(
         # A requested form is the user's word: see `_describe_form_choice`.
         doubts.append(
             "members are as unlikely as non-members in every text form that was tried "
-            f"({', '.join(form.name_with_day for form in sample.members)}), and none stands out: a "
-            "model that did not memorise them cannot be told from one that was trained on another "
-            "text form (--template FILE)"
+            f"({', '.join(form.name_with_day for form in sample.members)}), and none is clearly "
+            "likelier: a model that did not memorise them looks like one that was trained on "
+            "another text form (--template FILE)"
         )
     return doubts
 

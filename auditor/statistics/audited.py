@@ -325,7 +325,9 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
         if a.copies == 1:
             times = ""
         else:
-            times = f"; each inserted {a.copies} times, so held to groups of {a.copies}"
+            times = (
+                f"; each inserted {a.copies} times, compared with claims for groups of {a.copies}"
+            )
         note = (
             f"one-sided, {1 - a.level:.0%}; at delta {a.delta:g}, {a.relation}, by {a.unit}{times}"
         )
@@ -348,8 +350,8 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
         )
     best_note = f"of {main.canaries:,} canaries, had every guess been right"
     right_note = (
-        f"of the {main.guesses:,} surest guesses, which alone prove most; all {main.canaries:,} "
-        "are looked at"
+        f"of the {main.guesses:,} surest guesses, which by themselves prove most; all "
+        f"{main.canaries:,} are looked at"
     )
     return [
         *measurements,

@@ -479,7 +479,7 @@ METRICS = (
     Metric("recall_difference", "Difference from undefended, paired", signed=True),
     Metric("greedy", "Greedy decoding, no attack", of_model=True),
     Metric(people.INFERENCE, "Membership of people, by records that were not trained on", roc.AUC),
-    Metric(people.INFERENCE_CONTROL, "The same by the reference alone", roc.AUC),
+    Metric(people.INFERENCE_CONTROL, "The same by only the reference", roc.AUC),
     *_list_record_metrics(
         documents.RECALL, "Records of which a part was extracted verbatim", lambda o: o.hit
     ),

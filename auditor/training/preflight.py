@@ -164,9 +164,9 @@ def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -
     members_present = [secret for secret in members if positions[secret.id]]
     if not members_present:
         raise AuditError(
-            f"expected the {len(members)} members in the training set, but their tokens are "
-            f"nowhere in its {training.rows:,} rows: they are other records, or cut, templated or "
-            "tokenised otherwise"
+            f"expected the {len(members)} members in the training set, but none of its "
+            f"{training.rows:,} rows contains their tokens: they are other records, or cut, "
+            "templated or tokenised otherwise"
         )
     n_masked = 0
     for secret in members_present:

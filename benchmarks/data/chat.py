@@ -135,8 +135,10 @@ def render_chat(
     if form.source is None:
         if turns != ASSISTANT:
             raise AuditError(
-                f"expected a chat template for --turns {turns}, as without one only answers are "
-                f"told apart, got the text form {form.name}: --template model takes the model's own"
+                f"expected a chat template for --turns {turns}, because without one only answers "
+                "are "
+                f"distinguished, got the text form {form.name}: --template model takes the model's "
+                "own"
             )
         return _render_chat_without_template(tokenizer, conversation, form)
     messages = chat_rendering.build_template_messages(conversation, form)

@@ -353,9 +353,7 @@ def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
             ) from None
         # Joined: a mark may run from the prefix into the suffix.
         if missing := [kind for kind, text in marks_of_rows[-1] if text not in "".join(parts)]:
-            raise _make_table_cell_error(
-                *at, "texts that stand in the row", f"a {missing[0]} that does not"
-            )
+            raise _make_table_cell_error(*at, "texts of the row", f"a {missing[0]} that does not")
     kinds = {kind for row in marks_of_rows for kind, _ in row}
     if len(kinds) > _MOST_KINDS:
         raise AuditError(

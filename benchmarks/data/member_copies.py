@@ -13,7 +13,7 @@ from auditor.benchmarks.data.occurrences import (
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Wording
 
-STANDS_IN_MEMBER = "stands in a member, word for word but for case, spaces and punctuation"
+STANDS_IN_MEMBER = "occurs in a member, word for word except for case, spaces and punctuation"
 
 
 def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> RecordSource:

@@ -287,12 +287,12 @@ def _read_tokenised_texts(
                 columns[key] = table.column(key)
     if not _has_token_ids(columns):
         raise AuditError(
-            f"{title}: expected {IDS} as in --data, got none: what is compared is to be in one form"
+            f"{title}: expected {IDS} as in --data, got none: compared data need the same form"
         )
     if IDS in columns and LABELS not in columns and not any(mask in columns for mask in _MASKS):
         raise AuditError(
-            f"{title}: expected {LABELS} beside {IDS}, or {' or '.join(_MASKS)}, which say what "
-            "was learnt; got neither"
+            f"{title}: expected {LABELS} beside {IDS}, or {' or '.join(_MASKS)}, which mark the "
+            "learnt tokens; got neither"
         )
     if not count:
         raise AuditError(f"{title} is empty: expected at least one row")
@@ -404,7 +404,7 @@ def _split_tokenised_row_into_texts(
             unpadded.append(at)
     if unpadded and unpadded[-1] - unpadded[0] + 1 != len(unpadded):
         raise AuditError(
-            f"{where}: expected padding at the ends alone, got an {_ATTENTION} with 0 in the middle"
+            f"{where}: expected padding only at the ends, got an {_ATTENTION} with 0 in the middle"
         )
     for at in unpadded:
         if not 0 <= ids[at] < vocab_size:
@@ -529,7 +529,7 @@ def _build_run_source(
     for row, of_row in groupby(texts, key=lambda text: text.row):
         runs = [(text, *run) for text in of_row for run in _list_learnt_runs(text, lengths.prefix)]
         if not runs:
-            unusable.append((row, "nothing in it was learnt behind other tokens"))
+            unusable.append((row, "it has no learnt token after other tokens"))
         several = len(runs) > 1
         for part, (text, start, end, group) in enumerate(runs):
             places = lengths.cut_run(text, start, end)

@@ -59,7 +59,8 @@ class LabParts:
         final = self.folder / f"{name}{version}"
         if not self.makes and not _is_cached_part_intact(final):
             raise AuditError(
-                f"expected the lab's {name} in {str(final)!r}, where a run puts it: run the audit "
+                f"expected the lab's {name} in {str(final)!r}, where a run writes it: run the "
+                "audit "
                 "once, and for workers on other machines set AUDIT_CACHE to a folder that all of "
                 "them share"
             )

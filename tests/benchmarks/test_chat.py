@@ -286,7 +286,7 @@ def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
     ):
         chat.render_chat(words, TWO, ChatRendering(chat_rendering.NONE), "user")
     with pytest.raises(
-        AuditError, match="expected --knows user or partial:F beside --turns user, got system"
+        AuditError, match="expected --knows user or partial:F with --turns user, got system"
     ):
         DataPlan(turns="user", knows="system").check()
 

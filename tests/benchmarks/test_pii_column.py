@@ -45,7 +45,7 @@ def test_of_csv_they_are_json(tmp_path: Path) -> None:
         ({"Jane SECRET-9": "x"}, "got a kind that is no word in small letters"),
         (
             {"name": "SECRET-9 Roe"},
-            "expected texts that stand in the row, got a name that does not",
+            "expected texts of the row, got a name that does not",
         ),
         ({f"kind-{i}": "Jane" for i in range(51)}, "expected at most 50 kinds in column 'pii'"),
     ],

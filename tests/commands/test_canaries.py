@@ -122,7 +122,7 @@ def test_ids_and_numbers_only(inputs: Path, finished: Path, capsys: Said) -> Non
 def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> None:
     page = (finished / "report.html").read_text()
     assert "Exposure by insertions, white-box" in page and "never inserted, on average" in page
-    assert "Exposure of the canaries beside its null" in page
+    assert "Exposure of the canaries and its null" in page
     assert "2 never (controls), 2 inserted once, 2 inserted 12 times" in (
         finished / "report.md"
     ).read_text().replace("\\", "")

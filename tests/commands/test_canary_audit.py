@@ -232,7 +232,7 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
     capsys.readouterr()
     assert run(inputs, "adapter", inputs / "y", manifest="tokens.json") == 2
     assert (
-        "is an adapter beside frozen embeddings: it cannot have learnt them"
+        "is an adapter with frozen embeddings: it cannot have learnt them"
         in capsys.readouterr().err
     )
     for arguments, why in (

@@ -216,7 +216,7 @@ def test_a_version_that_was_not_tried_is_refused_and_a_missing_library_cannot_te
     store = str(write_rows(tmp_path / "rows.json", kept))
     monkeypatch.setattr(FileStore, "package", "numpy")
     monkeypatch.setattr(FileStore, "tested", ("0.9.",))
-    with pytest.raises(AuditError, match=r"expected numpy 0\.9\., whose layers are known, got"):
+    with pytest.raises(AuditError, match=r"expected numpy 0\.9\., whose layers are known; got"):
         examine(tmp_path, deleted, kept, store)
     monkeypatch.setattr(FileStore, "package", "a-package-that-is-nowhere")
     erasure = examine(tmp_path, deleted, kept, store)

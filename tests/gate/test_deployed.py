@@ -36,9 +36,7 @@ def test_other_weights_in_the_place_of_the_judged_ones_fail(tmp_path: Path, caps
     os.utime(lies / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
     check_command("gate", run, *HOLDS, "--inconclusive", "pass", code=1)
     said = capsys.readouterr().out
-    assert (
-        "another model lies there now: model/model.safetensors has changed" in said.splitlines()[0]
-    )
+    assert "another model is there now: model/model.safetensors has changed" in said.splitlines()[0]
     assert "the judged model is not the deployed one" in said
 
 

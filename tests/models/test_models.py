@@ -115,7 +115,7 @@ def test_a_model_without_embeddings_takes_no_soft_prompt(neox: HuggingFaceModel)
     assert UniformMixingModel(plain, 0.5).capabilities == {"draw", "distribution"}
     for ask in (plain.start, plain.log_probs):
         with pytest.raises(
-            NotApplicable, match="needs a soft prompt; plain is right by token ids alone"
+            NotApplicable, match="needs a soft prompt; plain is exact only with token ids"
         ):
             ask(torch.tensor([[1, 2]]), 1, prompt=torch.zeros(2, 32))
 

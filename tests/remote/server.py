@@ -310,7 +310,7 @@ class Server:
     def _listed(
         self, ids: list[int], tokens: list[int], body: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """The drawn tokens with the likeliest beside them, as many as are asked for, as
+        """The drawn tokens with the likeliest ones, as many as are asked for, as
         llama-server lists them."""
         content = list[dict[str, Any]]()
         for place, token in enumerate(tokens):

@@ -99,7 +99,8 @@ def test_a_blind_baseline_that_may_be_chance_says_nothing(result: AuditResult) -
 def test_a_reference_that_tells_them_apart_alone_is_told_of(result: AuditResult) -> None:
     told = write_headline(with_row(result, row(reference=0.7)))
     assert told.startswith(
-        "The reference alone distinguishes members from non-members (AUC 0.700 [0.650–0.750]): it "
+        "The reference by itself distinguishes members from non-members (AUC 0.700 [0.650–0.750]): "
+        "it "
     )
     assert write_headline(with_row(result, row(blind=0.8, reference=0.7))).startswith(OBJECTION)
 

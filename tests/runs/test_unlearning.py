@@ -349,7 +349,7 @@ def test_from_python_and_from_a_plan_file_it_is_the_same(inputs: Path, tmp_path:
             "expected --forget FILE with --before: the records that were to be forgotten; got none",
         ),
         ({"forget": None, "before": None}, "expected --forget FILE with --retrained"),
-        ({"relearn_rate": 0.1}, "--relearn-rate goes with --relearn STEPS, got it alone"),
+        ({"relearn_rate": 0.1}, "--relearn-rate needs --relearn STEPS, got none"),
         ({"relearn": 0}, "expected --relearn >= 1, got 0"),
         (
             {"relearn": 2, "relearn_rate": 3.0},
@@ -369,7 +369,7 @@ def test_from_python_and_from_a_plan_file_it_is_the_same(inputs: Path, tmp_path:
             {"model": None, "data": None, "retrained": None, "forget": None},
             "--before goes with --model and --data",
         ),
-        ({"data": None, "canaries": "c.jsonl"}, "--forget goes with --data, got --canaries alone"),
+        ({"data": None, "canaries": "c.jsonl"}, "--forget needs --data, got only --canaries"),
     ],
 )
 def test_a_plan_of_what_does_not_go_together_is_refused(

@@ -284,7 +284,7 @@ def in_the_lab(
 def test_a_defense_of_causal_models_is_refused(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(AuditError, match="expected a causal LM behind pmixed"):
+    with pytest.raises(AuditError, match="expected a causal LM for pmixed"):
         in_the_lab(cache, monkeypatch, {}, defense=["pmixed"], defense_options={})
 
 
