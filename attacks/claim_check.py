@@ -152,7 +152,7 @@ class ClaimCheck(Probe):
         if n_violations or faults:
             verdict = "VIOLATED"
         else:
-            verdict = "holds on every query looked at"
+            verdict = "holds on every examined query"
         measured = []
         if list_claimed_relations(observations):
             measured.append(
@@ -163,7 +163,7 @@ class ClaimCheck(Probe):
         for relation in list_unclaimed_relations(observations):
             epsilon = compose_query_epsilons(observations, relation)
             most = float(value_column(observations, f"realised_{relation}").max())
-            note = f"of all {queries} queries looked at together, δ {DELTA:g}; {_PRIVATE}"
+            note = f"of all {queries} examined queries together, δ {DELTA:g}; {_PRIVATE}"
             measured += [
                 _measure_checked_queries("epsilon_data_dependent", epsilon, queries, "nats", note),
                 _measure_checked_queries(f"realised_{relation}", most, queries, "nats", _PRIVATE),
@@ -200,9 +200,9 @@ class ClaimCheck(Probe):
                 )
         sentences += [
             f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the "
-            "queries looked at cost ε "
-            f"{compose_query_epsilons(observations, relation):.6g} at δ {DELTA:g}: for "
-            "the auditor alone"
+            "examined queries cost ε "
+            f"{compose_query_epsilons(observations, relation):.6g} at δ {DELTA:g}: only for "
+            "the auditor"
             for relation in list_unclaimed_relations(observations)
         ]
         unlisted = int(observations.facts.get("unlisted_shards", 0))

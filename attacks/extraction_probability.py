@@ -414,9 +414,9 @@ class ExtractionProbability(DistributionProbe):
         sentences = ["no soft prompt"]
         if not exact:
             sentences.append(
-                "brackets, not numbers: the target tells the likeliest tokens and not the whole "
-                "distribution, so that what the decoding makes of it is known to lie between two "
-                "bounds (and members stand beside no threshold)"
+                "brackets, not numbers: the target returns the likeliest tokens and not the whole "
+                "distribution, so the probability after decoding is only known to lie between two "
+                "bounds (and members have no threshold)"
             )
         if impossible:
             sentences.append(

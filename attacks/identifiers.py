@@ -263,7 +263,7 @@ class Identifiers(Probe):
             yield (
                 f"{left_out} values are not ranked: nobody has described their format, it has "
                 f"fewer than {self._least_alternatives + 1} values, the tokenizer cannot tell them "
-                f"apart, or their record holds more than {_MOST_VALUES}"
+                f"apart, or their record contains more than {_MOST_VALUES}"
             )
 
     def _ranks(self, secrets: Sequence[Secret], observations: Observed) -> RanksOfValues:

@@ -418,7 +418,7 @@ class Membership(Probe):
         # All differences are 0. (NaN is true: `_explain_unrankable_scores` reports a missing
         # score.)
         if name in _OF_REFERENCE and not _align_record_scores("reference", observations).any():
-            return "tells nothing: the reference is the target itself"
+            return "says nothing: the reference is the target itself"
         return _explain_unrankable_scores(scores)
 
     def main_number_by_repeats(
@@ -512,7 +512,7 @@ class Membership(Probe):
                 ):
                     reasons[name] = f"not applicable: it {fault}"
             elif name == "lowercase" and not self.lowercase:
-                reasons[name] = "not asked for (-A membership.lowercase=false)"
+                reasons[name] = "turned off (-A membership.lowercase=false)"
             elif name in _OF_TEXT:
                 reasons[name] = "not applicable: the model came without a tokenizer"
             elif name in _OF_DISTRIBUTION and (

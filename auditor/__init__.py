@@ -51,7 +51,7 @@ def explain_mixed_checkout() -> str:
             return (
                 f"expected all parts of auditor from one checkout, got auditor from {folder} and "
                 f"auditor.{name} from {there}: run `pip install -c constraints.txt -e '.[dev]'` in "
-                "the checkout that is meant"
+                "the right checkout"
             )
     return ""
 

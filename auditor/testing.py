@@ -193,7 +193,7 @@ def _batch_and_count_faults(
         planned[query.id] = sum(recipes.values()) * query.length
     n_drawn = {name: guesses.drawn for name, guesses in everything.items()}
     if n_drawn != planned:
-        yield f"expected so many drawn tokens as samples_by_recipe() says, {planned}, got {n_drawn}"
+        yield f"expected as many drawn tokens as samples_by_recipe() says, {planned}, got {n_drawn}"
 
 
 def _guess_format_faults(
@@ -278,7 +278,7 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
                 for key, value in observation.values.items()
             ):
                 yield (
-                    f"expected what is seen of {name} to depend only on it; in batches of "
+                    f"expected the observation of {name} to depend only on it; in batches of "
                     f"{batch_size} it does not"
                 )
     yield from _measurement_faults(probe, make_view(target, WHITE_BOX), secrets, everything)

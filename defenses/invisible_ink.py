@@ -156,7 +156,7 @@ class InvisibleInk(Defense):
         if elsewhere:
             sentences.append(
                 f"{elsewhere} records share their prefix with one of another batch, whose model "
-                "answers: what is extracted of them is a lower bound"
+                "answers: the extraction rate of these records is a lower bound"
             )
         if not self.queries and not scenario.queries:
             sentences.append(
@@ -170,7 +170,7 @@ class InvisibleInk(Defense):
         in_context = "records are read in a context, and nothing is trained on them"
         return (
             Cause("no training", in_context, UnclippedReferences(self.batch, self.temperature)),
-            Cause("clipping", "what each record changes is clipped, as the claim has it"),
+            Cause("clipping", "the change by each record is clipped, as the claim assumes"),
             Cause(
                 "no private data", "the public model alone", PublicModelControl(), "--public MODEL"
             ),

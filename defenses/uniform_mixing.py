@@ -104,8 +104,8 @@ class UniformMixing(Defense):
         if scenario.queries:
             return ()
         return (
-            "no attack here draws tokens inside the claim, so epsilon is that of one token: each "
-            "more costs the same",
+            "no attack here draws tokens inside the claim, so epsilon is for one token: each "
+            "further token costs the same",
         )
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim]:

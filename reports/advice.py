@@ -363,7 +363,7 @@ def _list_defense_advice(
             # As with a filter of verbatim text (Ippolito et al. 2022): the words change, little
             # else.
             yield Advice(
-                HIDES, f"{changes}: the words change, what they say may still be extracted", row
+                HIDES, f"{changes}: the words change, their content may still be extracted", row
             )
 
 

@@ -256,7 +256,7 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
             )
         )
     blocks = signals.build_signal_blocks(e.result, replace(assessment, signals=tuple(publishable)))
-    title = "What is shown, what is not, what was not tested"
+    title = "Shown, not shown and not tested"
     return Section(
         "signals",
         title,

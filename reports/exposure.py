@@ -58,7 +58,7 @@ def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> 
             titles_above.append(phrases.title_row(result, f))
     title = "Exposure of the canaries and its null"
     text = (
-        "Share of canaries with at least so many bits of exposure. Had none been memorised, a "
+        "Share of canaries with at least this many bits of exposure. Had none been memorised, a "
         "canary's rank among its alternatives would be uniform and the share 2^-x on average "
         "(dotted), and the whole line would stay below the top of the shaded band with 95% "
         f"probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; about so where ranks are "
@@ -66,7 +66,7 @@ def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> 
         "which; one that does not shows nothing either way. Above it: "
         f"{', '.join(titles_above) or 'none'}."
     )
-    head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
+    head = ("Bits", "Canaries with at least this many", "Without memorisation", "The band ends at")
     axes = ("Exposure (bits)", "Share with at least as much")
     bits = np.linspace(0, max(point.x for line in series for point in line.points), 41)
     # A canary never inserted has P(exposure >= x) <= 2^-x (formulas A8); above it the DKW band.

@@ -138,8 +138,8 @@ def _draw_wrong_guess_figure(
 ) -> Figure:
     title = f"Recall by wrong guesses allowed, {setting}"
     description = (
-        "Share of secrets completed before so many guesses were wrong, the most confident guesses "
-        "first."
+        "Share of secrets completed before this number of wrong guesses, the most confident "
+        "guesses first."
     )
     head = ("Wrong guesses allowed", "Recall")
     completed = [f for f in findings if any(recall for _, recall in f.curve)]
@@ -196,8 +196,8 @@ def _draw_exposure_figure(
     title = f"Exposure by insertions, {setting}"
     description = (
         "How far up the model ranks a canary among every text it could have been, by how often it "
-        "was inserted, with 95% intervals; dotted: what a canary that was never inserted has on "
-        "average."
+        "was inserted, with 95% intervals; dotted: the average of a canary that was never "
+        "inserted."
     )
     labels = tuple((f.target, phrases.title_target_costs(result, f.target)) for f in findings)
     groups = tuple(

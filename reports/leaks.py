@@ -291,7 +291,7 @@ def _build_revealed_secret_blocks(
     else:
         guess = "First guess"
     head = ("Secret", "Prefix", "Suffix", guess, "Given away verbatim by")
-    caption = "What the secrets say, and what the strongest undefended row guessed"
+    caption = "Text of the secrets, and the guesses of the strongest undefended row"
     return [Paragraph(note), Table("private-table", caption, head, (Group("", tuple(rows)),))]
 
 

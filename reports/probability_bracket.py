@@ -56,8 +56,8 @@ def _build_probability_bracket_blocks(result: AuditResult) -> list[Block]:
         )
         groups.append(Group(title, tuple(_build_probability_bracket_table_rows(f))))
     caption = (
-        "Around the exact extraction probability; above: the secrets of which it is 1 in so many "
-        "or more"
+        "Around the exact extraction probability; above: the secrets for which it is 1 in this "
+        "many or more"
     )
     table = Table("bracket-table", caption, head, tuple(groups), frozenset({1, 2, 3, 4}))
     return [

@@ -55,7 +55,7 @@ def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
         if row.group == FORGOTTEN:
             labels.append(_format_unlearning_change(row))
     if not labels:
-        return f"{title}: nothing was measured of what it was to forget."
+        return f"{title}: nothing was measured about the records that it should have forgotten."
     opening = (
         f"{title}, {unlearning.forgotten:,} records forgotten of "
         f"{unlearning.forgotten + unlearning.retained:,}: "
@@ -152,8 +152,8 @@ def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
         yield f"{opening}: {'; '.join(map(_format_relearned_records, rest))}."
     if not any("came_back" in row.changes for row in rows):
         yield (
-            "Without --retrained, nothing tells what comes back from what such steps teach any "
-            "model."
+            "Without --retrained, records that come back cannot be distinguished from what such "
+            "steps teach any model."
         )
 
 

@@ -359,7 +359,7 @@ class Namesake(MostOften):
             {"attacks": [MostOften(power=print)]},
             "options of most-often that a record can hold.*power=<built-in",
         ),
-        ({"tokenizer": 3}, "a tokenizer beside a live transformers model only"),
+        ({"tokenizer": 3}, "a tokenizer only with a live transformers model"),
         (
             {"model": "broken"},
             "expected counted to give consistent distributions.*do not add up to 1",

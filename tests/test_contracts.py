@@ -102,7 +102,7 @@ class Faulty(PerplexityRanking):
     [
         ("forgets", "an answer to every query"),
         ("least sure first", "the surest guess"),
-        ("by its place", "to depend on it alone"),
+        ("by its place", "to depend only on it"),
         ("draws more", r"samples_by_recipe\(\)"),
     ],
 )

@@ -333,7 +333,7 @@ def test_it_stops_where_it_is_told_to(base: Path, tmp_path: Path) -> None:
 
 def test_a_curve_of_nothing_is_refused_before_the_first_step(base: Path, tmp_path: Path) -> None:
     cases = [
-        ({"data": OTHERS}, "are nowhere in its 6 rows"),
+        ({"data": OTHERS}, "none of its 6 rows contains their tokens"),
         ({"data": MEMBERS[:4], "nonmembers": MEMBERS[4:]}, "2 of 2 are in the training set"),
     ]
     for asked, why in cases:

@@ -138,8 +138,7 @@ def make(
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Seed of the canaries and of what is included. [default: 0; with --audit a secret "
-            "one]"
+            help="Seed of the canaries and of their coins. [default: 0; with --audit a secret one]"
         ),
     ] = None,
 ) -> None:

@@ -102,7 +102,7 @@ def _print_mitigation(plan: Mitigation, run: RunOutcomes) -> None:
     from auditor.runs import mitigation
 
     out = plan.options.out
-    again = f"the same command goes on from what is kept in {out}"
+    again = f"the same command continues from what is kept in {out}"
     # Until the page is written: two runs of the same command would train into one folder.
     with locks.lock_folder(out, mitigation.RECORD):
         with console.open_progress_terminal(False, again) as reporter:

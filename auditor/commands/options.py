@@ -388,8 +388,8 @@ class RisksNamedOnCommandLine:
         for name, value in _exclude_flagged_risks(_list_risky_values(plan), self.named):
             to = "" if value is True else f" to {value!r}"
             raise AuditError(
-                f"{where} sets {name}{to}, and {FIELDS[name].definition.risk}: if that is meant, "
-                f"say it on the command line as well, {_format_flag(name, value)}"
+                f"{where} sets {name}{to}, and {FIELDS[name].definition.risk}: if you want that, "
+                f"give it on the command line too, {_format_flag(name, value)}"
             )
 
 

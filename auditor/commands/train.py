@@ -134,7 +134,7 @@ def train(
         **{name: plan[name] for name in ("template", "date", "seed") if name in plan},
         **options.list_given_flags(flags),
     )
-    again = f"the same command goes on from what is kept in {request.out}"
+    again = f"the same command continues from what is kept in {request.out}"
     with (
         console.open_progress_terminal(interrupted=again) as reporter,
         reporter.stage(f"train {method}"),

@@ -47,7 +47,7 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
     other = runs.other_seed
     first = runs.first_training.steps[0]
     if other is None or not first.scale or other.noise.shape != first.noise.shape:
-        return LoopCheck(name, UNKNOWN, "no noise that could be looked at", would)
+        return LoopCheck(name, UNKNOWN, "no noise to examine", would)
     if np.allclose(other.noise, first.noise, rtol=1e-3, atol=1e-3 * first.scale):
         message = (
             "seeds that share their lowest 32 bits give the same noise: who tries 2^32 of them, as "
@@ -188,9 +188,9 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
             f"something that is no step changed them before step {at[1] + 1} of training "
             f"{at[0] + 1}"
         )
-        return _counted_check(name, UNKNOWN, f"{message}: it was not looked at", would)
+        return _counted_check(name, UNKNOWN, f"{message}: it was not examined", would)
     if any(trace.returned is None for trace in runs.traces):
-        message = "those given back are of no step: how they were made was not looked at"
+        message = "the returned weights are of no step: how they were made was not examined"
         return _counted_check(name, UNKNOWN, message, would)
     return _counted_check(name, NO_FAULT, "the weights are those that the steps leave", would)
 
@@ -215,12 +215,12 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     other = runs.fewer.printed
     again = runs.repeated_training.printed
     if lines := find_differing_line(first.text, other.text, again.text):
-        message = f"what is printed follows the records past the steps: {lines[0]!r}"
+        message = f"what is printed depends on the records beyond the steps: {lines[0]!r}"
         witness = WorstViolation(repr(lines[0]), f"{lines[1]!r}, as on a record fewer")
         return fail_loop_check(name, message, would, witness)
     if lines := find_differing_line(first.early, other.early, again.early):
         message = f"{lines[0]!r} on a record fewer is {lines[1]!r}"
-        message += "; printed before its step, it may be of what that releases"
+        message += "; printed before its step, it may show what that step releases"
         return _counted_check(name, UNKNOWN, message, would)
     return _counted_check(name, NO_FAULT, "the same on neighbouring records, but for times", would)
 

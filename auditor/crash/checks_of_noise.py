@@ -171,7 +171,7 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
         if (free := step.spread > 0.5).any()
     ]
     if not parts:
-        return LoopCheck("Gaussian noise", UNKNOWN, "no noise that could be looked at", "")
+        return LoopCheck("Gaussian noise", UNKNOWN, "no noise to examine", "")
     noise = np.concatenate(parts)
     fit = stats.kstest(noise, "norm")
     # Kolmogorov's critical value, plus the spread of the empirical function at the deviation: at
@@ -199,7 +199,7 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     """
     name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
-        return LoopCheck(name, UNKNOWN, "no noise that could be looked at", "")
+        return LoopCheck(name, UNKNOWN, "no noise to examine", "")
     noises, size = _stack_shared_noise(noisy)
     follow = []
     for trace in runs.traces:
@@ -389,8 +389,8 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
     return judge_p_value(
         name,
         p,
-        f"the noise is {ratio:.3f} times as large with {b.n} records as with {a.n}: it tells how "
-        "many there are",
+        f"the noise is {ratio:.3f} times as large with {b.n} records as with {a.n}: its size "
+        "reveals how many there are",
         f"noise, steps and rates are the same with {a.n} and {b.n} records",
         would,
         lambda: WorstViolation(
@@ -426,7 +426,7 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
     message = (
         f"at one step the noise is up to {math.exp(max(logs)):.2f} times as large in one training "
         "as in another on as many records: it follows chance, as adaptive clipping's does, or the "
-        "records; this test does not tell which"
+        "records; this test cannot say which"
     )
     return LoopCheck(name, UNKNOWN, message, would)
 
@@ -491,7 +491,7 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
         name,
         p,
         "the noise is divided by the number of records that a batch happens to have",
-        "the size of the noise does not follow that of the batch",
+        "the size of the noise does not depend on the batch size",
         would,
         lambda: WorstViolation(
             f"noise goes with the batch's size to the power {fit.slope:.2f}", "0"

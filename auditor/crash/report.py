@@ -86,9 +86,9 @@ def describe_observed_loop(test: CrashTest) -> str:
     if loop.epsilon is None:
         return f"seen: {numbers}; what epsilon they give is not known."
     if math.isinf(loop.epsilon):
-        return f"seen: {numbers}; with what is broken, epsilon is unbounded."
+        return f"seen: {numbers}; with this fault, epsilon is unbounded."
     if test.epsilon is not None and test.epsilon >= loop.epsilon:
-        return f"seen: {numbers}; with what is broken, epsilon is {_format_epsilon(test.epsilon)}."
+        return f"seen: {numbers}; with this fault, epsilon is {_format_epsilon(test.epsilon)}."
     sentence = (
         f"seen: {numbers}; they give epsilon {loop.epsilon:.2f} [{loop.low:.2f}-{loop.high:.2f}]"
     )

@@ -33,7 +33,7 @@ _LOSSES = 3  # of a worker in a run: if it is lost more often, the work itself k
 _STORE = 256 * 2**20
 _LOST = (
     "stopped: a process of the Ray cluster of this machine was lost (killed, or out of memory), so "
-    "no work can go on; what is finished is kept for --resume\n"
+    "no work can continue; finished work is kept for --resume\n"
 )
 PATIENCE = 10.0  # seconds for a cluster to start and for the workers of the last run to end
 _AUTO = "auto"  # Ray's word for the cluster that this machine belongs to
@@ -359,8 +359,8 @@ def _get_ray_result(call: Callable[..., Any], *args: Any) -> Any:
         ) from None
     except ray.exceptions.RayActorError as error:
         raise AuditError(
-            f"a worker was lost {_LOSSES + 1} times, so this run stops; what is finished is kept "
-            f"for --resume ({_get_first_line(error)})"
+            f"a worker was lost {_LOSSES + 1} times, so this run stops; finished work is kept for "
+            f"--resume ({_get_first_line(error)})"
         ) from None
 
 

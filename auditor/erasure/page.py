@@ -131,7 +131,7 @@ def make_document(erasure: Erasure, command: str) -> Document:
             Section("layers", "Layers", (table,)),
             Section("stores", "What this holds for", (FactList("Stores", facts), Paragraph(_RULE))),
         ),
-        source="Rendered from a copy of what was examined",
+        source="Rendered from a copy of the examined stores",
     )
 
 

@@ -72,7 +72,9 @@ def find_result_contradictions(
         if (row_values := outcomes.get(finding.cell_key)) is not None:
             contradictions += _check_outcomes(finding, row_values)
         elif any(m.n for _, m in _list_checked_measurements(finding)):
-            contradictions.append(f"it has numbers, and {_WHERE} does not hold what they are of")
+            contradictions.append(
+                f"it has numbers, but {_WHERE} lacks the values that they summarise"
+            )
         yield from ((finding.cell_key, reason) for reason in contradictions)
 
 
@@ -264,7 +266,7 @@ def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
         n_tokens = finding.options.get("tokens")
         if isinstance(n_tokens, int) and audit.tokens is not None and audit.tokens > n_tokens:
             tokens_label = _format_claimed_tokens(audit.tokens)
-            yield f"its games are said to be of {tokens_label}, and {n_tokens:,} were asked for"
+            yield f"its games are labelled {tokens_label}, but {n_tokens:,} were requested"
 
 
 def _format_claimed_tokens(count: int | None) -> str:

@@ -168,7 +168,7 @@ def _judge_unapplied_attacks(
                     rows.append(f)
             if rows and attack in (None, method) and all(row.not_applicable for row in rows):
                 reason = (
-                    f"asked for and never applied ({rows[-1].not_applicable}); "
+                    f"requested and never applied ({rows[-1].not_applicable}); "
                     "--allow-not-applicable lets it pass"
                 )
                 row = CellKey(target, "", method)
@@ -520,7 +520,7 @@ def _compute_paired_difference(
             and base_values is not None
             and set(row_values.ids) != set(base_values.ids)
         ):
-            return f"this row and that of {other} are of other secrets"
+            return f"this row and the row of {other} have different secrets"
     else:
         assert baseline is not None  # `apply_policy` checks it
         row_values, base_values, other = (

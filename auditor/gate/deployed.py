@@ -79,7 +79,8 @@ def _describe_deployed_model(
 ) -> str:
     if in_memory:
         return (
-            "in the memory of a process: nobody can say whether what is deployed is what was judged"
+            "in the memory of a process: nobody can say whether the deployed model is the judged "
+            "one"
         )
     if lab:
         return "trained for the run and not deployed"
@@ -87,7 +88,7 @@ def _describe_deployed_model(
         return "behind an API: nobody can say whether it still uses the weights that were judged"
     if not local_files:
         return (
-            "not on this machine: nobody can say here whether what is deployed is what was judged"
+            "not on this machine: nobody can say here whether the deployed model is the judged one"
         )
     if differs:
         return f"another model is there now: {differs}"

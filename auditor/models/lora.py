@@ -419,8 +419,8 @@ def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
         raise AuditError(f"expected LoRA adapters in sub-folders of {str(folder)!r}, found none")
     if members not in (None, len(adapters)):
         raise AuditError(
-            f"expected the {members} members that {ENSEMBLE} in {str(folder)!r} tells of, found "
-            f"{len(adapters)}: the same audit train goes on where it was interrupted"
+            f"expected the {members} members that {ENSEMBLE} in {str(folder)!r} lists, found "
+            f"{len(adapters)}: the same `audit train` command continues where it was interrupted"
         )
     for adapter in adapters:
         _check_adapter_base_matches(adapter, public.name)

@@ -101,7 +101,7 @@ def dtype_effect_sentence(
         plain, "hf_device_map", None
     ):
         return (
-            f"runs in {dtype}; what that changes was not measured: float32 takes "
+            f"runs in {dtype}; the effect of that was not measured: float32 takes "
             f"{needed / 1e9:.1f} GB beside it, of {free / 1e9:.1f} GB that are free"
         )
     exact = type(model)(copy.deepcopy(plain).float(), name=model.name)

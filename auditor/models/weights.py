@@ -41,7 +41,7 @@ _OTHERS = {
     "QuestionAnswering": "a model that marks answers",
     "MultipleChoice": "a model that chooses among answers",
     "NextSentencePrediction": "a model that classifies pairs of sentences",
-    "ElectraForPreTraining": "a discriminator, which tells replaced tokens from true ones",
+    "ElectraForPreTraining": "a discriminator, which distinguishes replaced tokens from true ones",
 }
 # Models that need more input than tokens, by type, with the missing input.
 _MORE_THAN_TOKENS = {

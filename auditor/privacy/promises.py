@@ -145,7 +145,7 @@ class PrivacyRecord:
             )
         if self.earlier:
             yield (
-                "its base was trained privately too: ε is that of both together, "
+                "its base was trained privately too: ε covers both, "
                 f"{len(self.earlier) + 1} trainings, for a {self.unit} in all of them"
             )
         if self.epsilon_twice is not None:

@@ -44,7 +44,10 @@ _QUARTERS = 4  # points of the crawl
 # Signals of membership, by direction.
 _SIGNALS = (
     ("more of its words in the answer", "fewer of its words in the answer"),
-    ("more of its words in what is retrieved", "fewer of its words in what is retrieved"),
+    (
+        "more of its words in the retrieved documents",
+        "fewer of its words in the retrieved documents",
+    ),
     ("more texts retrieved", "fewer texts retrieved"),
     ("a longer answer", "a shorter answer"),
 )

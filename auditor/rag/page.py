@@ -55,7 +55,7 @@ def state_result(audit: RagAudit) -> str:
     if audit.verdict == LEAKS:
         leaking = [layer for layer in audit.layers if layer.verdict == LEAKS]
         if not leaking and audit.membership.verdict == LEAKS:
-            return f"leaks: replies tell which documents are in the store ({membership})"
+            return f"leaks: replies reveal which documents are in the store ({membership})"
         if not leaking:
             bits = max(entry.bits.value for entry in audit.vectors if entry.verdict == LEAKS)
             return f"leaks: stored vectors reveal {bits:.1f} bits of personal data in a document"
@@ -189,7 +189,7 @@ def make_document(audit: RagAudit, command: str) -> Document:
     layers = Table("layers", "Every layer, leaks first", head, (Group("", rows),))
     auc = Table(
         "signals",
-        "What tells documents in the store from the others",
+        "Signals that distinguish documents in the store from the others",
         ("Signal", "AUC", "95%, all together"),
         (Group("", signals),),
     )

@@ -58,7 +58,7 @@ def describe_log_prob_fault(
     if len(values) != len(scored):
         return "some are missing"
     if not sampled:
-        return "none come with what is drawn, so that they cannot be compared"
+        return "the drawn tokens come without any, so they cannot be compared"
     if _find_largest_difference(values[-len(sampled) :], sampled) <= CLOSE:
         return ""
     for shift in (-1, 1):

@@ -136,8 +136,8 @@ class ServerTokenBudget:
                 raise AuditError(
                     f"expected --max-tokens-total to pay for all requests, but {n_paid:,} of "
                     f"{self.most:,} tokens are spent and the next may take "
-                    f"{tokens + self._reserved:,}: what was answered is kept, and a run with a "
-                    "larger budget pays for the rest"
+                    f"{tokens + self._reserved:,}: the answers so far are kept, and a run with "
+                    "a larger budget pays for the rest"
                 )
             self._reserved += tokens
         try:

@@ -332,8 +332,8 @@ class ServerWatch:
             # do not quote the texts: they may be private
             same = next(differences, min(len(first.text), len(text)))
             raise ServerChanged(
-                f"{len(differing)} of {len(chosen)} greedy answers of this run came back otherwise "
-                f"when they were asked for again, the first of them to request {first.number:,}: "
+                f"{len(differing)} of {len(chosen)} greedy answers of this run differed when they "
+                f"were requested again, the first of them for request {first.number:,}: "
                 f"expected {len(first.text)} characters, got {len(text)}, of which the first "
                 f"{same} agree"
             )

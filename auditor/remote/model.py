@@ -246,11 +246,11 @@ class RemoteModel(LanguageModel):
         sentences = [
             f"this run paid for {usage.paid_token_count:,} tokens{limit} in {usage.requests:,} "
             f"requests ({usage.prompt_tokens:,} read, {usage.answer_tokens:,} written){again}; "
-            "what was answered before cost nothing"
+            "earlier answers cost nothing"
         ]
         counts = self.asker.count_own_answers()
         if any(counts.get(kind) for kind in (*withheld_answers.HIDDEN, *withheld_answers.MANY)):
-            filled = "; what is shorter than asked for was filled up with the end of text"
+            filled = "; shorter answers were filled up with the end-of-text token"
             sentences.append(
                 f"of {sum(counts.values()):,} answers: "
                 f"{withheld_answers.format_withheld_answers(counts)}{filled}"
@@ -277,8 +277,8 @@ class RemoteModel(LanguageModel):
             )
         if (watch := self.asker.watch).answers_are_unstable:
             sentences.append(
-                f"{watch.differed:,} of {watch.compared:,} greedy answers of {self.name} came back "
-                "otherwise when they were asked for again: it is not deterministic, or several "
+                f"{watch.differed:,} of {watch.compared:,} greedy answers of {self.name} differed "
+                "when they were requested again: it is not deterministic, or several "
                 "models answer under one name."
             )
         return tuple(Doubt("answers", sentence) for sentence in sentences)

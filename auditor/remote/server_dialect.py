@@ -207,7 +207,7 @@ class ServerDialect:
             _require_answer_field(choice, "index") for choice in choices
         } != set(range(count)):
             raise MalformedAnswer(
-                f"{count} samples were asked for, and {len(choices)} came, or one twice"
+                f"{count} samples were requested, but {len(choices)} came, or one came twice"
             )
         counted = read_token_count(answer, "completion_tokens")
         # servers count all samples together: single lengths are known only if all samples are full

@@ -46,7 +46,7 @@ _WORDS = {
     SPLIT: "to prefixes that begin or end within a character, which the server takes no part of",
     FAILED: "answered with an error (500) at every try",
     EMPTY: "empty",
-    ENDED: "ended before the length asked for",
+    ENDED: "ended before the requested length",
 }
 # Finish reasons: OpenAI and Azure, then those that gateways pass on from Gemini, Bedrock and Zhipu.
 _FILTERS = {

@@ -100,8 +100,8 @@ def estimate_run_cost(
     selection = select_plugins(plan, site)
     if site.is_model_asked_over_network:
         raise AuditError(
-            f"expected a model that is loaded here with --estimate, got {plan.target.model}: what "
-            "a server takes, it says itself; --max-tokens-total bounds it"
+            f"expected a model that is loaded here with --estimate, got {plan.target.model}: a "
+            "server's cost is known only to the server; --max-tokens-total bounds it"
         )
     with clock.timed_stage("prepare"):
         preparing = _time_preparing(site)

@@ -222,7 +222,7 @@ def judge_generations(
         notes.append(
             f"{len(heldout):,} of {corpus.ngram_and_record_counts.strangers:,} held-out records "
             "count as extracted too, by n-grams of this length: some of the extracted records are "
-            "only similar to what was drawn; take a larger n"
+            "only similar to the drawn text; use a larger n"
         )
     return JudgedGenerations(
         tuple(

@@ -231,7 +231,7 @@ def _choose_trained_length(
     side = "last" if trained.from_end else "first"
     note = (
         f"of each row the {side} {trained.tokens:,} tokens were trained on ({trained.source}): "
-        "what is beyond is left out; --trained-length none takes it in"
+        "the tokens beyond are left out; --trained-length none includes them"
     )
     return replace(trained, tokens_before=before, tokens_after=after), (note,)
 

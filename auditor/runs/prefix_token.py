@@ -196,7 +196,7 @@ def resolve_prefix_token(
         tokens = parse_prefix_token(spec, model)
         return PrefixToken(
             tokens,
-            f"prefix token: {describe_prefix_token(tokens, model.tokenizer)}, as asked for "
+            f"prefix token: {describe_prefix_token(tokens, model.tokenizer)}, as given "
             f"(--prefix-token {spec})",
         )
     if as_trained:

@@ -404,8 +404,8 @@ def _describe_released_passages(
     )
     if not pii.has_pii_packages():
         yield (
-            f"personal data: only what the data mark is looked for ({pii.INSTALL} to have the "
-            "rest recognised)"
+            f"personal data: only values that the data mark are searched for ({pii.INSTALL} to "
+            "have the rest recognised)"
         )
 
 
@@ -519,7 +519,7 @@ def _build_membership_finding(
         columns[name_score_column(name)] = values
     rows.add_observations(_CELLS[MEMBERS], secrets, columns)
     notes = [
-        f"the membership AUC is that of the strongest of {len(scores)} scores; the intervals of "
+        f"the membership AUC is of the strongest of {len(scores)} scores; the intervals of "
         "all AUCs hold together; the published scores (2502.14921): "
         + ", ".join([OF_TEXT["bigrams"], OF_TEXT["likeness"]])
     ]

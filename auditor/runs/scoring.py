@@ -372,7 +372,7 @@ def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     if not implies_capability(target.model.capabilities, "likelihood"):
         yield Doubt(
             "answers",
-            f"{of}; without log-probabilities nobody can say what the model knows of them.",
+            f"{of}; without log-probabilities nobody can say what the model knows about them.",
         )
         return
     scores = (

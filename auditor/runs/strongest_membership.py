@@ -91,7 +91,7 @@ def _list_strongest_notes(title: str, tried: int) -> tuple[str, ...]:
     if tried < 2:
         return ()
     return (
-        f"the membership AUC is that of the strongest score ({title}), over all members and by "
+        f"the membership AUC is of the strongest score ({title}), over all members and by "
         f"copies; all AUCs of this row have intervals that hold for the {tried} scores and all "
         "groups of copies together (bootstrap of the maximum)",
     )

@@ -414,8 +414,8 @@ def _choose_likeliest_day(
         return best, []
     return best, [
         f"the chat template writes the day, and of the {len(dated)} days that were tried none "
-        "makes the answers more likely than every other: what was learnt on another day may be "
-        "hidden; --date says which it was"
+        "makes the answers more likely than every other: records trained with another day may be "
+        "missed; --date gives the right one"
     ]
 
 
@@ -431,7 +431,7 @@ def _describe_form_choice(
     settled: whether the user requested the rendering.
     """
     if settled:
-        origin = "as asked for (--template)"
+        origin = "as given (--template)"
     else:
         origin = "the default"
     if settled and sample.nonmembers and not _has_nonmember_support(sample.nonmembers, best):
@@ -471,14 +471,14 @@ def _describe_form_doubts(
     doubts = []
     if best not in sample.members:
         return [
-            f"as {best.name_with_day} most of the rows cannot be written: another text form may be "
-            "that of the training"
+            f"as {best.name_with_day} most of the rows cannot be written: the training may have "
+            "used another text form"
         ]
     if settled and (likelier := choose_likeliest_reading(best, sample.members)) != best:
         gap = float((sample.members[best] - sample.members[likelier]).mean())
         doubts.append(
             f"the answers are more likely as {likelier.name_with_day} than as "
-            f"{best.name_with_day}, which was asked for, by {gap:.2f} nats a token: the model may "
+            f"{best.name_with_day}, which was given, by {gap:.2f} nats a token: the model may "
             "have been trained on that text form"
         )
     if not sample.nonmembers:

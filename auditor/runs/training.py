@@ -131,8 +131,8 @@ def train_model_into_folder(
         )
     if request.lora and trainer.whole:
         raise AuditError(
-            f"expected a whole model for {request.method}, got --lora: it says itself what is "
-            "trained"
+            f"expected a whole model for {request.method}, got --lora: this method decides itself "
+            "what is trained"
         )
     if request.heldout is not None and not trainer.chooses:
         raise AuditError(
@@ -157,8 +157,8 @@ def train_model_into_folder(
         if trainer.promises and _read_data_digest(request.model) == configuration["data"]:
             raise AuditError(
                 "expected a base that has not learnt these records without privacy, but "
-                f"{request.model!r} was trained on them: what a training on top of that promised "
-                "would not be true"
+                f"{request.model!r} was trained on them: the promise of a training on top of "
+                "it would be false"
             )
         with locks.lock_folder(request.out, RECORD):
             if _has_finished_training(request.out, configuration):
@@ -250,7 +250,7 @@ class _TrainingJobOnWorker:
             if settings[name] != expected:
                 difference = _format_configuration_difference(name, settings[name], expected)
                 raise AuditError(
-                    f"expected every worker to read what the training does, got on {node()} "
+                    f"expected every worker to read the same data as the training, got on {node()} "
                     f"{difference}"
                 )
         return trainer, job
@@ -415,8 +415,8 @@ def _choose_chat_rendering(
     form = chat_rendering.parse_chat_rendering(chosen, request.date, tokenizer)
     if form.writes_day and form.day is None:
         raise AuditError(
-            "expected --date YYYY-MM-DD, as the chat template writes the day: what is learnt must "
-            "not hang on when"
+            "expected --date YYYY-MM-DD, because the chat template writes the day: the trained "
+            "text must not depend on the day of the run"
         )
     return form
 
@@ -473,7 +473,7 @@ def _find_end_token(base: HuggingFaceModel) -> int:
     end = getattr(base.tokenizer, "eos_token_id", None)
     if end is None:
         raise AuditError(
-            f"expected a tokenizer with an end-of-text token, but that of {base.name} has none"
+            f"expected a tokenizer with an end-of-text token, but {base.name} has none"
         )
     return int(end)
 

@@ -163,8 +163,8 @@ def measure_generation_memorisation(
         holds = max(memorised.max(initial=0), heldout_only.max(initial=0)) or most
         floor = _estimate_rate_per_thousand(name_nonmember_metric(MEMORISED), heldout_only, holds)
         note = (
-            f"the baseline: n-grams of held-out text, times {scale:.3g}, as the training data "
-            "have so many more"
+            f"the baseline: n-grams of held-out text, times {scale:.3g}, because the training data "
+            "have that many more"
         )
         floor = replace(
             floor,

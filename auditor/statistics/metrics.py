@@ -512,7 +512,7 @@ METRICS = (
     Metric("claim_violations", "Claim violations", "count"),
     Metric(
         "epsilon_data_dependent",
-        "Epsilon of the queries looked at, by their own distributions: no claim",
+        "Epsilon of the examined queries, by their own distributions: no claim",
         "nats",
     ),
     Metric("exposure", "Exposure of canaries, mean bits", "bits", per_secret=True),

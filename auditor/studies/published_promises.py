@@ -315,7 +315,7 @@ def check_published_query(
         line for line in violations if not any(line == check.location for check in checks)
     ]:
         raise AuditError(
-            f"expected {query.name!r} to break nothing but the claim that is looked at: {stray[0]}"
+            f"expected {query.name!r} to break nothing but the examined claim: {stray[0]}"
         )
     return checks
 
@@ -627,7 +627,7 @@ def _describe_published_query(query: GivenDistributions) -> str:
         return f"{query.name}: noise on {query.parameters:,} parameters."
     distributions = (
         ("public", query.public),
-        ("the one looked at", query.private),
+        ("the examined one", query.private),
         ("the other", query.other),
     )
     # Ten digits: 0.9999995 must not read as 1.

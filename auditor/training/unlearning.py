@@ -242,7 +242,7 @@ def train_relearned_copy(
     end = getattr(model.tokenizer, "eos_token_id", None)
     if end is None:
         raise AuditError(
-            f"expected a tokenizer with an end-of-text token, but that of {model.name} has none",
+            f"expected a tokenizer with an end-of-text token, but {model.name} has none",
         )
     relearned = copy.deepcopy(model.model)
     order = make_keyed_generator("relearn", seed)

@@ -200,7 +200,7 @@ def _sample_model_canaries(
         raise AuditError(
             f"expected a temperature of at least {LEAST_TEMPERATURE} for canaries that a model "
             "samples, "
-            f"got {temperature:g}: what it says anyway tells nothing of training"
+            f"got {temperature:g}: text that it would write anyway says nothing about training"
         )
     special = []
     for kind in ("bos", "eos"):

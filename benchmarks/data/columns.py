@@ -88,8 +88,8 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
     if len(complete) > 1 and len(plain) < 2:
         raise AuditError(
             f"{table.label}: expected one layout, got "
-            f"{', and '.join(' + '.join(layout) for layout in complete)}: leave out what the model "
-            "was not trained on"
+            f"{', and '.join(' + '.join(layout) for layout in complete)}: leave out data that the "
+            "model was not trained on"
         )
     if "prompt" in table.columns and not begun[1:] and not plain:
         raise AuditError(

@@ -220,7 +220,7 @@ def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
     n_bytes = path.stat().st_size - file.tell()
     if promised > n_bytes and not dtype.hasobject:  # another error names a pickle
         raise AuditError(
-            f"{where}: {path.name} is cut off: its header tells of {promised:,} bytes, it holds "
+            f"{where}: {path.name} is cut off: its header announces {promised:,} bytes, it has "
             f"{n_bytes:,}"
         )
     file.seek(0)

@@ -234,8 +234,8 @@ def _list_unknown_members(
         record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs
     ]:
         raise AuditError(
-            f"expected {known.label} without what was to be forgotten, got {len(twice)} records of "
-            f"{members.label} that are in both ({format_row_numbers(twice)})"
+            f"expected {known.label} without the records to be forgotten, got {len(twice)} records "
+            f"of {members.label} that are in both ({format_row_numbers(twice)})"
         )
     attacked = []
     for record in unique:

@@ -109,7 +109,7 @@ def test_a_model_that_saw_none_of_them_proves_nothing(
     for reference in (public, wrap_prefixed_model(public.model, END), None):  # type: ignore[attr-defined]
         asked, observed = seen(EpsilonAudit(), view(public, reference=reference))
         assert EpsilonAudit().epsilon_lower_bounds(asked, observed)[0].epsilon == 0
-        assert "scored by loss, of the secret alone" in EpsilonAudit().notes(asked, observed)
+        assert "scored by loss, only of the secret" in EpsilonAudit().notes(asked, observed)
     difference = EpsilonAudit(score="difference")
     asked, observed = seen(difference, view(public, reference=public))
     with refuses("scores", "canaries", error=NotApplicable):

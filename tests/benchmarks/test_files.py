@@ -453,7 +453,7 @@ def test_a_secret_is_counted_wherever_it_stands_in_the_rows_and_the_note_says_so
         "code 4 of": 2,
     }
     assert any(
-        "repeat counts are how often prefix and suffix stand" in note for note in benchmark.notes
+        "repeat counts are the number of times that the prefix" in note for note in benchmark.notes
     )
     pairs = [{"prefix": "code", "suffix": text[4:]} for text in texts if text.startswith("code")]
     benchmark = build(write(tmp_path / "pairs.jsonl", pairs))

@@ -207,7 +207,7 @@ def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> 
                 "--limit",
                 "3",
             ],
-            "--limit goes with --data",
+            "--limit needs --data",
         ),
     ],
 )

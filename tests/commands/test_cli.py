@@ -1185,7 +1185,7 @@ def test_probes_alone_make_a_report(inputs: Path, tmp_path: Path, said: Said) ->
     assert "### What to do now" in report and "- Not tested: verbatim (--attack " in report
     assert run_command_line(["gate", str(out), "--max", "recall=1"]) == 1  # no row has a recall
     check_command("run", *files[:4], "--attack", "near-verbatim", "--samples", "5", code=2)
-    assert "expected an attack that draws samples beside --samples" in said.readouterr().err
+    assert "expected an attack that draws samples with --samples" in said.readouterr().err
 
 
 def interrupt(*_: Any) -> None:

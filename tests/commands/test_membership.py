@@ -85,7 +85,10 @@ def test_a_run_is_kept_gated_and_paired(given: Path, tmp_path: Path, capsys: Sai
     )
     check_command("gate", "runs/b", "--baseline", "runs/a", "--policy", "same.toml")
     check_command("report", "runs/a")
-    assert "Members told from non-members" in (tmp_path / "runs" / "a" / "report.html").read_text()
+    assert (
+        "How well each score separates members"
+        in (tmp_path / "runs" / "a" / "report.html").read_text()
+    )
 
 
 def test_a_number_that_the_kept_scores_do_not_give_fails_every_gate(

@@ -60,7 +60,7 @@ def test_a_folder_that_is_gone_on_with_runs_no_plug_in_of_its_own(here: Path, ca
     )
     check_command("run", "--resume", folder, "--plugin", "./theirs.py", code=2)
     assert "unknown attack 'nobody'" in capsys.readouterr().err
-    assert Path("ran").exists()  # named on the command line as well
+    assert Path("ran").exists()  # named on the command line too
 
 
 def test_a_folder_that_is_gone_on_with_runs_no_code_of_a_model(here: Path, capsys: Said) -> None:
@@ -130,7 +130,7 @@ def test_a_plan_file_runs_nothing_that_the_command_line_does_not_name(
     here: Path, capsys: Said, plan: str, more: list[str]
 ) -> None:
     (here / "plan.toml").write_text(f"attack = ['nobody']\n{plan}\n")
-    refused(["run", "--config", "plan.toml", *more], "on the command line as well", capsys)
+    refused(["run", "--config", "plan.toml", *more], "on the command line too", capsys)
 
 
 def test_a_plan_file_runs_what_the_command_line_names(here: Path, capsys: Said) -> None:
@@ -149,7 +149,7 @@ def test_a_folder_of_plans_runs_nothing_that_the_command_line_does_not_name(
     (here / "paper").mkdir()
     (here / "paper" / "paper.toml").write_text("title = 'p'\n[scale.lab]\n")
     (here / "paper" / "one.toml").write_text(f"attack = ['nobody']\n{plan}\n")
-    refused(["reproduce", "paper"], "on the command line as well", capsys)
+    refused(["reproduce", "paper"], "on the command line too", capsys)
 
 
 def test_an_interrupted_run_says_what_it_takes_to_go_on() -> None:

@@ -340,7 +340,7 @@ def test_somebody_is_protected_where_members_list_what_was_cut_and_lies_apart() 
         claim = PMixed(accounting=accounting, alpha=3).claim(scenario(held), 5)  # type: ignore[arg-type]
         assert (
             claim.unit == "shard"
-            and claim.status == "promises nothing: 1 records lie in more than one shard"
+            and claim.status == "promises nothing: 1 records are in more than one shard"
         )
         assert set(claim.epsilon.values()) == set(claim.spent_epsilon.values()) == {math.inf}
 

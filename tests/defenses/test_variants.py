@@ -441,7 +441,8 @@ def test_what_it_did_not_train_is_refused(
         (
             "lora",
             {"lora": True},
-            "expected a whole model for lora, got --lora: it says itself what is trained",
+            "expected a whole model for lora, got --lora: this method decides itself what is "
+            "trained",
         ),
         ("lora", {"options": {"rank": 0}}, "expected rank >= 1, got 0"),
         (

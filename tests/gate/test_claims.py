@@ -202,7 +202,7 @@ def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(
             {"exact": 9.0},
             "give away 9 exactly where they stand, and epsilon_exact 0.234 among the measurements",
         ),
-        ({"tokens": 1024}, "said to be of 1,024 tokens, and 1 were asked for"),
+        ({"tokens": 1024}, "labelled 1,024 tokens, but 1 were requested"),
     ],
 )
 def test_games_are_not_made_stronger_by_an_edit(

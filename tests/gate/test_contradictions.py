@@ -187,7 +187,7 @@ def test_rows_stand_there_once_and_have_outcomes() -> None:
     policy = Policy((Rule("recall", 1.0),))
     assert "the row stands there 2 times" in apply_policy(twice, policy).rulings[0].reason
     assert (
-        "secrets.parquet does not hold what they are of"
+        "secrets.parquet lacks the values that they summarise"
         in apply_policy(lost, policy).rulings[0].reason
     )
     assert apply_policy(twice, policy).exit_code == apply_policy(lost, policy).exit_code == 1

@@ -142,7 +142,7 @@ def answers_that_nobody_gave(run: Path) -> None:
 
 
 EDITS: dict[Callable[[Path], None], str] = {
-    no_row_and_any_number: "secrets.parquet does not hold what they are of",
+    no_row_and_any_number: "secrets.parquet lacks the values that they summarise",
     a_row_fewer: "the plan asks for the row, and the result does not have it",
     an_invented_kind: "recall(kind=phone) is of 5000 secrets, secrets.parquet holds 0",
     another_number_of_a_kind: "recall(kind=email) is 0, secrets.parquet makes it 0.5",

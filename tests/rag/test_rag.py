@@ -99,7 +99,7 @@ def test_a_filter_after_the_search_tells_membership_by_what_is_missing(tmp_path:
     assert {layer.verdict for layer in result.layers} == {NO_LEAK}
     assert result.membership.verdict == LEAKS == result.verdict
     assert result.membership.measurements[0].note.startswith("fewer texts retrieved")
-    assert page.state_result(result).startswith("leaks: replies tell which documents")
+    assert page.state_result(result).startswith("leaks: replies reveal which documents")
 
 
 def test_without_identities_another_system_is_the_control(tmp_path: Path) -> None:

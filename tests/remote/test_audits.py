@@ -415,7 +415,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "defense": (
         ["--model", "openai:tiny", "--base-url", "{url}", "--defense", "uniform-mixing"],
-        "--defense uniform-mixing stands before a model whose distributions are read here",
+        "--defense uniform-mixing needs a model whose distributions are read here",
     ),
 }
 
@@ -481,7 +481,7 @@ def test_a_served_form_stands_beside_the_model_at_hand(
     capsys.readouterr()
     check_command(*at_hand, "--config", "plan.toml", "-o", "other", code=2)
     assert (
-        "the records would be sent there: if that is meant, say it on the command line"
+        "the records would be sent there: if you want that, give it on the command line"
         in capsys.readouterr().err
     )
     check_command(*at_hand, "--forms", f"served:{url}", "--engine", "ray", "-o", "other", code=2)

@@ -210,8 +210,8 @@ def test_samples_that_end_early_are_filled_up_and_told(
     torch.testing.assert_close(drawn.log_probs, truth, atol=CLOSE, rtol=0)
     told = " ".join(remote.cost_sentences())
     early = re.search(
-        r"of 120 answers: (\d+) ended before the length asked for(?:, (\d+) empty)?; what is "
-        r"shorter",
+        r"of 120 answers: (\d+) ended before the requested length(?:, (\d+) empty)?; shorter "
+        r"answers",
         told,
     )
     assert early and sum(int(n or 0) for n in early.groups()) == int(ended.sum())
@@ -223,7 +223,7 @@ def test_samples_that_end_early_are_filled_up_and_told(
     [
         (Decoding(top_k=5), "top_k, which the server of tiny ignores: -A top_k=0"),
         (Decoding(top_p=0.5), "top_p, which the server of tiny ignores: -A top_p=1"),
-        (Decoding(forbidden=(0,)), "needs end of text masked"),
+        (Decoding(forbidden=(0,)), "needs the end-of-text token masked"),
     ],
 )
 def test_a_decoding_that_the_server_does_not_do_is_not_applicable(

@@ -171,7 +171,7 @@ def test_a_kind_that_the_data_mark_is_measured_in_the_answers_as_in_the_signals(
     text = markdown.render_markdown_document(edpb.build_edpb_document(evidence)).replace("\\", "")
     assert (
         text.count("other personal data 10/40") == text.count("Other personal data, ") == 1
-        and "hospitalbed" not in text.split("## What is shown")[1]
+        and "hospitalbed" not in text.split("## Shown")[1]
     )
 
 

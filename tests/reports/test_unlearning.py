@@ -93,8 +93,8 @@ def test_without_a_model_that_never_saw_them_the_floor_judges(
     )
     assert (
         words in said
-        and "Without --retrained, nothing tells what comes back from what such steps teach any "
-        "model."
+        and "Without --retrained, records that come back cannot be distinguished from what such "
+        "steps teach any model."
         in said
     )
 
@@ -102,7 +102,7 @@ def test_without_a_model_that_never_saw_them_the_floor_judges(
 def test_what_was_not_measured_is_not_said(result: AuditResult) -> None:
     assert (
         describe_forgetting(result, left())
-        == "PMixED (sound): nothing was measured of what it was to forget."
+        == "PMixED (sound): nothing was measured about the records that it should have forgotten."
     )
     bare = replace(left(row("forgotten", 0.3, 0.1, 0.1)), steps=0, perplexity={})
     assert "relearning" not in describe_forgetting(result, bare)

@@ -327,7 +327,7 @@ def test_an_index_that_does_not_fit_is_refused_before_anything_is_drawn(
 def test_canaries_alone_are_no_training_data(inputs: Path, capsys: Said) -> None:
     where = ["--model", str(inputs / "model"), "--canaries", "nowhere.json"]
     check_command("run", *where, "--attack", "untargeted", "-o", inputs / "refused", code=2)
-    assert "--attack untargeted looks at records: give --data" in " ".join(
+    assert "--attack untargeted attacks records: give --data" in " ".join(
         capsys.readouterr().err.split()
     )
 
@@ -345,7 +345,7 @@ def test_prompts_stand_before_generations_and_those_of_the_training_data_are_tol
     notes = row(inputs, "prompted")["notes"]
     assert "texts begin with 2 prompts in turn" in notes
     assert any(
-        note.startswith("1 of 2 prompts stand in the training data themselves") for note in notes
+        note.startswith("1 of 2 prompts occur in the training data themselves") for note in notes
     )
     begun = [
         json.loads(line)["secret"][-8:]

@@ -174,7 +174,7 @@ def test_without_the_extra_what_is_marked_is_followed_and_the_rest_is_said(
     found = personal_data.find_personal_data(benchmark)
     assert set(found.counts) == {"name"}
     assert any(
-        "only what the data mark is followed (pip install 'audit-lm[pii]'" in said
+        "only values that the data mark are followed (pip install 'audit-lm[pii]'" in said
         for said in found.notes
     )
     with pytest.raises(AuditError, match="pip install"):

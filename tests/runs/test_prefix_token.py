@@ -195,7 +195,7 @@ def test_every_row_says_it_and_nothing_else_depends_on_it(
     )
     assert (
         "none" in told["prefix_token"]
-        and plain["prefix_token"] == "prefix token: none, as asked for (--prefix-token none)"
+        and plain["prefix_token"] == "prefix token: none, as given (--prefix-token none)"
     )
     measured = [row for row in told["findings"] if not row["not_applicable"]]
     assert measured and all(told["prefix_token"] in row["notes"] for row in measured)
@@ -473,7 +473,7 @@ def test_a_text_of_several_tokens_and_one_outside_the_vocabulary() -> None:
     assert parse_prefix_token("<eos> w3 w4", model) == (EOS, 3, 4)
     assert (
         resolve_prefix_token("w3 w4", model).said
-        == "prefix token: w3 w4, as asked for (--prefix-token w3 w4)"
+        == "prefix token: w3 w4, as given (--prefix-token w3 w4)"
     )
     model.vocab_size = 4
     with pytest.raises(

@@ -126,7 +126,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
     (said,) = (
         note for note in held.notes_on_models() if note.startswith("reference: the adapter's base")
     )
-    assert "saw no private data only if the adapter alone was trained on them" in said
+    assert "saw no private data only if nothing but the adapter was trained on them" in said
     none = site(reference="none")
     assert (
         none.reference_model is None

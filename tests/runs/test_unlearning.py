@@ -401,7 +401,7 @@ def test_a_plan_of_what_does_not_go_together_is_refused(
         ),
         (
             ["--forget", "{}/forget.jsonl", "--before", "{}/before", "--known", "{}/forget.jsonl"],
-            "without what was to be forgotten, got 4 records",
+            "without the records to be forgotten, got 4 records",
         ),
         (
             [

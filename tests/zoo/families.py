@@ -390,7 +390,7 @@ MASKED: Mapping[str, Row] = {
             "num_buckets": 4,
         },
         refused="whose distribution of a hidden token in a text of .* changes by .* nats when it "
-        "is asked for again",
+        "is scored",
     ),
     "roc_bert": _CHARACTERS,
     "tapas": Row(refused="must be told which cell of a table each token is in"),

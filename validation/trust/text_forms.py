@@ -407,9 +407,9 @@ def likelihoods(model: Any, found: Benchmark) -> RowValuesBySecret:
 
 DOUBTS = {  # by words of their sentence
     "more likely than non-members'": "members are more likely",
-    "cannot be told": "no form stands out",
+    "looks like one": "no form stands out",
     "writes the day": "which day",
-    "which was asked for": "another form is more likely",
+    "which was given": "another form is more likely",
 }
 
 

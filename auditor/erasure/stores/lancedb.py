@@ -30,7 +30,7 @@ class LanceDBStore(Store):
     remedies = (
         (r"_indices", f"create_index(replace=True), then {_RETENTION}"),
         (r"older versions", f"{_RETENTION}; see what then stays in the data files"),
-        (r"^rows", "table.delete(...), and what is advised for the data files"),
+        (r"^rows", "table.delete(...), and the advice for the data files"),
         (r".", f"create_table(NAME, kept_rows, mode='overwrite'), then {_RETENTION}"),
     )
 
