@@ -43,16 +43,18 @@ class Audited:
 
     Attributes:
         estimator: method of the bound. "one_run" and "games" bound (epsilon, delta)-DP. "fdp"
-        bounds mu-GDP, reported as (epsilon, delta). "shape" assumes a shape.
+        bounds mu-GDP, reported as (epsilon, delta). "shape" assumes that canaries' likelihood
+        ratios are distributed as in DP-SGD.
         epsilon: the bound.
         delta: delta of the bound.
         level: error probability.
-        canaries: canaries, each inserted by a fair coin; for games, the number of valid games.
-        guesses: guessed canaries, the most confident; the number that proves most.
-        right: correct guesses.
+        canaries: number of canaries, each inserted by a fair coin; for games, the number of valid
+        games.
+        guesses: number of most confident canaries whose guesses give the largest bound.
+        right: number of correct guesses.
         best: bound that all-correct guesses would give.
-        rights: correct guesses for each tested number of guesses.
-        sampling: sampling rate and number of steps of the assumed shape.
+        rights: number of correct guesses for each tested number of guesses.
+        sampling: sampling rate and number of steps that "shape" assumes.
         copies: times that each canary was inserted.
         relation: neighbouring relation.
         unit: unit of protection.

@@ -202,7 +202,7 @@ def _check_answered_secrets(
 
 
 def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
-    """Yield a sentence for each bound of epsilon that contradicts its guesses or the
+    """Yield a sentence for each bound of epsilon that contradicts its recorded guesses or
     measurements.
     """
     for audit in finding.audits:

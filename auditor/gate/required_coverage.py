@@ -68,7 +68,7 @@ def _judge_required_attack(
 
 def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
     """Return the number of members, then of non-members, with results. key: target, setting and
-    method.
+    attack.
     """
     row_values = run.outcomes.get(key)
     # by id: a repeated secret counts once

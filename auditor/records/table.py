@@ -110,7 +110,7 @@ def _split_column(column: Column) -> Iterator[Column]:
 def _batch_column_tables(parts: Iterable[Column], schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield tables of at most `_ROWS_AT_ONCE` rows, of a single kind and target.
 
-    Each joins adjacent parts.
+    Each table joins adjacent columns.
     """
     import pyarrow as pa
 

@@ -85,7 +85,7 @@ def run_audit(
         limit: time limit of a check, which queries the secrets most at risk first; None for all
         secrets.
         publish: called with the first result, and again whenever the number of secrets has doubled.
-        is_check: the run has all cheap methods, and some may not apply to these records.
+        is_check: whether the run has all cheap attacks and probes, of which some may not apply.
     """
     site.attach_run_folder(folder)
     selection, clock = select_plugins(plan, site, objects), StageClock(site.reporter)
