@@ -243,11 +243,11 @@ def space_suffix_positions(positions: int, length: int) -> list[int]:
 def summarise_text_checks(
     checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]
 ) -> dict[str, float]:
-    """Summarise the divergence checks of one text by the number of violations and the worst values.
+    """Summarise the divergence checks of one text: the number of violations, and the worst values.
 
-    Each claimed neighbouring relation gets its values nearest to a violation. A relation without a
-    claim gets the total cost of all positions. row: the text's index in the batch; at: the
-    positions.
+    For each claimed neighbouring relation, the worst values are nearest to a violation. A relation
+    without a claim gets the total cost of all positions. row: the text's index in the batch; at:
+    the positions of the checked tokens.
     """
     is_violated = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     worst: dict[str, tuple[float, dict[str, float]]] = {}

@@ -42,10 +42,12 @@ class Ethicist(SamplingAttack):
     """Extract by a tuned soft prompt, K samples and calibrated confidence (Ethicist, Eq. 1-4).
 
     The defaults are the paper's (Section 4.2, Appendix B); losses are means, not sums, as in the
-    authors' code. `warmup_steps`: 0 takes the paper's share, 500 of its 8,440 steps, because 500
-    steps would outlast a tuning on few pairs. `tune_on`: the model on which the prompt is tuned.
-    `auto` takes the audited model if the attack has its gradients, else the public model, else no
-    prompt.
+    authors' code.
+
+    `warmup_steps`: 0 takes the paper's share, 500 of its 8,440 steps, because 500 steps would
+    outlast a tuning on few pairs.
+    `tune_on`: the model on which the prompt is tuned. `auto` takes the audited model if the attack
+    has its gradients, else the public model, else no prompt.
 
     Sampled candidates are ranked by `confidence`. Without log-probabilities, they are ranked by
     their share of the samples, r_i/K. Candidates of a tree search are ranked by their exact

@@ -317,12 +317,12 @@ class ExtractionProbability(DistributionProbe):
     def _mask_extracted_secrets(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, Bools]:
-        """Return, by measurement name, a mask (secrets,) of discoverable secrets, without usual
-        members.
+        """Return masks (secrets,) of discoverable secrets that are unusually likely, by measurement
+        name.
 
-        A member is usual if its suffix is no likelier than the threshold that non-members determine
-        for this length. Measurements without usual members are omitted, because they equal the
-        discoverable share.
+        A member is unusually likely if its suffix is likelier than the threshold that non-members
+        determine for this length. A measurement is omitted if all discoverable members are, because it
+        equals the discoverable share.
         """
         member = mask_members(secrets)
         n_nonmembers = int((~member).sum())
@@ -449,7 +449,7 @@ _NEAR = "near_verbatim_probability"
 
 
 def suffix_lengths_note(lengths: Sequence[int]) -> str:
-    """Return a phrase on the lengths: `suffixes of 8 to 50 tokens`; "" if all lengths are equal."""
+    """Return a phrase such as `suffixes of 8 to 50 tokens`; "" if all lengths are equal."""
     shortest = min(lengths, default=0)
     longest = max(lengths, default=0)
     if shortest < longest:
@@ -478,7 +478,7 @@ def _list_log_prob_columns(
 def _mask_discoverable_secrets(log_p: Floats, n: int, p: float) -> Bools:
     """Return (secrets,), True if any of n samples equals the secret with probability at least p.
 
-    Rounding errors do not matter.
+    A probability that rounding puts below p counts as p.
     """
     reached: Bools = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached

@@ -382,7 +382,10 @@ class RanksOfValues:
     def from_observations(
         cls, secrets: Sequence[Secret], observations: Observed, fdr: float
     ) -> RanksOfValues:
-        """Collect the ranks from the observations of all records."""
+        """Collect the ranks of all values from the observations of all records.
+
+        fdr: the false-discovery rate.
+        """
         columns: dict[str, list[float]] = {name: [] for name in _PER_VALUE}
         owners = []
         for owner, observation in enumerate(observations):

@@ -112,12 +112,11 @@ class AdpSound(PrivateTraining):
     """Fine-tune with DP-SGD that clips rare records hardest, which is ADP's idea with a proof.
 
     Record i is clipped to C kappa(rho_i); the noise stays at C sigma. rho is the record's rarity,
-    from 0 to 1, and kappa falls from 1 to kappa_least as rho rises. rho depends only on the record
-    and on public
-    values: the record's perplexity under a public model, between lowest_perplexity and
-    highest_perplexity. Perplexities of 0 stand for 1 and the size of the vocabulary, for any data.
-    Every record has the epsilon of dp-sgd. A record that is clipped harder is better protected. The
-    difference depends on the record, so it is secret.
+    from 0 to 1, and kappa falls from 1 to kappa_least as rho rises. rho depends only on public
+    values and on the record, by its perplexity under a public model. Rarity rises from
+    lowest_perplexity to highest_perplexity. Perplexities of 0 stand for 1 and the size of the
+    vocabulary, for any data. Every record has the epsilon of dp-sgd. A record that is clipped
+    harder is better protected. The difference depends on the record, so it is secret.
     """
 
     name = "adp-sound"

@@ -71,7 +71,7 @@ class EarlyStop(Variant):
         self,
         job: TrainingJob,
     ) -> tuple[list[TrainingRecord], list[TrainingRecord]]:
-        """Return the records to train on and the held-out records."""
+        """Return the records to train on, and the held-out records."""
         if job.heldout:
             return list(job.records), list(job.heldout)
         units = name_inseparable_units(job.records)

@@ -87,9 +87,10 @@ class QueryRDP:
 class PMixedModel(WrappingModel):
     """A model that serves the mixed ensemble; a draw queries at most one member.
 
-    Its distribution is that of the released token (formulas B2.4). served: a function that returns
-    the projection for a number of members, for this ensemble and its neighbours. promise: the claim
-    (None: no claim).
+    Its distribution is that of the released token (formulas B2.4).
+    served: a function that returns the projection for a number of members, for this ensemble and
+    its neighbours.
+    promise: the claim (None: no claim).
     """
 
     def __init__(

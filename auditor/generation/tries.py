@@ -242,9 +242,9 @@ def compute_continuation_nlls(
 
 
 def add_tie_margin(nll: Floats) -> Floats:
-    """Return the largest nll that counts as equal to each nll, in nats.
+    """Return, for each nll, the largest nll that counts as equal, in nats.
 
-    Equal nll differ by rounding only, and ties reduce exposure.
+    Texts whose nll differ only by rounding are tied, and ties reduce exposure.
     """
     return nll + _TIE * (1 + nll / 10)  # formulas.md B6: the rank is of loss(s') <= loss(s)
 

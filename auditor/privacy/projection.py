@@ -282,9 +282,8 @@ def _bound_reverse_weights(
 ) -> Tensor:
     """Reduce weights so that the reverse divergence is within the budget.
 
-    log_p, log_p0: (n, V). weight: (sizes, n) lambda. Only weights in `unsure` are reduced, if log E
-    x^(1
-    - alpha) > budget with x = mixture / p0.
+    The condition is log E x^(1-alpha) <= budget with x = mixture / p0. Only weights in `unsure` are
+    reduced. log_p, log_p0: (n, V) nats; weight, budget, unsure: (sizes, n).
     """
     weight = weight.clone()
     reverse = _ReverseDivergence(log_p, log_p0, alpha)
