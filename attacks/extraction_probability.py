@@ -321,8 +321,8 @@ class ExtractionProbability(DistributionProbe):
         name.
 
         A member is unusually likely if its suffix is likelier than the threshold that non-members
-        determine for this length. A measurement is omitted if all discoverable members are, because it
-        equals the discoverable share.
+        determine for this length. A measurement is omitted if all discoverable members are, because
+        it equals the discoverable share.
         """
         member = mask_members(secrets)
         n_nonmembers = int((~member).sum())
