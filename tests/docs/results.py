@@ -30,8 +30,8 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "membership": (
         "Does membership see a leak?",
-        "Yes, most of all with a reference model, and the blind baseline warns if members and "
-        "non-members differ in kind.",
+        "Yes, most with a reference model; the blind baseline warns if members and non-members "
+        "differ.",
     ),
     "people": (
         "Do people and user turns leak?",
@@ -43,7 +43,7 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "released": (
         "Does released text show what it was made from?",
-        "It does if private records shape it; where they do not, the audit seldom says so.",
+        "It does if private records shape it; if not, the audit seldom says so.",
     ),
     "forgotten": (
         "Is forgotten text gone?",
@@ -56,8 +56,7 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "papers": (
         "Do results of papers reproduce?",
-        "A claim that did not hold is marked as refuted. [Published claims](claims.md) of privacy "
-        "are a story of their own.",
+        "Refuted claims are marked. [Published claims](claims.md) of privacy have their own story.",
     ),
     "epsilon": (
         "What does an audit prove of epsilon?",
@@ -80,8 +79,7 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "stopping": (
         "Do gates that stop early err more?",
-        "They err less than the 5% they may, and ask fewer records unless the truth is near the "
-        "limit.",
+        "They err less than 5%, and ask fewer records unless the truth is near the limit.",
     ),
     "faults": (
         "What happens if a command is killed?",
@@ -89,7 +87,7 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "cost": (
         "What does an audit cost?",
-        "On a processor it costs little more than the forwards that it needs.",
+        "On a processor it costs little more than its forwards.",
     ),
     "servers": (
         "What do servers give?",
@@ -103,7 +101,7 @@ _HEAD = """# Results
 <!-- printed by tests/docs/results.py; `python -m tests.docs.results` writes it anew -->
 
 Every number is in [results.csv](results.csv) with its command, date and version. Brackets hold 95% intervals; *n* counts
-records, or members and non-members, if nothing else is said; the seed is 0.
+records, or members and non-members; the seed is 0.
 
 - **Small lab**: the built-in lab. Synthetic mails, patient notes and payments, 300 attacked records, a small model with
   one LoRA adapter.
