@@ -238,25 +238,23 @@ class SpecimenRecordGradients:
     ) -> dict[str, Tensor]:
         """Return by tensor name the gradients of some records' losses, (len(indices), *shape).
 
-        weights: weights of the model; indices: the records; names: the tensors. A loss is the mean
-        negative log-likelihood in nats, over all tokens except the record's first.
+        weights: of one model, (*shape), or of one for each record, (len(indices), *shape); indices:
+        the records; names: the tensors. A loss is the mean negative log-likelihood in nats, over
+        all tokens except the record's first.
         """
-        with (
-            torch.no_grad()
-        ):  # frozen weights too: `functional_call` reads missing weights from the twin
-            for name, value in self.twin.named_parameters():
-                value.copy_(weights[name])
         rows = pad_specimen_tokens(self.records, indices)
         # One copy of the weights for each record, so that one backward pass, which is faster than
         # `torch.func.grad` under vmap, gives each record's gradient.
-        copies = {}
+        copies = dict[str, Tensor]()
         for name, value in self.twin.named_parameters():
-            if name in names:
-                copies[name] = value.detach().expand(len(rows), *value.shape).requires_grad_()
+            copied = weights[name].detach().expand(len(rows), *value.shape)
+            copies[name] = copied.requires_grad_(name in names)
         with torch.enable_grad():  # a training may take its steps without
             total = vmap(self._compute_mean_nll)(copies, rows).sum()
-        gradients = torch.autograd.grad(total, list(copies.values()), materialize_grads=True)
-        return dict(zip(copies, gradients, strict=True))
+        gradients = torch.autograd.grad(
+            total, [copies[name] for name in names], materialize_grads=True
+        )
+        return dict(zip(names, gradients, strict=True))
 
     def _compute_mean_nll(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
         """Return the mean negative log-likelihood of one record, without an attention mask.

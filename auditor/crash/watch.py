@@ -19,7 +19,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -47,6 +47,7 @@ _ROUNDING = 1e-9  # relative: below it a direction in double precision is roundi
 LONG = "the training takes longer than its budget: give it fewer steps, or raise --minutes"
 _AGAIN = 5.0  # seconds from alarm to alarm
 _SILENT = 1e-5  # of a single-precision gradient: smaller noise is rounding
+_TOGETHER = 16  # steps whose records' gradients one query computes
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,17 @@ class ObservedStep:
     # whitening and groups.
     tensor_grams: _Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
     tensor_products: _Array = field(default_factory=lambda: np.zeros((0, 0)))
+
+
+@dataclass(frozen=True)
+class _TakenStep:
+    """A step that is not decomposed yet. weights: by tensor, before the step."""
+
+    records: tuple[int, ...]
+    passes: tuple[tuple[int, ...], ...]
+    rate: float
+    foreign: int
+    weights: dict[str, Tensor]
 
 
 @dataclass
@@ -161,6 +173,7 @@ class StepWatch:
         self._after: list[Tensor] = []  # the weights, (d,), after each step
         self._parameters = list(model.parameters())
         self._gradients: SpecimenRecordGradients | None = None
+        self._taken: list[_TakenStep] = []
 
     @contextmanager
     def install_hooks_temporarily(self) -> Iterator[None]:
@@ -271,34 +284,41 @@ class StepWatch:
         if self._stepping is optimizer:
             self._take_back_outer_step()
         self._stepping = optimizer
-        records = tuple(self._read)
-        passes = tuple(self._passes)
-        foreign = self._foreign
+        index = len(self.trace.released)
+        # Of one set of tensors: a training that unfreezes a layer trains other tensors later.
+        if len(self._taken) == _TOGETHER or (
+            self._taken and list(self.trace.released[-1]) != list(gradients)
+        ):
+            self.decompose_taken_steps()
+        if self._gradients is None:
+            self._gradients = SpecimenRecordGradients(
+                copy_watched_model_without_hooks(self._model), self._records
+            )
+        # The step is not taken yet: its gradients belong to the model's present weights.
+        weights = _copy_tensors(self._model.named_parameters())
+        if self.trace.batch_effect is None:
+            self.trace.batch_effect = self._measure_logit_change(weights, self._gradients.twin)
+        rate = float(optimizer.param_groups[0]["lr"])
+        self._taken.append(
+            _TakenStep(tuple(self._read), tuple(self._passes), rate, self._foreign, weights)
+        )
         self._read = []
         self._passes = []
         self._foreign = 0
-        flat_gradients = {
-            name: value.detach().double().flatten() for name, value in gradients.items()
-        }
-        index = len(self.trace.steps)
         self.trace.overflowed += [
-            (index, name) for name, value in flat_gradients.items() if not value.isfinite().all()
+            (index, name)
+            for name, value in gradients.items()
+            if not value.detach().isfinite().all()
         ]
-        rate = float(optimizer.param_groups[0]["lr"])
         if (
             self._after
             and self.trace.elsewhere is None
             and not torch.equal(self._flatten_weights(), self._after[-1])
         ):
             self.trace.elsewhere = index
-        self.trace.steps.append(
-            self._decompose_released_gradients(flat_gradients, records, passes, rate, foreign)
-        )
         self.trace.printed.before_step = False
         # Copy before a replayed gradient overwrites it.
-        self.trace.released.append(
-            {name: value.detach().clone() for name, value in gradients.items()}
-        )
+        self.trace.released.append(_copy_tensors(gradients.items()))
         for name, value in self._replayed[index].items() if index < len(self._replayed) else ():
             if name in gradients:
                 # in place: the optimizer reads this tensor after the hook
@@ -309,10 +329,12 @@ class StepWatch:
 
         A subclass may clip and add noise before this call, so only the inner step counts.
         """
-        outer = self.trace.steps.pop()
+        outer = self._taken.pop()
         self.trace.released.pop()
         self.trace.overflowed = [
-            overflow for overflow in self.trace.overflowed if overflow[0] != len(self.trace.steps)
+            overflow
+            for overflow in self.trace.overflowed
+            if overflow[0] != len(self.trace.released)
         ]
         self._read = [*outer.records, *self._read]
         self._passes = [*outer.passes, *self._passes]
@@ -320,11 +342,11 @@ class StepWatch:
 
     def _record_weights_after_step(self, _optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepping = None
-        if len(self._after) < len(self.trace.steps):
+        if len(self._after) < len(self.trace.released):
             self._after.append(self._flatten_weights())
         elif self._after:  # an optimizer that calls another: the outer step ends later
             self._after[-1] = self._flatten_weights()
-        if len(self.trace.steps) == self._most:
+        if len(self.trace.released) == self._most:
             raise _EnoughSteps
 
     def _flatten_weights(self) -> Tensor:
@@ -334,9 +356,7 @@ class StepWatch:
         """Store the returned weights, and find the latest step after which the model had these
         weights.
         """
-        self.trace.state = {
-            name: value.detach().clone() for name, value in self._model.state_dict().items()
-        }
+        self.trace.state = _copy_tensors(self._model.state_dict().items())
         now = self._flatten_weights()
         weights_by_step = enumerate(self._after)
         self.trace.returned = next(
@@ -344,52 +364,54 @@ class StepWatch:
             None,
         )
 
-    def _decompose_released_gradients(
-        self,
-        gradients_taken: dict[str, Tensor],
-        records_read: tuple[int, ...],
-        passes: tuple[tuple[int, ...], ...],
-        rate: float,
-        foreign: int,
-    ) -> ObservedStep:
-        if self._gradients is None:
-            self._gradients = SpecimenRecordGradients(
-                copy_watched_model_without_hooks(self._model), self._records
-            )
-        # Of this step only: a training that unfreezes a layer trains other tensors later.
-        ends = np.cumsum([len(part) for part in gradients_taken.values()])
+    def decompose_taken_steps(self) -> None:
+        """Decompose the gradients of all steps since the last call.
+
+        One query computes the gradients of all their records, each at its own step's weights.
+        """
+        if not self._taken or self._gradients is None:
+            return
+        indices = list[int]()
+        counts = list[int]()
+        for step in self._taken:
+            if self._everyone:
+                measured = list(range(len(self._records)))
+            else:
+                measured = sorted(set(step.records))
+            indices += measured
+            counts.append(len(measured))
+        released = self.trace.released[-1]
+        gradients = torch.zeros(0, sum(value.numel() for value in released.values()))
+        if indices:
+            weights = dict[str, Tensor]()
+            for name in self._taken[0].weights:
+                values = torch.stack([step.weights[name] for step in self._taken])
+                weights[name] = values.repeat_interleave(torch.tensor(counts), 0)
+            parts = self._gradients.record_gradients_at_weights(weights, indices, list(released))
+            # (records, d), columns in the order of `released`
+            gradients = torch.cat([parts[name].flatten(1) for name in released], dim=1)
+        parts_of_steps = gradients.double().split(counts)
+        for step, part in zip(self._taken, parts_of_steps, strict=True):
+            self.trace.steps.append(self._decompose_step(step, part.T))
+        self._taken = []
+
+    def _decompose_step(self, step: _TakenStep, gradients: Tensor) -> ObservedStep:
+        """Return the next observed step. gradients: (d, records)."""
+        index = len(self.trace.steps)
+        gradients_taken = self.trace.released[index]
+        released = torch.cat([value.double().flatten() for value in gradients_taken.values()])
+        sizes = [value.numel() for value in gradients_taken.values()]
+        ends = np.cumsum(sizes)
         shapes = {
-            name: (int(end) - len(gradients_taken[name]), int(end))
-            for name, end in zip(gradients_taken, ends, strict=True)
+            name: (int(end) - size, int(end))
+            for name, size, end in zip(gradients_taken, sizes, ends, strict=True)
         }
-        # The step is not taken yet: its gradients belong to the model's present weights.
-        weights = {name: value.detach() for name, value in self._model.named_parameters()}
-        if self._everyone:
-            measured = list(range(len(self._records)))
-        else:
-            measured = sorted(set(records_read))
-        if measured:
-            parts = self._gradients.record_gradients_at_weights(
-                weights, measured, list(gradients_taken)
-            )
-        else:
-            parts = {}
-        if self.trace.batch_effect is None:
-            self.trace.batch_effect = self._measure_logit_change(weights, self._gradients.twin)
-        released = torch.cat(list(gradients_taken.values()))
-        gradients = released.new_zeros(len(released), 0)
-        if measured:
-            # (d, records), rows in the order of `taken`, like `released`
-            gradients = torch.cat(
-                [parts[name].flatten(1) for name in gradients_taken], dim=1
-            ).T.double()
-        if (
-            self.trace.overflowed
-        ):  # broken, and the weights with it: read later values as far as they are numbers
+        is_overflowed = bool(self.trace.overflowed) and self.trace.overflowed[0][0] <= index
+        # broken, and the weights with it: read later values as far as they are numbers
+        if is_overflowed:
             released, gradients = (
                 value.nan_to_num(0.0, 0.0, 0.0) for value in (released, gradients)
             )
-        sizes = [len(part) for part in gradients_taken.values()]
         residual, free, spread = _project_out_record_gradients(released, gradients, sizes)
         least = _SILENT * float(released.abs().max())
         scales = {}
@@ -415,15 +437,15 @@ class StepWatch:
             ]
         )
         reaches, gram, norms = fit_reaches(grams.sum(0).numpy(), products.sum(0).numpy())
-        if len(norms) and not norms.any() and not self.trace.overflowed:
+        if len(norms) and not norms.any() and not is_overflowed:
             raise AuditError(
                 "the gradient of no record can be computed anew: the training replaced the model's "
                 "layers"
             )
         return ObservedStep(
-            records=records_read,
-            passes=passes,
-            rate=rate,
+            records=step.records,
+            passes=step.passes,
+            rate=step.rate,
             scale=scale,
             scales=scales,
             reaches=reaches,
@@ -432,10 +454,14 @@ class StepWatch:
             noise=residual.numpy(),
             spread=spread.numpy(),
             shapes=shapes,
-            foreign=foreign,
+            foreign=step.foreign,
             tensor_grams=grams.numpy(),
             tensor_products=products.numpy(),
         )
+
+
+def _copy_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in named_tensors}
 
 
 def _let_hooks_see_base_steps() -> None:
@@ -572,6 +598,7 @@ def run_watched_training(
     watched = watch.install_hooks_temporarily()
     with watched, _training_time_limit_context(until), contextlib.suppress(_EnoughSteps), draws:
         returned = train(model, inputs)
+    watch.decompose_taken_steps()
     watch.find_final_step()
     trace = watch.trace
     # The first steps of a training may be of empty batches.

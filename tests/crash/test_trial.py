@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -249,6 +250,29 @@ def test_a_first_step_on_an_empty_batch_is_a_step() -> None:
     train = loop_plain.plain(steps=2, drawn=lambda self, step, n: [step] * step)
     first = run_watched_training(train, 1, 12, math.inf, most=1)[0]
     assert [step.records for step in first.steps] == [()] and first.steps[0].scale > 0
+
+
+def test_one_query_gives_the_gradients_of_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a training unfreezes a tensor: its steps before and after are queried apart."""
+    query, counts = SpecimenRecordGradients.record_gradients_at_weights, list[int]()
+
+    def count(own: Any, weights: Any, indices: list[int], names: list[str]) -> Any:
+        if weights["lm_head.weight"].ndim == 3:  # weights of each record, as the watch asks
+            counts.append(len(names))
+        return query(own, weights, indices, names)
+
+    monkeypatch.setattr(SpecimenRecordGradients, "record_gradients_at_weights", count)
+    train = loop_plain.plain(steps=6, base=loop_variants.WithUnfreezing)
+    together = run_watched_training(train, 1, 12, math.inf)[0].steps
+    n_tensors = len(together[-1].shapes)
+    assert counts == [n_tensors - 1, n_tensors]
+    monkeypatch.setattr(watch, "_TOGETHER", 1)
+    for step, single in zip(
+        together, run_watched_training(train, 1, 12, math.inf)[0].steps, strict=True
+    ):
+        assert step.records == single.records and step.shapes == single.shapes
+        np.testing.assert_allclose(step.norms, single.norms, rtol=1e-4)
+        np.testing.assert_allclose(step.reaches, single.reaches, rtol=1e-3, atol=1e-3)
 
 
 def test_a_training_in_several_processes_is_refused() -> None:
