@@ -263,20 +263,19 @@ class StepWatch:
 
     def _record_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         names = {id(value): name for name, value in self._model.named_parameters()}
-        parameters = [
-            value
+        gradients = {
+            names[id(value)]: value.grad
             for group in optimizer.param_groups
             for value in group["params"]
-            if id(value) in names
-        ]
-        gradients = {names[id(value)]: value.grad for value in parameters if value.grad is not None}
+            if id(value) in names and value.grad is not None
+        }
         if not gradients:
             return
-        if distributed.is_available() and distributed.is_initialized():
-            processes = distributed.get_world_size()
-        else:
-            processes = 1
-        if processes > 1:
+        if (
+            distributed.is_available()
+            and distributed.is_initialized()
+            and (processes := distributed.get_world_size()) > 1
+        ):
             raise AuditError(
                 f"the training runs in {processes} processes, of which one is watched: run it in "
                 "one"
@@ -298,9 +297,14 @@ class StepWatch:
         weights = _copy_tensors(self._model.named_parameters())
         if self.trace.batch_effect is None:
             self.trace.batch_effect = self._measure_logit_change(weights, self._gradients.twin)
-        rate = float(optimizer.param_groups[0]["lr"])
         self._taken.append(
-            _TakenStep(tuple(self._read), tuple(self._passes), rate, self._foreign, weights)
+            _TakenStep(
+                tuple(self._read),
+                tuple(self._passes),
+                float(optimizer.param_groups[0]["lr"]),
+                self._foreign,
+                weights,
+            )
         )
         self._read = []
         self._passes = []
@@ -401,11 +405,9 @@ class StepWatch:
         gradients_taken = self.trace.released[index]
         released = torch.cat([value.double().flatten() for value in gradients_taken.values()])
         sizes = [value.numel() for value in gradients_taken.values()]
-        ends = np.cumsum(sizes)
-        shapes = {
-            name: (int(end) - size, int(end))
-            for name, size, end in zip(gradients_taken, sizes, ends, strict=True)
-        }
+        shapes = {}
+        for name, end in zip(gradients_taken, np.cumsum(sizes).tolist(), strict=True):
+            shapes[name] = (end - gradients_taken[name].numel(), end)
         is_overflowed = bool(self.trace.overflowed) and self.trace.overflowed[0][0] <= index
         # broken, and the weights with it: read later values as far as they are numbers
         if is_overflowed:
@@ -422,7 +424,7 @@ class StepWatch:
                 size = float((values @ values / dimensions).sqrt())
                 scales[name] = (size if size > least else 0.0, dimensions)
         # Pool over tensors: variances weighted by their degrees of freedom.
-        n_free = sum(dimensions for _, dimensions in scales.values())
+        n_free = sum(free)
         if n_free:
             scale = (sum(values**2 * free for values, free in scales.values()) / n_free) ** 0.5
         else:
