@@ -2,10 +2,11 @@
 
 If members and non-members differ in kind, even a model that saw neither distinguishes them. A
 logistic regression gives each record its propensity e, the probability of being a member. The
-covariates depend on texts alone: the blind baseline, and the score predicted from the text. Members
-have weight 1 - e and non-members weight e (overlap weights: Li, Morgan and Zaslavsky 2018). Members
-and non-members then have equal weighted means of each covariate. Zero-run auditing (arXiv
-2605.14591) corrects audits by propensities too. Differences that the covariates miss remain.
+covariates depend on texts alone: the blind baseline, and the score predicted from all features of
+the text and from few of them. Members have weight 1 - e and non-members weight e (overlap weights:
+Li, Morgan and Zaslavsky 2018). Members and non-members then have equal weighted means of each
+covariate. Zero-run auditing (arXiv 2605.14591) corrects audits by propensities too. Differences
+that the covariates miss remain.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def weigh_scored_records(
     columns = np.column_stack(list(scores.values()))
     expected = predict_scores_from_texts(features, columns, member, group)
     weights = {}
-    for name, column in zip(scores, expected.T, strict=True):
-        covariates = standardise_columns(np.column_stack([*controls.values(), column]))
+    for i, name in enumerate(scores):
+        covariates = standardise_columns(np.column_stack([*controls.values(), *expected[:, :, i]]))
         weights[name] = OverlapWeights(compute_overlap_weights(member, covariates), factor)
     return weights
 

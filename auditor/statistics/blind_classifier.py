@@ -25,6 +25,7 @@ from auditor.statistics.near_pairs import (
 
 FOLDS = 5
 _LEAST_PREFIX = 8  # tokens of a prefix that says which record is meant
+_RECORDS_PER_FEATURE = 20  # so that few records cannot fit noise
 
 
 def compute_cross_fit_deviation_factor(
@@ -112,20 +113,36 @@ def score_membership_blindly(features: Any, member: Bools, group: Ints) -> Float
 
 
 def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, group: Ints) -> Floats:
-    """Predict the ranks of scores from the texts, and return (records, k) ranks in [0, 1].
+    """Return (2, records, k) ranks in [0, 1] of the given (records, k) scores, predicted from the
+    texts: by all features, and by the few features most correlated with each score.
 
-    scores: (records, k). The predictor is ridge regression, cross-fitted like the blind score.
-    Ranks are NaN if there are too few groups for folds.
+    Few records cannot fit many features, so all features together predict a score poorly, even if
+    one of them, such as the length, explains it. Predictors are ridge regressions, cross-fitted
+    like the blind score. NaN if there are too few groups for folds.
     """
     from sklearn.linear_model import Ridge
 
     ranks = np.apply_along_axis(_rank_scores, 0, scores)
-    expected = np.full(ranks.shape, np.nan)
+    expected = np.full((2, *ranks.shape), np.nan)
     for known, scored in _split_cross_fit_folds(features, member, group):
         fitted = Ridge().fit(features[known], ranks[known])
         # scikit-learn drops the axis of a single target.
-        expected[scored] = fitted.predict(features[scored]).reshape(len(scored), -1)
+        expected[0, scored] = fitted.predict(features[scored]).reshape(len(scored), -1)
+        for i, few in enumerate(_screen_features(features[known], ranks[known])):
+            fitted = Ridge().fit(features[known][:, few], ranks[known, i])
+            expected[1, scored, i] = fitted.predict(features[scored][:, few])
     return expected
+
+
+def _screen_features(features: Any, ranks: Floats) -> Ints:
+    """Return (k, few), the features most correlated with each column of ranks (records, k)."""
+    from sklearn.preprocessing import StandardScaler
+
+    deviations = StandardScaler(with_mean=False).fit(features).scale_
+    correlation = np.abs(features.T @ (ranks - ranks.mean(0))) / deviations[:, None]
+    few = max(1, len(ranks) // _RECORDS_PER_FEATURE)
+    order: Ints = np.argsort(-correlation, axis=0, kind="stable")[:few].T
+    return order
 
 
 def _rank_scores(scores: Floats) -> Floats:

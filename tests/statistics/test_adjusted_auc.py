@@ -100,3 +100,29 @@ def test_without_a_blind_baseline_nothing_is_weighed() -> None:
     assert not adjusted_auc.weigh_scored_records(
         {"loss": scores}, {"reference_alone": scores}, features, member, np.arange(N)
     )
+
+
+def test_few_records_cannot_hide_a_difference_among_many_features() -> None:
+    """One of 40 features differs and explains the score of a model that saw neither side."""
+    differences = []
+    recovered = []
+    for seed in range(6):
+        noise = make_keyed_generator("unlike sides of many features", seed)
+        member = np.arange(100) < 50
+        features = noise.standard_normal((100, 40))
+        features[:, 0] += 1.25 * member
+        scores = features[:, 0] + 0.5 * noise.standard_normal(100)
+        group = np.arange(100)
+        expected = blind_classifier.predict_scores_from_texts(
+            features, scores[:, None], member, group
+        )
+        recovered.append([np.corrcoef(part[:, 0], features[:, 0])[0, 1] for part in expected])
+        blind = blind_classifier.score_membership_blindly(features, member, group)
+        overlap = adjusted_auc.weigh_scored_records(
+            {"loss": scores}, {"blind": blind}, features, member, group
+        )["loss"]
+        sides = [overlap.weights[side] @ features[side, 0] for side in (member, ~member)]
+        differences.append(sides[0] - sides[1])
+    by_all, by_few = np.mean(recovered, axis=0)
+    assert by_all < 0.9 < by_few
+    assert abs(np.mean(differences)) < 0.3
