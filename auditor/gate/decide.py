@@ -64,6 +64,7 @@ from auditor.statistics.roc import AUC
 
 # share of parts -> share of records with such a part
 _OF_RECORDS = {RECALL: documents.RECALL, NEAR: documents.NEAR}
+_COUNTED_BY_COPIES = (RECALL, documents.RECALL)  # the strata of a row count such records
 
 
 def read_run(folder: Path) -> RunOutcomes:
@@ -258,7 +259,9 @@ def judge_rules(
                 _build_case(row, row_rule, values_by_cell, baseline) for row, row_rule in pairs
             ]
             counts = frozenset(
-                other.count for other in rules if other.metric == RECALL and other.count is not None
+                other.count
+                for other in rules
+                if other.metric in _COUNTED_BY_COPIES and other.count is not None
             )
             cases = [replace(case, counts_with_a_rule=counts) for case in cases]
             if not pairs:  # another target's rows do not cover this target
@@ -621,7 +624,9 @@ def _describe_sample_size(case: _Case, bounds: BoundedNumber) -> str:
 
 def _find_strata_objection(case: _Case) -> str:
     rule, finding = case.rule, case.finding
-    if finding is None or rule.metric != RECALL or rule.count is not None or rule.kind is not None:
+    if finding is None or rule.count is not None or rule.kind is not None:
+        return ""
+    if rule.metric not in _COUNTED_BY_COPIES:
         return ""
     return objections.find_strata_objection(finding, rule.limit, case.counts_with_a_rule)
 

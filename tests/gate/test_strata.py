@@ -49,6 +49,20 @@ def test_copied_records_that_are_recited_are_not_averaged_away(folder: Path) -> 
     assert ruling(folder, few, Rule("recall", 0.05)).verdict == "held"
 
 
+def test_a_limit_on_records_in_parts_is_no_average_over_copies_either(tmp_path: Path) -> None:
+    """document_recall <= 0.8 held by 3 of 135 records, of which up to 96% may be extracted."""
+    judged = outcome(N, out=4)
+    # (N + 60,) codes: two parts make a record
+    parts = replace(judged, traits={"record": np.arange(len(judged.ids)) // 2.0})
+    in_parts = finished(tmp_path / "run", parts)
+    strata = (stratum(16, 2, 2, 2), stratum(1, 198, 198, 0))
+    limit = Rule("document_recall", 0.05)
+    assert ruling(in_parts, (), limit).verdict == "held"
+    average = ruling(in_parts, strata, limit)
+    assert average.verdict == "inconclusive" and "that occur 16 times" in average.reason
+    assert ruling(in_parts, strata, limit, Rule("document_recall", 1.0, count=16)).verdict == "held"
+
+
 def test_records_that_nobody_asked_hold_no_limit(folder: Path) -> None:
     enough = (stratum(8, 12, 12, 4), stratum(1, 400, N - 12, 0))
     assert ruling(folder, enough, Rule("recall", 0.9)).verdict == "held"
