@@ -133,4 +133,7 @@ def _explain_inconclusive(assessment: LeakAssessment, target: str) -> Iterator[s
     if not assessment.list_tested_signals(target):
         yield "nothing was measured"
     elif untested:
-        yield f"{len(untested)} of {len(kinds)} signals were not"
+        ending = "were not"  # after "seen in what was tested, but"
+        if suspected or assessment.list_target_doubts(target) or assessment.unasked:
+            ending = "untested"
+        yield f"{len(untested)} of {len(kinds)} signals {ending}"

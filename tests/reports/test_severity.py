@@ -164,7 +164,7 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
             seen(signal(VERBATIM, NOT_SHOWN, suspected=True), signal(MEMBERSHIP, NOT_TESTED, "")),
             OPEN,
             "no leak is shown, but something is above its baseline, not significantly (verbatim), "
-            "1 of 2 signals were not",
+            "1 of 2 signals untested",
         ),
         (
             seen(signal(VERBATIM, NOT_TESTED, "")),

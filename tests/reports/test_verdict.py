@@ -18,7 +18,7 @@ def test_the_headline_says_what_leaks_of_each_target(result: AuditResult) -> Non
     assert write_headline(result) == (
         "Undefended: HIGH. Training text can be extracted (52% verbatim, white-box; also greedy "
         "decoding). PMixED (sound): INCONCLUSIVE. No leak is shown, but something is above its "
-        "baseline, not significantly (verbatim), 8 of 9 signals were not. Uniform "
+        "baseline, not significantly (verbatim), 8 of 9 signals untested. Uniform "
         "mixing: HIGH. Training text can be extracted (52% verbatim, white-box)."
     )
 
