@@ -6,9 +6,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 
 from auditor.gate.rulings import Decision, Ruling
-from auditor.reports.blocks import Group, Table
 from auditor.reports.escaping import escape_for_markdown, make_printable_line
-from auditor.reports.markdown import render_truncated_table
 from auditor.reports.phrases import NOTHING, shorten
 
 # sentences below the table, and characters of each: the JUnit file has the rest
@@ -47,6 +45,10 @@ def render_decision_markdown(decision: Decision) -> str:
 
     Rows are limited, so that the comment has room for a report; the verdict counts all rulings.
     """
+    # The terminal's lines do without these.
+    from auditor.reports.blocks import Group, Table
+    from auditor.reports.markdown import render_truncated_table
+
     title = _shorten_printable(decision.run) + (
         f" against {_shorten_printable(decision.baseline)}" if decision.baseline else ""
     )

@@ -29,6 +29,14 @@ print(*sorted(set({SLOW!r}) & sys.modules.keys()))
 """
 
 
+def test_a_gate_without_markdown_imports_no_renderer_of_reports() -> None:
+    program = "import sys, auditor.gate.decide, auditor.reports.decision; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not {"auditor.reports.markdown", "auditor.reports.blocks"} & {*done.stdout.split()}
+
+
 def test_reports_and_gates_import_nothing_slow(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False

@@ -278,7 +278,6 @@ def print_run_judgement(
 
 def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
     from auditor.reports import decision as reports
-    from auditor.reports import files
 
     for line in reports.format_ruling_terminal_lines(decision):
         typer.echo(line)
@@ -291,6 +290,8 @@ def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
         Path(summary_path) if (summary_path := os.environ.get("GITHUB_STEP_SUMMARY")) else None
     )
     if step is not None:
+        from auditor.reports import files
+
         files.append_job_summary(step, reports.render_decision_markdown(decision))
 
 
