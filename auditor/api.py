@@ -385,15 +385,15 @@ def _encode_rows(name: str, rows: Any) -> str:
     table = pd.DataFrame(rows)
     if not table.columns.is_unique:
         raise AuditError(
-            f"expected {name} with each column once, got {len(table.columns)} columns, some of one "
-            "name"
+            f"expected {name} with each column once, got {len(table.columns)} columns, some with "
+            "the same name"
         )
     try:
         # pandas writes NaN as null, and whole numbers beside a missing one as floats: 1.0
         return str(table.to_json(orient="records", lines=True))
     except (ValueError, OverflowError, TypeError):
         raise AuditError(
-            f"expected {name} as text and numbers, got a column that is no JSON"
+            f"expected {name} as text and numbers, got a column that JSON cannot hold"
         ) from None
 
 
@@ -432,5 +432,7 @@ def _build_policy(rules: str | Path | Sequence[str]) -> policy.Policy:
         return policy.read_policy(Path(rules))
     parsed = policy.refuse_repeated_limits([policy.parse_rule(sentence) for sentence in rules])
     if not parsed:
-        raise AuditError("expected at least one rule, got none; a gate without rules holds nothing")
+        raise AuditError(
+            "expected at least one rule, got none; a gate without rules decides nothing"
+        )
     return policy.Policy(parsed)

@@ -155,7 +155,7 @@ def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
 def _describe_missing_audit(stands: ClaimEvidence) -> str:
     """Return why no audit of the claim can be judged, and the command that makes such an audit."""
     if stands.bounds:  # audited, but with neither a claim nor a nominal ε
-        return "there is nothing to hold it to"
+        return "there is nothing to compare it with"
     if stands.unmeasured:
         reasons = f" ({'; '.join(stands.unmeasured)})"
     else:

@@ -19,7 +19,7 @@ def attest(
             "-o",
             "--out",
             metavar="FILE",
-            help="Where it is. [default: attestation.json in RUN]",
+            help="Attestation file. [default: attestation.json in RUN]",
         ),
     ] = None,
     sign: Annotated[
@@ -33,7 +33,7 @@ def attest(
         Path | None,
         typer.Option(
             metavar="PUBLIC.pem",
-            help="Verify attestation.json by this Ed25519 key instead; exit 1 if it does not fit.",
+            help="Verify attestation.json by this Ed25519 key instead; exit 1 if it differs.",
         ),
     ] = None,
 ) -> None:

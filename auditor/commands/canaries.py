@@ -125,7 +125,7 @@ def make(
             "-o",
             "--out",
             metavar="MANIFEST",
-            help="Manifest to write. Keep it: it holds the answers.",
+            help="Manifest to write. Keep it: it contains the answers.",
         ),
     ] = None,
     counts: Annotated[
@@ -158,7 +158,7 @@ def make(
         if sizes_given:
             raise AuditError(
                 f"expected {_format_typed_flags(sizes_given)} without "
-                f"{_format_typed_flags(of_audit)}: canaries are for one or the other"
+                f"{_format_typed_flags(of_audit)}: a canary serves only one of them"
             )
         _write_audit_canaries(
             coins, out, _parse_insertion_counts_flag("1" if counts is None else counts), seed
@@ -202,7 +202,7 @@ def _write_audit_canaries(
             "canary equally often"
         )
     if coins.delta is not None and coins.for_epsilon is None:
-        raise AuditError("--delta goes with --for-epsilon; the audit has its own, -A delta=")
+        raise AuditError("--delta needs --for-epsilon; the audit takes its own, -A delta=")
     count, delta = coins.audit, 1e-5 if coins.delta is None else coins.delta
     if count is None:
         assert coins.for_epsilon is not None  # one of the two
@@ -229,7 +229,7 @@ def _write_audit_canaries(
     inside = sum(canary.included for canary in manifest.canaries)
     seed_phrase = "a fresh secret seed"
     if seed is not None:
-        seed_phrase = f"--seed {seed}: whoever knows this seed knows which canaries are included"
+        seed_phrase = f"--seed {seed}: anyone who knows this seed knows which canaries are included"
     typer.echo(
         f"manifest: {out} ({count} canaries, {inside} included; coin flips from {seed_phrase})"
     )
@@ -417,7 +417,5 @@ def _read_named_word_list_flag(item: str) -> tuple[str, tuple[str, ...]]:
     # twice.
     words = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not words:
-        raise AuditError(
-            f"expected words in --list {name}, but {path!r} holds none: an empty space"
-        )
+        raise AuditError(f"expected words in --list {name}, but {path!r} has none")
     return name, words

@@ -14,7 +14,7 @@ from auditor.core import disk
 def compare(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Run folders; differences are taken to the first."),
+        typer.Argument(metavar="RUN", help="Run folders; differences are to the first."),
     ],
     metric: Annotated[
         options.Many,

@@ -260,7 +260,7 @@ class Terminal:
 
 
 def resume_grid_hint(folder: Path) -> str:
-    return f"finished points are kept in {folder}: the same command with -o {folder} goes on"
+    return f"finished points are kept in {folder}: the same command with -o {folder} continues"
 
 
 @contextmanager

@@ -126,7 +126,7 @@ class AttestationFlags:
     attestation: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Signed attestation that the run must fit: `audit attest`."
+            metavar="FILE", help="Signed attestation that the run must match: `audit attest`."
         ),
     ] = None
     key: Annotated[

@@ -88,7 +88,7 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
     )
     yield _format_plugin_listing_line("controls", ", ".join(controls), "", width)
     yield _format_plugin_listing_line("data", ", ".join(found_plugins["Benchmark"]), "", width)
-    trains = "What trains: audit train NAME, --defense NAME, audit mitigate --by NAME."
+    trains = "Training methods: audit train NAME, --defense NAME, audit mitigate --by NAME."
     yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
 
 

@@ -41,7 +41,7 @@ def mitigate(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="What the model was trained on. [default: as recorded; else the audited file]",
+            help="Training data of the model. [default: as recorded; else the audited file]",
         ),
     ] = None,
     out: Annotated[
@@ -50,7 +50,7 @@ def mitigate(
             "-o",
             "--out",
             metavar="DIR",
-            help="Folder; the same command goes on in it. [default: RUN-NAME]",
+            help="Folder; the same command continues in it. [default: RUN-NAME]",
         ),
     ] = None,
     *,

@@ -377,7 +377,7 @@ class RisksNamedOnCommandLine:
         self.refuse_unnamed_risks(plan.map_field_values(), where)
         for name, value in _exclude_flagged_risks(self.named, plan_risks.named):
             raise AuditError(
-                f"expected no {_format_flag(name, value)}, as {where} does not ask for it, got it"
+                f"expected no {_format_flag(name, value)}, because {where} does not use it"
             )
 
     def refuse_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:

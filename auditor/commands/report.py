@@ -47,8 +47,7 @@ def report(
     if form is not None:
         if baseline is not None or markdown is not None or reveal:
             raise AuditError(
-                "--format edpb is a page of its own: give no --baseline, --markdown or --reveal "
-                "with it"
+                "--format edpb is a page of its own: it takes no --baseline, --markdown or --reveal"
             )
         _write_edpb_documents(folder, form)
         return
@@ -78,7 +77,7 @@ def _write_edpb_documents(folder: Path, form: str) -> None:
 
 def print_private_text_warning(folder: Path) -> None:
     console.print_stderr_line(
-        f"the reports show private text (--reveal); audit report {folder} takes it out again", 0
+        f"the reports show private text (--reveal); audit report {folder} removes it again", 0
     )
 
 

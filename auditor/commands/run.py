@@ -79,20 +79,20 @@ class SingleFlags:
         bool,
         typer.Option(
             "--estimate",
-            help="Only say how long a run would take: half a minute once models are loaded (a lab "
-            "is trained first).",
+            help="Only estimate how long the run would take: half a minute after the models are "
+            "loaded (a lab is trained first).",
         ),
     ] = False
 
 
 _ONE_ONLY = {
-    "gate": "--gate holds a single run to a policy, got a grid of them; gate its runs one by one",
-    "reveal": "--reveal shows the text of a single run, got a grid of them; audit report RUN "
+    "gate": "--gate judges a single run, got a grid of runs; gate them one by one",
+    "reveal": "--reveal shows the text of a single run, got a grid of runs; audit report RUN "
     "--reveal",
     "baseline": "--baseline compares with a single run, got a grid of runs",
-    "estimate": "--estimate is of a single run, got a grid of them; estimate one of its runs",
-    "until": "--until stops the configurations of a single run, got a grid of them",
-    "submission": "--submission holds the guesses of a single run, got a grid of them",
+    "estimate": "--estimate takes a single run, got a grid of runs; estimate one of them",
+    "until": "--until stops the configurations of a single run, got a grid of runs",
+    "submission": "--submission writes the guesses of a single run, got a grid of runs",
 }
 
 
@@ -237,7 +237,7 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
         base.pop("seeds", None)
     if grid_flags.checkpoints is not None:
         if "model" in flags:
-            raise AuditError("--checkpoints names the models of a run, got it with --model")
+            raise AuditError("--checkpoints replaces --model, got both")
         from auditor.studies import checkpoints
 
         base["sweep"] = {

@@ -106,7 +106,7 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
     return judge_p_value(
         "sampling rate",
         float(stats.binom.sf(times_read - 1, draws, q)) if q < 1 else 1.0,
-        f"a record is read in {times_read / draws:.3f} of the steps, claimed is {q:.3f}",
+        f"a record is read in {times_read / draws:.3f} of the steps, but the claim says {q:.3f}",
         f"a record is read in {times_read / draws:.3f} of the steps (claimed {q:.3f})",
         f"{1 + count_detectable_errors() * error / q:.2f} times the rate",
         lambda: WorstViolation(
@@ -262,7 +262,7 @@ def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
             chosen.append((i, t))
     message = f"{len(evaluation.evaluated)} private records were read without a gradient"
     if not chosen:
-        message += ": whatever is printed of that, or chosen by it, is outside the claim"
+        message += ": anything printed from that, or chosen by it, is outside the claim"
         return LoopCheck(name, UNKNOWN, message, would)
     at, trace = chosen[0]
     step = (trace.returned or 0) + 1

@@ -41,7 +41,9 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
     would = f"noise that begins as torch's generator does under a seed below {_TRIED:,}"
     seed, p, tensor = _find_likeliest_seed(runs)
     if p < SHARE:
-        message = f"the noise of {tensor} is what torch's generator gives under the seed {seed}"
+        message = (
+            f"the noise of {tensor} equals the output of torch's generator with the seed {seed}"
+        )
         witness = WorstViolation(message, "a seed that nobody can try", 0, 0, tensor=tensor)
         return LoopCheck(name, BROKEN, message, would, p, math.inf, witness)
     other = runs.other_seed
@@ -50,10 +52,10 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "no noise to examine", would)
     if np.allclose(other.noise, first.noise, rtol=1e-3, atol=1e-3 * first.scale):
         message = (
-            "seeds that share their lowest 32 bits give the same noise: who tries 2^32 of them, as "
-            "torch's "
+            "seeds that share their lowest 32 bits give the same noise: an attacker who tries 2^32 "
+            "of them, as many as torch's "
         )
-        message += "generator on the processor has, can take it off; on a GPU it has 64 bits"
+        message += "generator on the processor has, can remove the noise; on a GPU it has 64 bits"
         return LoopCheck(name, UNKNOWN, message, would)
     return LoopCheck(
         name,
@@ -134,12 +136,14 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
             changes.append((trace.batch_effect, i))
     if not changes:
         return _counted_check(
-            name, UNKNOWN, "no two records were read together that could be read again", would
+            name, UNKNOWN, "no batch could be read again to compare its records", would
         )
     most, at = max(changes)
-    message = f"a record's logits change by {most:.1%} with whom it is read"
+    message = f"a record's logits change by {most:.1%} with the other records of its batch"
     if most > _APART:
-        message += ": so does its gradient, and one record moves all of its batch's"
+        message += (
+            ": its gradient changes too, so one record moves the gradients of its whole batch"
+        )
     witness = WorstViolation(f"logits {most:.1%} off", "those of the record by itself", at)
     return judge_certain_check(name, most > _APART, message, would, lambda: witness)
 
@@ -150,7 +154,7 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
     If the last record is missing, equal steps must give an equal model.
     """
     name = "weights follow the steps"
-    would = "any other change by the record that was left out"
+    would = "any other effect of the left-out record"
     first = runs.first_training
     other = runs.fewer
     if (
@@ -170,8 +174,8 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
                 would,
             )
         message = (
-            f"{len(changed)} of {len(first.state)} weights and buffers follow the records past the "
-            "steps: "
+            f"{len(changed)} of {len(first.state)} weights and buffers depend on the records other "
+            "than through the steps: "
         )
         largest = float(
             (first.state[changed[0]].double() - other.state[changed[0]].double()).abs().max()
@@ -206,7 +210,7 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     A fault would be the loss of a private record, for example.
     """
     name = "printed text"
-    would = "a number, of standard output or a log, that follows the record that was left out"
+    would = "a number in standard output or a log that depends on the left-out record"
     if len(runs.first_training.steps) != len(runs.fewer.steps):
         return _counted_check(name, UNKNOWN, "another number of steps", would)
     if runs.repeated_training is None:
@@ -222,7 +226,9 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
         message = f"{lines[0]!r} on a record fewer is {lines[1]!r}"
         message += "; printed before its step, it may show what that step releases"
         return _counted_check(name, UNKNOWN, message, would)
-    return _counted_check(name, NO_FAULT, "the same on neighbouring records, but for times", would)
+    return _counted_check(
+        name, NO_FAULT, "the same on neighbouring records, except for times", would
+    )
 
 
 def _list_mixed_steps(runs: WatchedTrainings) -> list[ObservedStep]:

@@ -42,7 +42,7 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(
             OWN_GRADIENT,
             UNKNOWN,
-            "no clipping norm is claimed that gradients could be shorter than",
+            "no clipping norm is claimed with which gradients could be compared",
             would,
         )
     records = make_company_specimen(runs.claim.max_grad_norm).make_crash_test_records(
@@ -68,7 +68,7 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
     }
     if not fits:
         return LoopCheck(
-            OWN_GRADIENT, UNKNOWN, "no record was read in company of other lengths", would
+            OWN_GRADIENT, UNKNOWN, "no record was read with texts of other lengths", would
         )
     weight, company = max(fits, key=lambda name: fits[name][0] / fits[name][1])
     slope, error = fits[weight, company]
@@ -78,7 +78,8 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
     would += f" (1), or {needed:.2f} of that"
     if needed > 1 and slope / error < float(stats.norm.isf(SHARE / among)):
         message = (
-            "gradients are too short next to the noise to show whether they follow the other texts"
+            "gradients are too small next to the noise to show whether they depend on the other "
+            "texts"
         )
         return LoopCheck(OWN_GRADIENT, UNKNOWN, message, would)
     return judge_p_value(
@@ -86,8 +87,8 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
         min(1.0, among * float(stats.norm.sf(slope / error))),
         f"a record's gradient is {_WEIGHTS[weight]} the texts of its {company}: one record moves "
         "the others' gradients",
-        "a record's gradient follows neither the lengths nor the number of the texts it is read "
-        "with",
+        "a record's gradient depends neither on the lengths nor on the number of the other texts "
+        "of its batch",
         would,
         lambda: WorstViolation(
             f"{slope * unit:.2f} ± {1.96 * error * unit:.2f} of what such a mean does", "0"

@@ -66,8 +66,8 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     )
     if runs.whitened_shares is not None:
         message = (
-            f"tensors have {shares[least]:.2f} to {most:.2f} times the noise of all: reaches are "
-            "in units of each's"
+            f"tensors have {shares[least]:.2f} to {most:.2f} times the noise of all: sensitivities "
+            "are in units of each tensor's noise"
         )
     return LoopCheck(name, NO_FAULT, message, would, source=COUNTED)
 
@@ -382,7 +382,7 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "no noise whose size could be compared", would)
     if not _is_noise_size_public(runs):
         return LoopCheck(
-            name, UNKNOWN, "the noise's size follows no public schedule: see that check", would
+            name, UNKNOWN, "the size of the noise follows no public schedule: see that check", would
         )
     ratio = math.exp(math.fsum(ratios) / len(ratios))
     p = 2 * float(stats.norm.sf(abs(math.log(ratio)) / error))
@@ -490,11 +490,11 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     return judge_p_value(
         name,
         p,
-        "the noise is divided by the number of records that a batch happens to have",
+        "the noise is divided by the actual number of records in the batch",
         "the size of the noise does not depend on the batch size",
         would,
         lambda: WorstViolation(
-            f"noise goes with the batch's size to the power {fit.slope:.2f}", "0"
+            f"the noise scales with the batch size to the power {fit.slope:.2f}", "0"
         ),
         get_unbounded_epsilon,
         PLANTED,

@@ -66,8 +66,8 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     would = f"a reach of {1 + count_detectable_errors(len(fits)) * fits[0][1] / promised:.2f} times"
     if least < 1:  # another way of clipping, whose bound no estimate reaches
         message = (
-            f"records move the gradient by {ratio:.2f} times what the noise is made for: the "
-            "bound is not seen"
+            f"records move the gradient by {ratio:.2f} times what the noise is made for: no "
+            "bound was found"
         )
         return LoopCheck(name, UNKNOWN, message, would)
     return judge_p_value(
@@ -190,8 +190,8 @@ def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
         name,
         min(1.0, len(fits) * float(stats.norm.sf((mean - promised) / error))),
         f"{worst} records reach {mean / promised:.2f} times as far as they may",
-        f"none of {', '.join(fits)} records reaches too far (most: {worst}, {mean / promised:.2f} "
-        "times)",
+        f"none of {', '.join(fits)} records moves the gradient too far (most: {worst}, "
+        f"{mean / promised:.2f} times)",
         f"a reach of {most:.1f} times, for the rarest kind",
         lambda: _find_worst_violation(runs, mean / promised, _KINDS[worst]),
         lambda: runs.compute_noise_epsilon(1 / mean),
@@ -294,9 +294,10 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     return judge_p_value(
         name,
         min(1.0, among * float(stats.norm.sf(slope / error))),
-        f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
+        f"how far a record moves the gradient depends on {worst}: its gradient is not clipped by "
+        "itself",
         f"how far a record reaches follows neither {' nor '.join(estimates)}",
-        f"a reach that rises by {least:.2f} times the bound by either",
+        f"a sensitivity that rises by {least:.2f} times the bound with either",
         witness,
         get_unbounded_epsilon
         if worst == _NORM

@@ -84,7 +84,7 @@ def describe_observed_loop(test: CrashTest) -> str:
         noise = f"{loop.noise_multiplier:.2f}"
     numbers = f"noise multiplier {noise}, sampling rate {loop.sample_rate:.3f}, {loop.steps} steps"
     if loop.epsilon is None:
-        return f"seen: {numbers}; what epsilon they give is not known."
+        return f"seen: {numbers}; the resulting epsilon is not known."
     if math.isinf(loop.epsilon):
         return f"seen: {numbers}; with this fault, epsilon is unbounded."
     if test.epsilon is not None and test.epsilon >= loop.epsilon:
@@ -94,7 +94,7 @@ def describe_observed_loop(test: CrashTest) -> str:
     )
     if not test.exceeds_claim_without_fault:
         return f"{sentence}."
-    return f"{sentence}: above the claim's at 95%, as of one honest loop in 20. Try another --seed."
+    return f"{sentence}: above the claim's at 95%, as in one honest loop of 20. Try another --seed."
 
 
 def describe_one_run_bound(test: CrashTest) -> str:

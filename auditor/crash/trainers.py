@@ -36,8 +36,8 @@ def wrap_trainer(trainer: Any, claim: Mapping[str, Any] | None) -> Callable[[Any
     """
     if trainer.optimizer is not None:
         raise AuditError(
-            "expected a Trainer that makes its own optimizer: the one it was given holds another "
-            "model"
+            "expected a Trainer that makes its own optimizer: its own optimizer was made for "
+            "another model"
         )
 
     def train(model: Any, records: Any) -> Any:

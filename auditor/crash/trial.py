@@ -233,7 +233,7 @@ def _replay_shifted_seed(
         original.noise, again.noise, rtol=1e-3, atol=1e-3 * original.scale
     ):
         raise AuditError(
-            "the training is not the same again under the same seed: draw batches and noise from "
+            "the training does not repeat under the same seed: draw batches and noise from "
             "torch's or numpy's generator, or from one seeded by torch.initial_seed()"
         )
     # On the CPU torch's generator reads only the lowest 32 bits, and numpy's gets no more.

@@ -441,8 +441,7 @@ class StepWatch:
         reaches, gram, norms = fit_reaches(grams.sum(0).numpy(), products.sum(0).numpy())
         if len(norms) and not norms.any() and not is_overflowed:
             raise AuditError(
-                "the gradient of no record can be computed anew: the training replaced the model's "
-                "layers"
+                "no record's gradient can be recomputed: the training replaced the model's layers"
             )
         return ObservedStep(
             records=step.records,

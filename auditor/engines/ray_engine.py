@@ -163,8 +163,8 @@ class RayEngine:
             _check_ray_cluster_listens(self.address)
             if os.environ.get(_MODE) != "token":
                 raise AuditError(
-                    f"expected {_MODE}=token with --ray-address, as a cluster without tokens hands "
-                    "secrets and models to whoever reaches it, got "
+                    f"expected {_MODE}=token with --ray-address, because a cluster without tokens "
+                    "gives secrets and models to anyone who reaches it, got "
                     f"{os.environ.get(_MODE) or 'none'}"
                 )
             init_args: dict[str, Any] = {"address": self.address}
@@ -258,7 +258,7 @@ def _find_ray_socket_folder() -> Path:
             return place
     raise AuditError(
         f"expected a folder for Ray's sockets whose path has at most {room} characters, got "
-        f"TMPDIR={str(temporary)!r} and no /tmp that can be written"
+        f"TMPDIR={str(temporary)!r} and /tmp cannot be written"
     )
 
 
@@ -374,7 +374,8 @@ def _check_ray_cluster_listens(address: str) -> None:
         socket.create_connection((host, int(port)), _KNOCK).close()
     except OSError as error:
         raise AuditError(
-            f"expected a Ray cluster at --ray-address {address}, but nobody listens there ({error})"
+            f"expected a Ray cluster at --ray-address {address}, but nothing listens there "
+            f"({error})"
         ) from None
 
 

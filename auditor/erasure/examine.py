@@ -191,5 +191,5 @@ def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:
     label: name of the store; kind: kind of content.
     """
     names = ", ".join(files[:3]) + (f" and {len(files) - 3:,} more" if len(files) > 3 else "")
-    reason = "no kept record is seen there: none of them is there, or compressed or encrypted"
+    reason = "no kept record is seen there: they are absent, compressed or encrypted"
     return LayerVerdict(label, f"{BYTES}{names}", kind, CANNOT_TELL, 0, {}, 0, 0, reason)

@@ -219,14 +219,16 @@ def copy_store(path: Path, scratch: Path) -> Path:
         top = path.parent
     before = _stat_files(files)
     if not any(size for size, _, _ in before.values()):
-        raise AuditError(f"expected a store, got {str(path)!r}, which holds no bytes")
+        raise AuditError(f"expected a store, got {str(path)!r}, which is empty")
     _refuse_locked(path, files)
     for file in files:
         copy = scratch / path.name / file.relative_to(top)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
     if _stat_files(files) != before:
-        raise AuditError(f"{str(path)!r} was written while it was copied: stop what writes it")
+        raise AuditError(
+            f"{str(path)!r} was written while it was copied: stop the process that writes it"
+        )
     if path.is_dir():
         return scratch / path.name
     return scratch / path.name / path.name

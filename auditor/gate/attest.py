@@ -36,8 +36,8 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
     result = result_file.read_result(folder)
     if not result.weights:
         raise AuditError(
-            f"expected a run about a model in files, got {str(folder)!r}, which names no weights: "
-            "nothing says which model its numbers are of"
+            f"expected a run about a model in files, got {str(folder)!r}, which names no weights, "
+            "so the model of its numbers is unknown"
         )
     for edit in (manifest.find_folder_edits(folder) or manifest.NO_EDITS).describe_edits():
         raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {edit}")
@@ -122,7 +122,7 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
     mismatch = next(_find_attestation_mismatches(folder, json.loads(payload)), "")
     if mismatch:
         return make_ruling(f"attestation: {attestation} does not fit the run: {mismatch}", SIGNED)
-    signed = f"signed by the key {keyid[:16]}…, and every record of the run is as it was signed"
+    signed = f"signed by the key {keyid[:16]}…, and every file of the run is unchanged since"
     return make_ruling(f"attestation: {signed}", SIGNED, "held")
 
 

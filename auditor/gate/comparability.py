@@ -60,7 +60,7 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
     """
     for candidate in (run, base):
         if not candidate.outcomes:
-            reason = "by which runs are paired: it was taken away, or nothing was measured"
+            reason = "by which runs are paired: it was removed, or nothing was measured"
             raise AuditError(f"{candidate.name} holds no {TABLE}, {reason}")
     obstacles = list(dict.fromkeys(list_comparison_obstacles(run, base)))
     if obstacles:
@@ -82,7 +82,7 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
                 f"audit check --resume {shlex.quote(checked.name)}" for checked in unfinished
             )
             raise AuditError(
-                f"{reason}; checks are compared once no record is left to ask: {resumed}"
+                f"{reason}; checks can be compared only after all records were asked: {resumed}"
             )
         raise AuditError(
             f"{reason}; a run that can be compared: "

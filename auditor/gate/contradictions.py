@@ -97,7 +97,7 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
         for setting in settings if name in planned_targets else settings[-1:]:  # the widest is last
             for attack in dict.fromkeys(plan.get("attack", ())):
                 if (row := CellKey(name, setting, attack)) not in reported_rows:
-                    yield row, "the plan asks for the row, and the result does not have it"
+                    yield row, "the plan requests the row, but the result does not have it"
 
 
 def _check_planned_secrets(
@@ -196,9 +196,12 @@ def _check_answered_secrets(
     reported = {finding.cell_key: finding for finding in result.findings}
     for row in dict.fromkeys((*guesses, *observations)):
         if row not in reported:
-            yield row, "the run folder holds answers for the row, and the result does not have it"
+            yield (
+                row,
+                "the run folder has answers for the row, but the result does not have the row",
+            )
         elif reported[row].not_applicable and any(id in members for id in guesses.get(row, ())):
-            yield row, f"it was not applicable, and {GUESSES} holds answers about members"
+            yield row, f"it was not applicable, but {GUESSES} has answers about members"
 
 
 def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
@@ -231,10 +234,7 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
                 state = "is not"
             else:
                 state = f"is {measured.value:.6g}"
-            yield (
-                f"{name} is {audit.epsilon:.6g} where its guesses stand, and {state} among the "
-                "measurements"
-            )
+            yield (f"{name} is {audit.epsilon:.6g} in its guesses, but {state} in the measurements")
 
 
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
@@ -260,8 +260,7 @@ def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
             else:
                 recorded = f"epsilon_exact {exact.value:.6g}"
             yield (
-                f"its games give away {audit.exact:.6g} exactly where they stand, and {recorded} "
-                "among the measurements"
+                f"its games give exactly {audit.exact:.6g}, but the measurements have {recorded}"
             )
         n_tokens = finding.options.get("tokens")
         if isinstance(n_tokens, int) and audit.tokens is not None and audit.tokens > n_tokens:

@@ -350,7 +350,9 @@ def _build_claim_case(
             nominal = ""
         else:
             nominal = f" (its nominal epsilon {nominal_epsilon:.4g} is none)"
-        return _Case(row, rule, f"it claims no epsilon{nominal}: there is nothing to hold it to")
+        return _Case(
+            row, rule, f"it claims no epsilon{nominal}: there is nothing to compare it with"
+        )
     return _Case(row, rule, _Claimed(weigh_claim))
 
 
@@ -585,7 +587,7 @@ def _judge_case(case: _Case, level: float) -> Ruling:
     if unmeasured:
         verdict, reason = (
             "inconclusive",
-            f"{reason}; it is not kept secret by secret, so it cannot be recomputed",
+            f"{reason}; it is not stored by secret, so it cannot be recomputed",
         )
     if verdict == "held":
         by_strata = _find_strata_objection(case)

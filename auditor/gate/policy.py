@@ -200,7 +200,7 @@ def read_policy(path: Path) -> Policy:
     ]
     if not rules:
         raise AuditError(
-            f"{path}: expected at least one rule, got none; a gate without rules holds nothing"
+            f"{path}: expected at least one rule, got none; a gate without rules decides nothing"
         )
     _check_require_table(policy_file.require, raw.get("require", {}), f"{path}: require")
     return Policy(

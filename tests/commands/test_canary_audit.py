@@ -262,7 +262,7 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
             ["--audit", "60", "--counts", "1,4", "-o", "{x}"],
             "expected one number in --counts|expected one of --counts",
         ),
-        (["--audit", "60", "--delta", "1e-6", "-o", "{x}"], "--delta goes with --for-epsilon"),
+        (["--audit", "60", "--delta", "1e-6", "-o", "{x}"], "--delta needs --for-epsilon"),
         (
             ["--audit", "60", "--kind", "sampled", "-o", "{x}"],
             "expected --model beside --kind sampled, got none",

@@ -433,7 +433,7 @@ def not_again(model: Any, records: Any) -> Any:
         (ignores, "saw 0 steps"),
         (another, "saw 0 steps"),
         (gives_back_another, "returned another one"),
-        (not_again, "not the same again"),
+        (not_again, "does not repeat"),
         (claims_nothing, "return"),
         (without_noise, "noise"),
     ],

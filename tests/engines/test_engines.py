@@ -650,7 +650,7 @@ REFUSED = {
         "nowhere",
     ],
     "expected RAY_AUTH_MODE=token with --ray-address": ["--engine", "ray", "--ray-address", "auto"],
-    "expected a Ray cluster at --ray-address localhost:1, but nobody listens there": [
+    "expected a Ray cluster at --ray-address localhost:1, but nothing listens there": [
         *("--engine", "ray", "--ray-address", "localhost:1")
     ],
 }

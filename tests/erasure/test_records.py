@@ -151,7 +151,7 @@ def test_bad_records_are_refused(tmp_path: Path, deleted, kept, told: str) -> No
     ("store", "told"),
     [
         ("missing", "which does not exist"),
-        ("empty", "which holds no bytes"),
+        ("empty", "which is empty"),
         ("sqlite:rows.json", "expected a store of sqlite at 'rows.json'"),
         ("sqlight:rows.json", "unknown store 'sqlight'; did you mean 'sqlite'"),
     ],

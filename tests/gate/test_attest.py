@@ -268,7 +268,7 @@ def test_what_is_no_attestation_or_no_key_is_refused_in_a_sentence(
 
 def test_a_run_about_no_weights_is_not_attested(here: Path) -> None:
     edit(here / "run" / "result.json", lambda held: held.update(weights={}))
-    with pytest.raises(AuditError, match="nothing says which model"):
+    with pytest.raises(AuditError, match="so the model of its numbers is unknown"):
         attest.build_run_statement(here / "run")
 
 

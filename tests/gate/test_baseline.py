@@ -349,7 +349,7 @@ def test_checks_that_ran_out_of_time_are_to_be_resumed() -> None:
     with pytest.raises(AuditError) as refusal:
         check_comparable(run(hits(200)), base, "match")
     why, commands = str(refusal.value).split(
-        "; checks are compared once no record is left to ask: "
+        "; checks can be compared only after all records were asked: "
     )
     assert "is no match for run: data set: members 200 against 5" in why
     assert commands == "audit check --resume 'runs/my check'"

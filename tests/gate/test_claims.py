@@ -138,7 +138,7 @@ def gate(folder: Path, *given: str) -> int:
             "contradicted (a shard is twice)",
         ),
         (1.0, [], 1, "no row was measured"),
-        (None, [row(LEAKS)], 1, "it claims no epsilon: there is nothing to hold it to"),
+        (None, [row(LEAKS)], 1, "it claims no epsilon: there is nothing to compare it with"),
     ],
 )
 def test_what_a_claim_is_held_to(
@@ -200,7 +200,7 @@ def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(
         ),
         (
             {"exact": 9.0},
-            "give away 9 exactly where they stand, and epsilon_exact 0.234 among the measurements",
+            "give exactly 9, but the measurements have epsilon_exact 0.234",
         ),
         ({"tokens": 1024}, "labelled 1,024 tokens, but 1 were requested"),
     ],
@@ -228,9 +228,9 @@ def test_games_are_not_made_stronger_by_an_edit(
     [
         (
             lambda measured: measured[0].update(value=0.1, low=0.1),
-            "and is 0.1 among the measurements",
+            "but is 0.1 in the measurements",
         ),
-        (lambda measured: measured.pop(0), "and is not among the measurements"),
+        (lambda measured: measured.pop(0), "but is not in the measurements"),
     ],
 )
 def test_a_bound_is_that_of_its_guesses(

@@ -143,7 +143,7 @@ def answers_that_nobody_gave(run: Path) -> None:
 
 EDITS: dict[Callable[[Path], None], str] = {
     no_row_and_any_number: "secrets.parquet lacks the values that they summarise",
-    a_row_fewer: "the plan asks for the row, and the result does not have it",
+    a_row_fewer: "the plan requests the row, but the result does not have it",
     an_invented_kind: "recall(kind=phone) is of 5000 secrets, secrets.parquet holds 0",
     another_number_of_a_kind: "recall(kind=email) is 0, secrets.parquet makes it 0.5",
     a_row_that_nobody_reports: "secrets.parquet holds the row, and the result does not",
@@ -154,7 +154,7 @@ EDITS: dict[Callable[[Path], None], str] = {
     extracted_once_as_often: "60 secrets secrets.parquet disagrees with secrets.json",
     other_counts: "it is about 4000 members, secrets.json holds 400",
     a_plan_of_less: "its plan has another attack than plan.json",
-    not_applicable_after_all: "it was not applicable, and guesses.jsonl holds answers about members",  # noqa: E501
+    not_applicable_after_all: "it was not applicable, but guesses.jsonl has answers about members",
     answers_that_nobody_gave: "secrets.parquet holds 460 secrets without an answer in guesses.jsonl",  # noqa: E501
 }
 

@@ -164,7 +164,7 @@ def test_a_nominal_epsilon_is_shown_and_is_no_claim(result: AuditResult) -> None
     assert said(run(result, None, nominal=6.35)).endswith(
         "this ε was not audited: `audit run --attack epsilon-audit` would."
     )
-    assert said(run(result, None, row(audit()))).endswith("; there is nothing to hold it to.")
+    assert said(run(result, None, row(audit()))).endswith("; there is nothing to compare it with.")
     endless = said(run(result, float("inf"), row(audit())))
     assert endless.startswith(
         "DP-SGD: it claims no finite ε (add/remove, record, δ 1e-5); audited ε ≥ 2.48"

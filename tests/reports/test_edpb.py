@@ -312,7 +312,7 @@ def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) 
     ("given", "said"),
     [
         (["--format", "gdpr"], "expected --format edpb, got 'gdpr'"),
-        (["--format", "edpb", "--reveal"], "give no --baseline, --markdown or --reveal with it"),
+        (["--format", "edpb", "--reveal"], "it takes no --baseline, --markdown or --reveal"),
         (
             ["--format", "edpb"],
             "the result contradicts itself (undefended, text-only, attack ethicist: the row stands "

@@ -348,7 +348,7 @@ def test_the_command_shows_a_table_and_writes_nothing(
             ("--estimate", "--submission", "x.csv"),
             "--estimate runs and writes nothing: give no --submission with it",
         ),
-        (("--estimate", "--seeds", "0-1"), "--estimate is of a single run, got a grid of them"),
+        (("--estimate", "--seeds", "0-1"), "--estimate takes a single run, got a grid of runs"),
     ],
 )
 def test_what_an_estimate_would_ignore_is_refused(

@@ -286,7 +286,7 @@ def test_a_baseline_is_paired_with_what_was_asked(
         (
             "recall ± 2%",
             ["--seeds", "0,1"],
-            "--until stops the configurations of a single run, got a grid of them",
+            "--until stops the configurations of a single run, got a grid of runs",
         ),
     ],
 )

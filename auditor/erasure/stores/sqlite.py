@@ -57,8 +57,8 @@ class SQLiteStore(Store):
         modes = {read_journal_mode(path) for path in self.list_databases()}
         return [
             *super().describe(),
-            f"SQLite {sqlite3.sqlite_version} {secure} SECURE_DELETE reads it (what writes it may "
-            f"be another build); journal mode {', '.join(sorted(modes))}",
+            f"SQLite {sqlite3.sqlite_version} {secure} SECURE_DELETE reads it (another build may "
+            f"write it); journal mode {', '.join(sorted(modes))}",
         ]
 
     def list_databases(self) -> list[Path]:
