@@ -46,7 +46,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("attest")
     save_tiny(here / "model")
     rows = [
-        {"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)
+        {"prefix": f"the locker of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)
     ]
     (here / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = [
@@ -108,12 +108,12 @@ def test_the_statement_names_model_data_plan_result_and_decision(inputs: Path) -
     assert predicate["plan"]["sha256"] == predicate["files"]["plan.json"]
     assert {TABLE, "weights.json"} < set(predicate["files"])
     kept = [path for path in (inputs / "run").iterdir() if path.is_file()]
-    private = [path.name for path in kept if "the number of" in path.read_text(errors="replace")]
+    private = [path.name for path in kept if "the locker of" in path.read_text(errors="replace")]
     # a digest would confirm a guess of a text
     assert private != [] and not set(private) & set(predicate["files"])
     # digests go first: one in about a thousand statements has the digits by chance
     text = re.sub(r"[0-9a-f]{64}", "", json.dumps(said))
-    assert "the number of" not in text and "7919" not in text
+    assert "the locker of" not in text and "7919" not in text
 
 
 def test_an_attested_run_is_verified_and_one_by_another_key_is_not(
