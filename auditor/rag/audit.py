@@ -45,8 +45,10 @@ class RagAudit:
 
     @property
     def verdict(self) -> str:
-        judged = (*self.layers, self.membership, *self.vectors)
-        return find_worst(entry.verdict for entry in judged)
+        verdicts = [layer.verdict for layer in self.layers]
+        verdicts.append(self.membership.verdict)
+        verdicts += [vector.verdict for vector in self.vectors]
+        return find_worst(verdicts)
 
 
 def audit_rag(

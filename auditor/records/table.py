@@ -435,7 +435,8 @@ def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
             counts = counts[1:]
         ids += [words[code] for code in codes[begins]]
         n_tokens.append(counts)
-        values += [np.from_dlpack(chunk) for chunk in rows["value"].chunks]
+        for chunk in rows["value"].chunks:
+            values.append(np.asarray(chunk, dtype=np.float64))
     ends = np.cumsum(np.concatenate(n_tokens))
     return SuffixLogProbs(tuple(ids), ends, np.concatenate(values))
 
