@@ -26,6 +26,8 @@ from auditor.models.loading import DEFAULTS, load_causal_lm
 
 ADAPTER = "adapter_config.json"
 MARK = "audit_tokens.json"  # in the folder of an extended model
+# modules with a row for each token: inputs, and outputs, which score a canary's token
+_VOCABULARY_MODULES = ("embed_tokens", "embed_in", "wte", "word_embeddings", "lm_head", "embed_out")
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,10 @@ def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> Non
     if manifest.kind != "new-tokens" or not (Path(model) / ADAPTER).is_file():
         return
     config = read_json_object(Path(model) / ADAPTER, "the configuration of an adapter")
-    if not (config.get("modules_to_save") or config.get("trainable_token_indices")):
+    # a list of modules, or one regular expression
+    trained = f"{config.get('modules_to_save')} {config.get('target_modules')}"
+    has_trained_rows = any(module in trained for module in _VOCABULARY_MODULES)
+    if not (has_trained_rows or config.get("trainable_token_indices")):
         raise AuditError(
             f"expected a fully trained model for canaries of new tokens, but {model!r} is an "
             "adapter with frozen embeddings: it cannot have learnt them"
