@@ -21,10 +21,10 @@ from auditor.training.variants import DataVariant
 
 @dataclass(frozen=True)
 class CopyCap(DataVariant):
-    """Fine-tune on at most `most` copies of each record, as `audit advise` predicts.
+    """Fine-tune on data in which each record has a limited number of copies.
 
-    This training makes no privacy claim. Near-duplicates count as other texts: `dedup` finds
-    near-duplicates.
+    `audit advise` predicts the effect of this limit. This training makes no privacy claim. Only
+    exact copies count; use `dedup` for near-duplicates.
 
     most: the number of copies of a text to keep.
     """

@@ -74,10 +74,10 @@ class PMixedTrainer(Trainer):
             )
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
-        """Train several members at once, and return notes.
+        """Train several models of the ensemble at once, and return notes for the report.
 
-        After an interruption, finished members are kept. The other members end with the weights
-        that they would have had without the interruption.
+        After an interruption, finished models are kept. The other models end with the weights that
+        they would have had without the interruption.
         """
         self.check(job)
         base = job.load()

@@ -198,7 +198,8 @@ class UniformMixingModel(WrappingModel):
 
     The mixed distribution is explicit, so log-probabilities and gradients are available.
     claimed: the epsilon of one token (nats) by the accounting (None: no claim).
-    public: the model that determines the support, if needed; it is also a neighbour.
+    public: a model trained without the private data, or None. Its likeliest tokens determine the
+    support of the uniform distribution, and it is also a neighbour in audits of epsilon.
     """
 
     def __init__(

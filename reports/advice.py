@@ -336,8 +336,9 @@ def _list_defense_advice(
 ) -> Iterator[Advice]:
     """Yield advice on each defense: its cost, and its change of verbatim and near-verbatim recall.
 
-    worst: the undefended model's attack result, with which each defense is compared by secret.
-    members: the outcomes of this row. Control models are skipped, because they promise nothing.
+    worst: result of the attack on the undefended model, with which each defense is compared by
+    secret. members: outcome of that attack for each member. Control models are skipped, because
+    they promise nothing.
     """
     findings_by_key = {
         finding.cell_key: finding for finding in result.findings if not finding.not_applicable

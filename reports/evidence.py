@@ -233,9 +233,10 @@ def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
 def _list_titled_calibrations(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
-    """Return calibrations of predicted probabilities, each with a title.
+    """Return each calibration of predicted probabilities, with its title.
 
-    Predictions are guess scores that are probabilities, and exact sampling probabilities.
+    There are two kinds of prediction: guess scores that are probabilities, and exact sampling
+    probabilities.
     """
     values = details.rows.get(finding.cell_key)
     if values is None or values.outcome is None:

@@ -125,7 +125,7 @@ def table_by_target(
 
 
 def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
-    """Return a group of table rows, one per repeat count, with the number, its interval and n."""
+    """Return a group of table rows, one per repeat count: value, interval and n."""
     rows = (
         (count, *phrases.format_measurement_cells(m))
         for count, m in phrases.sort_repeats(by_repeats)

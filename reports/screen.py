@@ -380,7 +380,8 @@ def _attack_table_lines(
 def _build_other_signals_screen_entry(
     result: AuditResult, assessment: LeakAssessment
 ) -> ScreenEntry:
-    """Return an entry with all leaks except verbatim text and personal data, shown leaks first."""
+    """Return an entry with all signals except verbatim text and personal data, significant leaks
+    first."""
     best = _find_highest_recall_row(result, assessment)
     entries = list[tuple[tuple[bool, bool], str, str]]()
     for target in assessment.targets:

@@ -346,9 +346,10 @@ def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyTy
 
 @dataclass(frozen=True)
 class RisksNamedOnCommandLine:
-    """Risky fields named on the command line. Other people's plans or folders may set only these.
+    """Risky fields that the user named on the command line.
 
-    `named` holds pairs of field and value, with a pair for each value of a list.
+    A plan or run folder from somebody else may set a risky field only if it is among these. `named`
+    contains pairs of field and value, one for each value of a list.
     """
 
     named: tuple[tuple[str, Any], ...]

@@ -46,13 +46,13 @@ class WeightedMetric:
 
 
 def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
-    """Return the sum of coefficient x metric with its 95% interval.
+    """Return the sum of coefficient x metric over the parts, with its 95% interval.
 
-    The sum is averaged over the seeds that all parts have. It is paired over secrets if every
-    metric comes from an attack's guesses for the members, or is a probe's mean over the same
-    secrets. The sum is paired over held-out texts if every metric is a perplexity of the same
-    texts. Otherwise, as for an epsilon, the intervals of the parts are combined as independent
-    (MOVER). Raise AuditError if a part lacks its metric.
+    The sum is averaged over the seeds that every part has. The interval resamples secrets, in
+    pairs, if every metric comes from an attack's guesses for the members, or is a probe's mean over
+    the same secrets. It resamples held-out texts, in pairs, if every metric is a perplexity of the
+    same texts. For other metrics, such as epsilon, the intervals of the parts are combined as if
+    independent (MOVER). name: the name of the sum. Raise AuditError if a part lacks its metric.
     """
     of_members = []
     for part in parts:

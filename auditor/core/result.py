@@ -189,15 +189,16 @@ class Finding:
         violations: observed violations of the claim, a sentence each.
         seconds: duration.
         drawn: tokens drawn from the target.
-        samples: samples of each prefix, drawn after only the prefix; 0 for none or after a soft
-        prompt.
+        samples: samples drawn of each prefix if the prefix is the whole prompt; 0 if none were
+            drawn or a soft prompt was used.
         rows: sequences run through the target, shared passes included.
-        chain: causes of the effect of a defense, if its controls were measured.
+        chain: the part of a defense's effect that each cause explains; empty if its controls were
+            not measured.
         audits: bounds of epsilon; the (epsilon, delta) bound first.
         strata: records by number of copies, most copies first; empty if copies were not counted.
         scores_tried: number of membership scores of which `membership_auc` is the strongest; 0 in
         older records.
-        stopped: early stop of the queries; None if all secrets were planned.
+        stopped: how the queries stopped early; None if all secrets were to be queried.
     """
 
     target: str
@@ -425,7 +426,7 @@ class RecordCounts:
 
     @property
     def askable(self) -> int:
-        """Number of distinct records that could be attacked, without auxiliary records."""
+        """Number of distinct records that could be attacked; auxiliary records are not counted."""
         return sum(self.by_copies.values()) or self.given - self.copies
 
     @property

@@ -365,10 +365,12 @@ def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str
 
 
 def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
-    """Build the rule for a metric and its limit, a number or the claim.
+    """Build the rule for a metric.
 
-    name: `recall`, `recall(count=16)` or `recall(kind=email)`, already validated. Raise AuditError
-    for a rule that holds whatever the model leaks.
+    name: `recall`, `recall(count=16)` or `recall(kind=email)`, already validated. limit: a number,
+    or the target's claim. complaint: the start of error messages. against_baseline: whether the
+    limit is on the change from the baseline run. Raise AuditError for a rule that could not fail,
+    however much the model leaks.
     """
     match = _METRIC.fullmatch(name)
     assert match is not None

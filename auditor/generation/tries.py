@@ -68,7 +68,7 @@ class TrieLevel:
 
 @dataclass(frozen=True)
 class Trie:
-    """The tokens of all texts of a space, as a tree.
+    """The tokens of all texts of a canary space (all texts that a format can produce), as a tree.
 
     head: the first tokens, which all texts share; levels: the tree, with a leaf for each text.
     """

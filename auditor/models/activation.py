@@ -58,13 +58,14 @@ class Activation:
     def read(self, texts: Tensor, last: int, read_texts: Callable[[], Tensor]) -> Tensor:
         """Return the next-token distributions at the last positions of the texts, (B, last, V).
 
-        Each position depends on the last invocation before it. One forward pass can use only one
-        invocation of a text, so texts with several invocations are read several times.
+        An invocation is the token sequence that switches the adapter on. Each position depends on
+        the last invocation before it. One forward pass can use only one invocation of a text, so a
+        text with several invocations is passed through the model once for each.
 
         Args:
             texts: (B, n) token ids.
             last: number of last positions.
-            read_texts: runs the forward pass.
+            read_texts: runs one forward pass and returns its distributions.
         """
         if not self.invocation:
             return read_texts()

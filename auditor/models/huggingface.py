@@ -127,7 +127,7 @@ class HuggingFaceRows(Rows):
         return len(self._logits)
 
     def log_probs(self) -> Tensor:
-        """Return log-probabilities (rows, V), or (rows, width, V) for several parts."""
+        """Return the next token's log-probabilities (rows, V); of an ensemble (rows, parts, V)."""
         if self._total is None or self._total.any():
             # Log-probabilities are logits whose total is 0: they replace the logits.
             self._logits = torch.log_softmax(self._logits, dim=-1)

@@ -235,11 +235,12 @@ class _CachedMemberRows(EnsembleMemberRows):
 
 
 class MixedLoraRouting:
-    """The ensemble part of each batch row in all mixed layers, set before each forward pass.
+    """The ensemble part (adapter) that each batch row uses, in all layers that mix adapters.
 
+    It is set before each forward pass.
     part: (rows,) the part of each row; None: all parts have equally many rows.
-    blocks: parts that have one block of rows each; None: the rows are in the order (row, part),
-        with all parts.
+    blocks: the parts in the order of their blocks of rows; None: all parts take turns, row 0 of
+        each part first, then row 1 of each part.
     """
 
     part: Tensor | None = None  # (rows,); None: equally many rows for each part

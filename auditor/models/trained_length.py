@@ -55,11 +55,12 @@ class TrainedLength:
 
 
 def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
-    """Return the `max_length` in a trainer's saved arguments, or None, and a note.
+    """Return the `max_length` in a trainer's saved arguments, or None, and a note if the file
+    cannot be read.
 
-    TRL's `SFTConfig` (1.16) has the default 1,024. Its trainer cuts the end of rows, or the start
-    with `truncation_mode="keep_end"`. Packing cuts the end (`bfd`) or nothing. DPO and other
-    trainers have an argument of this name too; trainers without truncation lack the argument.
+    In TRL's `SFTConfig` (1.16) the default is 1,024. Rows are cut at the end, or at the start with
+    `truncation_mode="keep_end"`. With packing, the strategy `bfd` cuts the end and the others cut
+    nothing. DPO and other trainers that truncate use the same argument name.
     """
     path = folder / FILE
     if not path.is_file():

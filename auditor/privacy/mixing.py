@@ -296,9 +296,11 @@ def _compute_fixed_member_terms(
 
 
 def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E h^j; for odd j, only over tokens with h > 0.
+    """Return the log of a bound on E h^j over public tokens; for odd j, only over tokens with h >
+    0.
 
-    h is a member's probability over the public probability, minus 1.
+    h is a member's probability over the public probability, minus 1. radius: the Rényi radius, in
+    nats; log_reach: the log of the largest possible h.
     """
     return _log_expm1((j - 1) * radius)
 

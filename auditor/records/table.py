@@ -436,7 +436,7 @@ def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
         ids += [words[code] for code in codes[begins]]
         n_tokens.append(counts)
         for chunk in rows["value"].chunks:
-            values.append(np.asarray(chunk, dtype=np.float64))
+            values.append(np.from_dlpack(chunk).astype(np.float64, copy=False))
     ends = np.cumsum(np.concatenate(n_tokens))
     return SuffixLogProbs(tuple(ids), ends, np.concatenate(values))
 

@@ -179,7 +179,7 @@ def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
 
 
 def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
-    """Return a copy of the benchmark that holds only the records of `units` and counts of these
+    """Return a copy of the benchmark with only the records of `units`; its counts are of these
     records.
     """
     ids = {secret.id for unit in units for secret in unit}

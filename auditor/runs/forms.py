@@ -32,7 +32,10 @@ class NamedForm(UnlearningBaseline):
 
 
 def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
-    """Return a row for each form of `--forms`, in order. others: the run's other rows.
+    """Return a row for each deployed form of the target that `--forms` lists, such as a quantised
+    copy, in this order.
+
+    others: the run's other rows.
 
     Raise AuditError for an invalid form, or if two rows have the same name.
     """

@@ -39,9 +39,9 @@ def format_missing_input(defense: Defense, public: str | None) -> str:
 
 
 def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
-    """Raise AuditError for a defense whose inputs only the lab would provide.
+    """Raise AuditError if a defense needs an input that the user did not give and only the lab has.
 
-    public: folder or hub id of the public model.
+    public: folder or hub id of the public model; None if not given.
     """
     if phrase := format_missing_input(defense, public):
         raise AuditError(f"--defense {defense.name} outside the lab needs {phrase}")

@@ -176,8 +176,8 @@ def _judge_personal_spans(
 ) -> Iterator[tuple[str, str, Fate]]:
     """Yield (kind, text, fate) of each distinct item of personal data that overlaps the suffix.
 
-    The fate of a member's item is "members" if the item counts, and "held" if the prefix contains
-    the item. The fate is "cut" if the suffix contains only a part.
+    The fate says how the item is used: "members" if it counts in the recall, "held" if the prefix
+    already contains it, and "cut" if the suffix contains only a part of it.
     """
     # Include the text after the suffix, to find spans cut by its end completely.
     full_text = _decode_whole_text(wording)

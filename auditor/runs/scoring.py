@@ -246,7 +246,7 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
     found.
 
     Return each secret's mean log-probability per token, in nats. The run folder stores the members'
-    scores, but not for controls, which nobody deploys.
+    scores, except those of a control model, which nobody deploys.
     """
     folder = audit.folder
     size = audit.batch_size

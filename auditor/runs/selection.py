@@ -227,10 +227,11 @@ def _build_methods(
 def _default_attack_options(
     site: Site, known: Mapping[str, type[Attack | Probe]]
 ) -> dict[str, dict[str, Any]]:
-    """Return default options of attacks and probes, by method. The user's options replace them.
+    """Return the default options of attacks and probes, by method. The user's options replace them.
 
-    The audit's models and data decide some. Methods declare others for a model without a reference
-    model or without distributions. known: classes of attacks and probes by name.
+    Some defaults follow from the audit's models and data. An attack or probe declares the others
+    itself, for an audit without a reference model or a target without distributions. known: classes
+    of attacks and probes by name.
     """
     defaults = {}
     for name, options in site.default_attack_options.items():

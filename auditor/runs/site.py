@@ -448,9 +448,10 @@ class Site(SiteModels):
         check_controls_trained_like_defense(defense)
 
     def is_control_the_undefended_model(self, control: Defense) -> bool:
-        """Test if the undefended model is this control.
+        """Return whether the undefended model can serve as this control of a defense.
 
-        This is so for an adapter trained on all data by the recipe of the ensemble's members.
+        It can if it is the adapter that was trained on all data by the recipe of the defense's
+        ensemble.
         """
         if "whole" not in control.needs:
             return False

@@ -106,10 +106,10 @@ Scores = tuple[Floats, Floats]  # of members and of non-members
 def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
     """Return each model's leakage: the share of members found at a false-positive rate.
 
-    The share is averaged over seeds. scores: by model and seed, (members' scores, non-members'
-    scores) of the same records in the same order. Each seed and resample chooses its own threshold
-    and direction, because a defense that makes members less likely than non-members reveals them
-    too.
+    The share is averaged over seeds, with a bootstrap interval. scores: by model and seed,
+    (members' scores, non-members' scores) of the same records in the same order. rate: the
+    false-positive rate. The threshold and the direction are chosen for each seed and each bootstrap
+    resample: a defense that makes members less likely than non-members reveals the members too.
     """
     pieces = []
     for block in _draw_resample_sides(scores):

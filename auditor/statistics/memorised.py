@@ -229,9 +229,11 @@ def _estimate_rate_per_thousand(
     most: float,
     note: str = "",
 ) -> Measurement:
-    """Return the mean of counts per 1,000, with `compute_mean_probability`'s interval.
+    """Return the mean of `values` per 1,000 generations, with `compute_mean_probability`'s
+    interval.
 
-    most: the largest possible value, which may be rare.
+    values: counts of memorised n-grams. most: the largest possible value; the interval allows for
+    it even if no generation has so many.
     """
     mean = compute_mean_probability(name, values / most, note)
     scale = PER * most

@@ -119,7 +119,8 @@ class _PointRunner:
 
 @dataclass(frozen=True)
 class _WorkerPointRunner:
-    """Callable that makes a `_PointRunner` on a worker, which alone writes its points."""
+    """Callable that makes a `_PointRunner` on a worker; only this worker writes the points that it
+    runs."""
 
     start: WorkerStart = field(default_factory=WorkerStart)
 

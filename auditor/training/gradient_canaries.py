@@ -89,9 +89,10 @@ class AssumedMechanism:
 class CanaryWatch:
     """A watch that plants canaries in the steps of a training and scores each release of gradients.
 
-    planted, parameters: the canaries and the trained parameters.
-    first: number of the first canary among the units; units with lower numbers are records.
-    assumed: the mechanism.
+    planted: the canaries.
+    parameters: the trained parameters.
+    first: index of the first canary among the privacy units; units with lower indices are records.
+    assumed: the privacy mechanism that the training is assumed to use.
     """
 
     def __init__(

@@ -326,7 +326,8 @@ def build_audit_secrets(
 ) -> Iterator[Secret]:
     """Yield the canaries as secrets. rows: the tokens of each text.
 
-    Raise AuditError if the tokenizer lacks a new token.
+    Raise AuditError if a canary uses a token that was added for the audit and the tokenizer does
+    not have this token.
     """
     from auditor.generation.tries import encode_without_special_tokens
 

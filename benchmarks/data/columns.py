@@ -68,7 +68,8 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
     """Return the columns that hold the table's records, as one of the tuples in `PLAIN` and
     `LAYOUTS`.
 
-    Raise AuditError with the columns for no layout, several layouts or duplicate columns.
+    Raise AuditError, which lists the table's columns, if no layout matches, if several match, or if
+    a column name is duplicated.
     """
     for name in COLUMNS:
         if table.columns.count(name) > 1:

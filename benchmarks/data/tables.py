@@ -134,8 +134,8 @@ def _find_arrow_text_columns(
 ) -> tuple[str, ...]:
     """Return the text columns of an Arrow table, judged by the values in its first rows.
 
-    first: the first rows. column: reads a complete column. If the first values of a column are
-    empty, its first other values decide.
+    first: the first rows. column: reads a complete column by its name. A column that is empty in
+    the first rows is judged by its first non-empty values.
     """
     rows = first.to_pylist()
     values = {}
