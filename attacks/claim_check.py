@@ -323,7 +323,7 @@ def list_claim_faults(observations: Observed) -> list[str]:
         not abs(excess) <= math.sqrt(2 * variance * log_odds) + log_odds
     ):  # Bernstein: terms within 1 of their mean
         faults.append(
-            "drawn tokens do not have the distribution that is claimed of: decoding is not "
+            "drawn tokens do not have the distribution that the claim is about: decoding is not "
             "ancestral"
         )
     shared, uncharged = (

@@ -156,8 +156,8 @@ class Exposure(Probe):
             f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows "
             f"(null p-value 2^-exposure, by rank among {self.references:,} random texts where "
             f"exposure is estimated; Holm-corrected, {self.alpha:g})",
-            "exposure of a canary that was inserted k times is a fact about k records: hold it "
-            "against a claim for groups of k, never against a record's epsilon",
+            "exposure of a canary that was inserted k times is a fact about k records: compare it "
+            "with a claim for groups of k, never with a record's epsilon",
         ]
         # Estimates are not exact either, and have their own sentence.
         bounded = int((value_column(observations, "exact") == 0).sum()) - estimated
@@ -205,8 +205,8 @@ def _group_space_secrets(secrets: Sequence[Secret]) -> dict[CanarySpace, list[Se
     for secret in secrets:
         if (space := _get_canary(secret).space) is None:
             raise NotApplicable(
-                "exposure is a rank among all that a canary could have been, and these have no "
-                "space of texts on record"
+                "exposure is a rank among all texts that a canary could have been, and for these "
+                "canaries they are not recorded"
             )
         spaces.setdefault(space, []).append(secret)
     return spaces

@@ -431,8 +431,8 @@ class ExtractionProbability(DistributionProbe):
 
     def _bracket_notes(self, secrets: Sequence[Secret]) -> Iterator[str]:
         yield (
-            "two events: the baseline is of samples near the suffix, the suffix among them, and so "
-            "no less than the exact number; the ceiling is only of the suffix and says nothing "
+            "two events: the baseline counts samples near the suffix, including the suffix, so it "
+            "is never below the exact number; the ceiling counts only the suffix and says nothing "
             "about samples near it"
         )
         shortest = min(len(secret.suffix) for secret in secrets)

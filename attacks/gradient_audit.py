@@ -157,7 +157,7 @@ def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
         )
     # Below -z with a probability of at most exp(-z^2 / 2) (Maurer 2003, Theorem 2.1).
     if math.exp(-(min(0.0, counts["unevenness"]) ** 2) / 2) < _FALSE_ALARM:
-        yield "units were drawn too evenly for Poisson sampling, which the claim is accounted for"
+        yield "units were drawn too evenly for Poisson sampling, which the claim assumes"
     # The squares of `values` noise values over the claimed variance add up to a chi-squared
     # variable.
     if values and values * size**2 < 2 * gammaincinv(values / 2, _FALSE_ALARM):
@@ -166,4 +166,4 @@ def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
             "values of it"
         )
     if values >= _ENOUGH * releases and counts["noise_repeated"] > _SAME:
-        yield "what should be the noise of two steps is the same: their difference is without any"
+        yield "two steps have the same noise: their difference contains none"

@@ -125,7 +125,7 @@ class Identifiers(Probe):
         if not self.has_subject_in(secrets, unknown):
             kinds = ", ".join(sorted(unknown))
             raise NotApplicable(
-                "no record holds a value that its prefix does not, of a format that is described"
+                "no record contains a value of a described format that is not in its prefix too"
                 + (f" (not described: {kinds}; -A identifiers.formats=KIND=FORMAT)" * bool(kinds))
             )
 
@@ -261,9 +261,9 @@ class Identifiers(Probe):
         left_out = int(sum(observation.values["left_out"] for observation in observations))
         if left_out:
             yield (
-                f"{left_out} values are not ranked: nobody has described their format, it has "
-                f"fewer than {self._least_alternatives + 1} values, the tokenizer cannot tell them "
-                f"apart, or their record contains more than {_MOST_VALUES}"
+                f"{left_out} values are not ranked: their format is not described, it has "
+                f"fewer than {self._least_alternatives + 1} values, the tokenizer cannot "
+                f"distinguish them, or their record contains more than {_MOST_VALUES}"
             )
 
     def _ranks(self, secrets: Sequence[Secret], observations: Observed) -> RanksOfValues:

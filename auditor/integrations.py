@@ -53,7 +53,7 @@ LOSS_OTHERS = "loss_nonmembers"
 EXPOSURE = "exposure"
 LOGGED = (MEMBERS, OTHERS, LOSS, LOSS_OTHERS, EXPOSURE)
 NOT_CHECKED = (
-    "whether the records are in the training set was not checked: its rows hold no token ids "
+    "whether the records are in the training set was not checked: its rows contain no token ids "
     "(input_ids, or TRL's prompt_ids with completion_ids, chosen_ids or rejected_ids)"
 )
 _PANELS = (
@@ -149,7 +149,7 @@ class AuditCallback(TrainerCallback):
         for name in ("fsdp", "deepspeed"):
             if getattr(trainer, f"is_{name}_enabled", False):
                 raise AuditError(
-                    f"expected a model that one process holds, got {name}, which shards it: audit "
+                    f"expected a whole model in one process, got {name}, which shards it: audit "
                     "a checkpoint"
                 )
         self.trainer = trainer

@@ -185,7 +185,7 @@ def _batch_and_count_faults(
             if not _is_nearly_same_guesses(guesses, everything[name]):
                 yield (
                     f"expected the answer to {name} to depend only on it; in batches of "
-                    f"{batch_size} it is another"
+                    f"{batch_size} it changes"
                 )
     recipes = attack.sample_counts_by_recipe(make_view(tiny_model(), WHITE_BOX))
     planned = {}
@@ -261,7 +261,7 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
         if len(
             {frozenset(observed_secret.values) for observed_secret in observations.values()}
         ) != 1 or not all(observed_secret.values for observed_secret in observations.values()):
-            yield "expected the same numbers of every secret, at least one"
+            yield "expected the same numbers for every secret, at least one"
         if any(
             math.isnan(value)
             for observed_secret in observations.values()

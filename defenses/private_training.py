@@ -228,8 +228,8 @@ class PrivateTraining(PoissonTraining):
             return "no parameter moved: nothing was learnt, so epsilon has no meaning", ""
         if self.noise == "seeded":
             reason = (
-                "no guarantee: the noise is seeded, and two models of one seed share it, and their "
-                "batches (noise=secret has one)"
+                "no guarantee: the noise is seeded, so two models with one seed share it and their "
+                "batches (noise=secret gives a guarantee)"
             )
             return reason, "if the noise were secret"
         if base and (base.epsilon is None or base.unit != self.unit):

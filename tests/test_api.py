@@ -349,11 +349,11 @@ class Namesake(MostOften):
     [
         (
             {"engine": "ray"},
-            "expected all by name with --engine ray.*got given in Python as objects: model",
+            "expected everything by name with --engine ray.*got given in Python as objects: model",
         ),
         (
             {"attacks": [Namesake()]},
-            "expected another name of the attack .*Namesake than 'perplexity'",
+            "expected a name for the attack .*Namesake other than 'perplexity'",
         ),
         (
             {"attacks": [MostOften(power=print)]},

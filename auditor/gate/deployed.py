@@ -79,16 +79,17 @@ def _describe_deployed_model(
 ) -> str:
     if in_memory:
         return (
-            "in the memory of a process: nobody can say whether the deployed model is the judged "
-            "one"
+            "in the memory of a process: it cannot be checked that the deployed model is the "
+            "judged one"
         )
     if lab:
         return "trained for the run and not deployed"
     if model:
-        return "behind an API: nobody can say whether it still uses the weights that were judged"
+        return "behind an API: it cannot be checked that it still uses the judged weights"
     if not local_files:
         return (
-            "not on this machine: nobody can say here whether the deployed model is the judged one"
+            "not on this machine: it cannot be checked here that the deployed model is the judged "
+            "one"
         )
     if differs:
         return f"another model is there now: {differs}"

@@ -149,7 +149,7 @@ def _explain_left_out(folder: Path) -> str:
     if (folder / RESULT).exists():
         return ""
     if (folder / PLAN).is_file():
-        return f"not finished; audit run --resume {folder} goes on with it"
+        return f"not finished; audit run --resume {folder} continues it"
     inner = next((depth for depth in ("*", "*/*") if any(folder.glob(f"{depth}/{RESULT}"))), "")
     if inner:
         return f"a folder of runs, not a run; {folder}/{inner} names them"
@@ -179,7 +179,8 @@ _LABELS: dict[By, Callable[[RunOutcomes], str | None]] = {
 }
 _WITHOUT: dict[By, str] = {
     "commit": "it records no commit: it was made outside a git repository, or by an older version",
-    "checkpoint": "its model is not named by a step, as checkpoint-500, step1000 or epoch-3 are",
+    "checkpoint": "the name of its model contains no step, such as checkpoint-500, step1000 or "
+    "epoch-3",
 }
 
 

@@ -86,7 +86,7 @@ def find_strata_objection(
             return (
                 f"{count_stratum_hits(stratum):,} of the "
                 f"{format_count(stratum.extracted.n, 'record')} "
-                f"that occur {stratum.copies:,} times are extracted, above the limit (their own: "
-                f"recall(count={stratum.copies}))"
+                f"that occur {stratum.copies:,} times are extracted, above the limit (to limit "
+                f"these records: recall(count={stratum.copies}))"
             )
     return ""

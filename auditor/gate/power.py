@@ -71,7 +71,8 @@ def parse_planned_share_change(item: str) -> ShareChange:
         raise AuditError(complaint)
     if find_metric(match[1]).unit not in SHARES:
         raise AuditError(
-            f"expected --plan on a share of secrets, as recall, got {match[1]}, which is none"
+            f"expected --plan on a share of secrets, such as recall, got {match[1]}, which is not "
+            "one"
         )
     try:
         before, after, *rest = (float(part) for part in match.groups()[1:] if part is not None)
@@ -159,7 +160,7 @@ def count_policy_secrets(
     if not limits:
         rule_reasons = "; ".join(f"'{rule}' ({explain_missing_number(rule)})" for rule in rules)
         raise AuditError(
-            f"expected a policy with a limit on a share, as recall <= 0.05, got {rule_reasons}"
+            f"expected a policy with a limit on a share, such as recall <= 0.05, got {rule_reasons}"
         )
     needs = list[SecretsNeeded]()
     for rule in limits:
@@ -181,7 +182,7 @@ def explain_missing_number(rule: Rule) -> str:
     number.
     """
     if rule.is_paired_difference:
-        return "how often answers change decides it: say --plan METRIC=A:B"
+        return "it depends on how often answers change: give --plan METRIC=A:B"
     if rule.of_claim:
         return "an audit of the claimed epsilon decides it"
     if find_metric(rule.metric).unit not in SHARES:

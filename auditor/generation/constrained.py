@@ -58,7 +58,7 @@ class TokenGuide:
         if not "".join([space.format, *choices]).isascii():
             raise AuditError(
                 "expected ASCII texts in a space too large to be searched, got the format "
-                f"{space.format!r}: tokens may hold parts of other characters"
+                f"{space.format!r}: a token may be a part of any other character"
             )
         self.space = space
         self.tokenizer = tokenizer

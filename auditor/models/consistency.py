@@ -102,7 +102,7 @@ def _find_sampling_faults(model: LanguageModel, texts: Tensor, tolerance: float)
     prefixes = texts[:, :2].repeat_interleave(8, 0)
     token_log_probs = model.token_log_probs(prefixes, first.tokens)
     if not _are_log_probs_close(first.log_probs, token_log_probs, tolerance):
-        yield "samples report other probabilities of their tokens than token_log_probs"
+        yield "samples report probabilities of their tokens that differ from token_log_probs"
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
         if not (Path(name) / _ADAPTER).is_file():
             if options.base is not None:
                 raise AuditError(
-                    f"--base names the base of an adapter, got it with {name!r}, which is none"
+                    f"expected --base only with an adapter, got it with {name!r}, which is not one"
                 )
             loaded = read_weights("causal", name, resolve_dtype_option(name, options))
             tokenizer = load_tokenizer_if_present(name, options)
@@ -142,7 +142,8 @@ def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -
         )
     if (Path(base) / _ADAPTER).is_file():
         raise AuditError(
-            f"expected an adapter of a whole model, got {name!r}, one on another adapter, {base!r}"
+            f"expected an adapter of a whole model, got {name!r}, an adapter of another adapter, "
+            f"{base!r}"
         )
     return str(base)
 
@@ -154,8 +155,8 @@ def _refuse_adapter_beside_weights(folder: Path) -> None:
     )
     if weights_file is not None:
         raise AuditError(
-            f"expected either an adapter or a whole model in {str(folder)!r}, got {_ADAPTER} "
-            f"beside {weights_file}: keep only the one that you mean"
+            f"expected either an adapter or a whole model in {str(folder)!r}, got both "
+            f"{_ADAPTER} and {weights_file}: keep only the one that you mean"
         )
 
 

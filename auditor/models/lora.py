@@ -465,8 +465,8 @@ def _require_single_device(public: HuggingFaceModel) -> None:
     """Raise AuditError if the public model is split over several devices."""
     if places := list_split_devices(public.model):
         raise AuditError(
-            "expected the public model of an ensemble in one place, got one that --device-map put "
-            f"on {', '.join(places)}: its members are asked in one batch"
+            "expected the public model of an ensemble on one device, got one that --device-map put "
+            f"on {', '.join(places)}: its members answer in one batch"
         )
 
 

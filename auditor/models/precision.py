@@ -102,7 +102,7 @@ def dtype_effect_sentence(
     ):
         return (
             f"runs in {dtype}; the effect of that was not measured: float32 takes "
-            f"{needed / 1e9:.1f} GB beside it, of {free / 1e9:.1f} GB that are free"
+            f"another {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         )
     exact = type(model)(copy.deepcopy(plain).float(), name=model.name)
     diffs = []

@@ -286,8 +286,8 @@ class _SelfCheckTrial:
         ):
             self.model.capabilities = self.model.capabilities - {"embeddings"}
             self._note(
-                "input embeddings do not give its distribution or its gradients, so that soft "
-                "prompts are not applicable to it"
+                "input embeddings do not give its distribution or its gradients, so soft prompts "
+                "cannot be used with it"
             )
 
     def _embeddings_are_faithful(self) -> bool:

@@ -71,7 +71,7 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
         reason = f"cannot be read safely ({type(error).__name__})"
         return (
             None,
-            f"{FILE} beside the model {reason}: --trained-length N names the trainer's max_length",
+            f"{FILE} next to the model {reason}: --trained-length N gives the trainer's max_length",
         )
     length = fields.get("max_length", fields.get("max_seq_length"))
     packs = fields.get("packing") is True

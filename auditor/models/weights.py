@@ -108,8 +108,8 @@ def resolve_model_device(device: str) -> torch.device:
         else:
             present = "none"
         raise AuditError(
-            f"expected {resolved} to be there for --device {device}, got a machine with {present}; "
-            "--device auto takes the best that is there"
+            f"expected {resolved} to be available for --device {device}, got a machine with "
+            f"{present}; --device auto takes the best available"
         )
     return resolved
 
@@ -169,7 +169,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     if wrappers:
         model, info = read(WRAPPED)
         notes += (
-            f"{name}: the names of its weights carry a wrapper of the training ({wrappers}): read "
+            f"{name}: the names of its weights begin with a training wrapper ({wrappers}): read "
             "without it",
         )
     refuse_missing_or_foreign_weights(
@@ -244,7 +244,7 @@ def _list_loading_difference_notes(
     if saved and saved != options.dtype:
         notes.append(
             f"{name}: its weights were saved in {saved} and run in {options.dtype}; served in "
-            f"{saved} (--dtype {saved}) it rounds otherwise"
+            f"{saved} (--dtype {saved}) it rounds differently"
         )
     return tuple(notes)
 
@@ -266,8 +266,8 @@ def _weight_formats_notes(name: str) -> tuple[str, ...]:
             )
     if all(sets):
         return (
-            f"{name}: it holds weights in two formats, {sets[0][0]} and {sets[1][0]}, which were "
-            "not compared",
+            f"{name}: it contains weights in two formats, {sets[0][0]} and {sets[1][0]}, which "
+            "were not compared",
         )
     return ()
 
@@ -331,7 +331,7 @@ def _refuse_unsupported_models(
     architectures = " ".join(getattr(config, "architectures", None) or ())
     if getattr(config, "is_encoder_decoder", False):
         raise AuditError(
-            f"{expected} an encoder-decoder ({config.model_type}), which no attack here can ask"
+            f"{expected} an encoder-decoder ({config.model_type}), which no attack here can query"
         )
     for word, description in _OTHERS.items():
         if word in architectures:
@@ -352,7 +352,8 @@ def _refuse_unsupported_models(
     extra = _format_extra_input(config)
     if extra:
         raise AuditError(
-            f"{expected} a model ({config.model_type}) that must be told {extra}, beside the text"
+            f"{expected} a model ({config.model_type}) that must be told {extra} "
+            "in addition to the text"
         )
     if cached_file(
         name, "modules.json", revision=options.revision, _raise_exceptions_for_missing_entries=False

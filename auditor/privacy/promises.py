@@ -135,13 +135,13 @@ class PrivacyRecord:
     def _note_accounting_premises(self) -> Iterator[str]:
         if self.units_given and self.units is not None:
             yield (
-                f"sampling rate and noise follow from {self.units:,} {self.unit}s, which was "
-                "given as public"
+                f"sampling rate and noise are computed from {self.units:,} {self.unit}s, a "
+                "number given as public"
             )
         elif self.units is not None:
             yield (
-                f"that there are {self.units:,} {self.unit}s is taken as public: sampling rate and "
-                "noise follow from it (-D units= names a public number instead)"
+                f"the number of {self.unit}s, {self.units:,}, is taken as public: sampling rate "
+                "and noise depend on it (-D units= names a public number instead)"
             )
         if self.earlier:
             yield (

@@ -35,8 +35,7 @@ class OpenAI(Provider):
         if request.base_url is None:
             model = f"{self.name}:{request.name}"
             raise AuditError(
-                f"expected --base-url URL with --model {model}, got none: it says who gets "
-                "the texts"
+                f"expected --base-url URL with --model {model}, got none: the texts are sent to it"
             )
         try:
             url = urlsplit(request.base_url)

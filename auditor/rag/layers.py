@@ -293,7 +293,7 @@ class RagJudge:
             reason = f"{n_outside:,} documents that are not in the store seem to be shown, too"
         elif not self.exchanges.control:
             verdict = CANNOT_TELL
-            reason = "no control: name a system that shows the documents with --control"
+            reason = "no control: give --control, a system that shows the documents"
         elif n_control < LEAST:
             verdict = CANNOT_TELL
             reason = f"the control is shown {n_control:,} documents, {LEAST} are needed"
@@ -362,9 +362,9 @@ class RagJudge:
             verdict = NO_LEAK
             if not control_p <= LEVEL:
                 verdict = CANNOT_TELL
-                reason = "the control cannot tell the documents in the store from the others either"
+                reason = "the control cannot distinguish documents in the store from others either"
                 if not self.exchanges.control:
-                    reason = "no control: name a system that shows the documents with --control"
+                    reason = "no control: give --control, a system that shows the documents"
         scores: dict[str, CandidateScore] = {}
         for (more, fewer), values in zip(_SIGNALS, signals, strict=True):
             has_both = min(member.sum(), (~member).sum()) >= roc.LEAST

@@ -99,8 +99,8 @@ def describe_cache(audit: RagAudit) -> str:
     if before or after < _CLEAR or not audit.n_identities:
         return ""
     return (
-        f"{after:,} documents were shown after their owner had asked the same, none before: "
-        "users share a cache"
+        f"{after:,} documents were shown after their owner had asked the same question, none "
+        "before: users share a cache"
     )
 
 

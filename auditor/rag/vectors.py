@@ -116,7 +116,7 @@ def _explain_doubt(
     """Return why ranks would prove nothing: too few values, or vectors of other texts; else ""."""
     if len(values) < rank_tests.LEAST_CONTROLS:
         return (
-            f"{len(values)} documents hold a value of a known format, "
+            f"{len(values)} documents contain a value of a known format, "
             f"{rank_tests.LEAST_CONTROLS} are needed"
         )
     text_vectors = _embed(system, [document.text for document in documents])

@@ -126,7 +126,7 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
         has_repeats = len(facts_by_id) < n_secrets
     except (KeyError, TypeError, ValueError):
         raise AuditError(
-            f"{path}: expected a column each of {', '.join(names)}: the file is damaged"
+            f"{path}: expected one column for each of {', '.join(names)}: the file is damaged"
         ) from None
     if has_repeats:
         raise AuditError(f"{path}: expected each secret once: the file is damaged")

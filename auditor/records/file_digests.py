@@ -100,9 +100,8 @@ def check_model_files_unchanged(
     if recorded is None:
         if now:
             raise AuditError(
-                f"expected {description} to say which weights it is of, but an older version made "
-                "it: "
-                "start anew"
+                f"expected {description} to say which weights it was made with, but an older "
+                "version made it: start again"
             )
         return
     for name, change in find_changed_files(recorded, now):

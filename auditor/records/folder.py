@@ -70,7 +70,7 @@ class RunFolder:
             # Check under the lock, which every writer of a plan holds.
             if (path / PLAN).exists():
                 raise AuditError(
-                    f"expected a new folder for -o, but {str(path)!r} holds a run; continue it "
+                    f"expected a new folder for -o, but {str(path)!r} contains a run; continue it "
                     f"with --resume {path}"
                 )
             (path / "state").mkdir(exist_ok=True, mode=0o700)
@@ -91,7 +91,7 @@ class RunFolder:
         A line that a crash cut off is dropped.
         """
         if not (path / PLAN).is_file():
-            raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {PLAN}")
+            raise AuditError(f"expected a run folder to resume, but {str(path)!r} has no {PLAN}")
         folder = cls(path)
         folder._lock = locks.acquire_folder_lock(path)
         # Only under the lock: this cuts off a half-written line, which another process may be
@@ -207,7 +207,7 @@ class RunFolder:
         if prefix is None and (self.path / _SECRETS).is_file():
             path = self.path / _PREFIX_TOKEN
             raise AuditError(
-                f"expected {path}, which says what stood before every text until now: it is missing"
+                f"expected {path}, which says what was put before every text so far: it is missing"
             )
         return prefix
 

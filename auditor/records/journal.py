@@ -113,7 +113,7 @@ class CellJournal(Generic[Key, Record]):
                 where = f"{self.path}, line {number}"
             raise AuditError(
                 f"{where}: expected a finished secret as a run writes it, got something else; "
-                "without that line its secret is done again"
+                "if you delete that line, its secret is attacked again"
             ) from error
 
 

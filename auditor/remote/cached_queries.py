@@ -416,8 +416,8 @@ class CachedServerQueries:
             self.wire.ledger.answers.invalidate_stored_answers()
             raise AuditError(
                 f"expected {self.wire.url} to stay the same model from the first answer to the "
-                f"last, but {change}. What was answered stays in the store, but none of it is used "
-                "again: this run cannot be resumed, and a new one asks anew"
+                f"last, but {change}. Its answers stay in the store, but none is used again: this "
+                "run cannot be resumed, and a new one sends all requests again"
             ) from None
 
     def _redraw_greedy_texts(self, answers: Sequence[GreedyAnswer]) -> list[str]:

@@ -359,7 +359,7 @@ class ServerConnection:
             else:
                 key = f"none: set {KEY}"
             return AuditError(
-                f"expected a key that {self.url} takes, got {key} (it answers {status})"
+                f"expected a key that {self.url} accepts, got {key} (it answers {status})"
             )
         if getattr(error, "code", None) in _NO_MONEY:
             return AuditError(f"{self.url} answers {status}: the account has no quota left")

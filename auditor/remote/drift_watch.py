@@ -318,9 +318,9 @@ class ServerWatch:
         if len(changed) >= _CHANGED:
             reply = next(text for answer, text in new if answer == changed[0])
             raise ServerChanged(
-                f"{len(changed)} of {len(self._sentinels)} texts of the handshake have other "
-                f"greedy answers now: to {TEXTS[self._sentinels.index(changed[0])]!r}, expected "
-                f"{changed[0].text!r}, came back {reply!r}"
+                f"{len(changed)} of {len(self._sentinels)} texts of the handshake have different "
+                f"greedy answers now: for {TEXTS[self._sentinels.index(changed[0])]!r}, expected "
+                f"{changed[0].text!r}, got {reply!r}"
             )
         chosen = _choose_rechecked_answers(self._run_answers, _BURST_OWN, self._bursts)
         differing = self._redraw_differing(chosen)

@@ -353,7 +353,7 @@ class _HandshakeInProgress:
             fault = describe_log_prob_fault(rest, scores.tokens, text, greedy.log_probs)
             if greedy.log_probs and len(answer) != len(greedy.log_probs):
                 fault = (
-                    "its answer is text of other tokens than it drew, so that they cannot be "
+                    "the text of its answer has other tokens than it drew, so they cannot be "
                     "compared"
                 )
             self._record_check(SAME, not fault, fault)

@@ -78,7 +78,7 @@ class Handshake:
         n_held = sum(check.passed is True for check in self.checks)
         sent = "token ids" if self.dialect.ids else "text"
         return (
-            f"{self.dialect.model} is behind an API: its access is what a handshake found, "
+            f"{self.dialect.model} is behind an API: a handshake found its access, "
             f"{self._access_label}; it is sent {sent}; {n_held} of {len(self.checks)} checks held",
             *(
                 ()

@@ -92,7 +92,7 @@ class RemoteModel(LanguageModel):
         if isinstance(decoding, Cooling):
             raise NotApplicable(
                 f"needs a temperature that falls from token to token; {self.name} draws whole "
-                "texts at one: -A cooling=0 asks for that"
+                "texts at one temperature: give -A cooling=0"
             )
         contexts = [tuple(row) for row in prefixes.tolist()]
         # below 2^31, to fit a 32-bit integer
@@ -261,8 +261,8 @@ class RemoteModel(LanguageModel):
         else:
             scored = ""
         sentences.append(
-            f"asked again on the way and at the end: {watch.compared:,} greedy answers, of which "
-            f"{watch.differed:,} came back otherwise{scored}"
+            f"requested again during the run and at its end: {watch.compared:,} greedy answers, of "
+            f"which {watch.differed:,} differed{scored}"
         )
         return tuple(sentences)
 
@@ -272,8 +272,7 @@ class RemoteModel(LanguageModel):
         if hidden := withheld_answers.count_hiding_answers(counts):
             sentences.append(
                 f"Of {sum(counts.values()):,} answers of {self.name} not all came through: "
-                f"{withheld_answers.format_withheld_answers(hidden)}. What they would have said "
-                "was not seen."
+                f"{withheld_answers.format_withheld_answers(hidden)}. Their contents are unknown."
             )
         if (watch := self.asker.watch).answers_are_unstable:
             sentences.append(

@@ -336,7 +336,8 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
         # the text's own token comes with the likeliest, unless it is one of them
         if scores and len(scores) not in (likeliest, likeliest + 1):
             raise MalformedAnswer(
-                f"{len(scores)} tokens came at a place, not its own and the {likeliest} likeliest"
+                f"{len(scores)} tokens came back for one position, not its own token and the "
+                f"{likeliest} likeliest"
             )
         expected = prompt[place] if place < len(prompt) else -1
         # Else the server read another token, which vLLM lists first: its id informs the caller.
@@ -393,7 +394,7 @@ def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLo
 def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
     """Return the log-probability and rank of each token listed at one position, by token id."""
     if not isinstance(entry, Mapping):
-        raise MalformedAnswer("log-probabilities of the prompt came that are no tokens'")
+        raise MalformedAnswer("the prompt came back with log-probabilities that belong to no token")
     return {
         _parse_token_id(token): (
             _parse_log_prob(_require_answer_field(score, "logprob")),

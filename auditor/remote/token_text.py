@@ -64,7 +64,7 @@ class TokenTextCodec:
         n_ended = sum(any(token in self.eos for token in text[len(adds) :]) for text in texts)
         if n_ended and not self.dialect.ends:
             raise NotApplicable(
-                f"{n_ended} of {len(texts)} texts hold the end of text, which the server of "
+                f"{n_ended} of {len(texts)} texts contain the end of text, which the server of "
                 f"{self.name} does not score"
             )
         n_changed = sum(

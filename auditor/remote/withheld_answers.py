@@ -43,7 +43,7 @@ _WORDS = {
     REDACTED: "redacted",
     CUT: "cut short by the server",
     UNCLEAR: "readable with and without a first space, which the server trims",
-    SPLIT: "to prefixes that begin or end within a character, which the server takes no part of",
+    SPLIT: "to prefixes that begin or end within a character, which the server does not accept",
     FAILED: "answered with an error (500) at every try",
     EMPTY: "empty",
     ENDED: "ended before the requested length",

@@ -39,7 +39,7 @@ def select_probed_secrets(
         return probe.textless_subjects(view)
     if not benchmark.canaries:
         raise NotApplicable(
-            "the data hold no canaries: give --canaries MANIFEST (see `audit canaries`)"
+            "the data contain no canaries: give --canaries MANIFEST (see `audit canaries`)"
         )
     coins = probe.of == "coins"
     chosen = tuple(
@@ -49,11 +49,11 @@ def select_probed_secrets(
     )
     if not chosen and coins:
         raise NotApplicable(
-            "no coin decided which of these canaries went in: make them by canaries make --audit"
+            "no coin decided which of these canaries went in: make them with canaries make --audit"
         )
     if not chosen:
         raise NotApplicable(
-            "these canaries are of an audit: what else each could have been is not known of them"
+            "these canaries were made for an audit: what else each could have been is not recorded"
         )
     return chosen
 

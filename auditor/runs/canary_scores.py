@@ -126,6 +126,7 @@ def _read_run_scores(manifest: ExposureCanaryManifest, folder: Path) -> list[Tar
     if not scores:
         probe = registry.find_method_name(_MEASURED)
         raise AuditError(
-            f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack {probe}"
+            f"{str(folder)!r} contains no exposure: run it with --canaries MANIFEST --attack "
+            f"{probe}"
         )
     return scores

@@ -193,7 +193,7 @@ class WorkerWorkplace:
         for name, digest in self.input_digests.items():
             if digests.get(name) != digest:
                 raise AuditError(
-                    f"expected every worker to read the same data as the run, but {name} is "
-                    f"another on {node()}"
+                    f"expected every worker to read the same data as the run, but {name} differs "
+                    f"on {node()}"
                 )
         return place

@@ -158,7 +158,7 @@ def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
             for r in FALSE_POSITIVES
         )
         note += (
-            f"; non-members that a rate of false positives takes: {', '.join(needs)}, there are "
+            f"; non-members needed for a rate of false positives: {', '.join(needs)}, there are "
             f"{estimate.secrets[1]:,}"
         )
     note = "; ".join((note, *estimate.ceilings))

@@ -45,8 +45,7 @@ def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[
         row = _parse_deployed_form_row(form)
         if target.uses_builtin_lab and isinstance(row.defense, NamedForm):
             raise AuditError(
-                f"--forms {form} names a model, which goes with --model and --data, got it in the "
-                "lab"
+                f"expected --model and --data with --forms {form}, which names a model, got the lab"
             )
         if row.name in names:
             raise AuditError(

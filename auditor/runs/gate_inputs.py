@@ -79,7 +79,8 @@ def _compare_deployed_model(
     if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
         about = target.model or target.lab
         raise AuditError(
-            f"--model says where a judged model is, but {run.name} read none: it is about {about}"
+            f"--model gives the path of the judged model, but {run.name} used no model: it is "
+            f"about {about}"
         )
     if model is not None and not Path(model).exists():
         raise AuditError(

@@ -104,7 +104,7 @@ class ModelLoader:
             ):
                 flags = ", ".join(map(format_field_flag, provider.takes)) or "none of the kind"
                 raise AuditError(
-                    f"{format_field_flag(name)} says nothing to a model of the provider "
+                    f"{format_field_flag(name)} does not apply to a model of the provider "
                     f"{provider.name}, which takes {flags}; got it with --model {self.target.model}"
                 )
         provider.check(request)

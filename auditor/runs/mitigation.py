@@ -199,7 +199,7 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
             recipe = dataclasses.replace(recipe, method=name, options=options)
             if kind.whole and recipe.lora:
                 raise AuditError(
-                    f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of "
+                    f"{name} trains a whole model, but the recipe of {plan.target.model!r} is for "
                     "an adapter"
                 )
     trainer = build_plugin("mitigation", registry.list_mitigations(), name, options)
@@ -220,7 +220,8 @@ def _check_retrainable(plan: Plan) -> None:
     """Raise AuditError for a run whose training cannot be repeated."""
     if plan.objects:
         raise AuditError(
-            "expected a run that a command began: this one attacked objects of a Python program"
+            "expected a run that was started by a command: this one attacked objects of a Python "
+            "program"
         )
     if plan.data.forget is not None or plan.defenses.relearn is not None:
         raise AuditError(
@@ -272,7 +273,7 @@ def _split_training_command(command: str, trainer: Trainer) -> tuple[str, ...]:
     if not isinstance(trainer, DataVariant):
         kinds = registry.list_mitigations()
         raise AuditError(
-            f"--train COMMAND is given other data, and {trainer.name} changes the training: "
+            f"--train COMMAND only gets other data, but {trainer.name} changes the training: "
             "expected --by "
             f"{', '.join(name for name, kind in kinds.items() if issubclass(kind, DataVariant))}"
         )
@@ -429,7 +430,7 @@ def _read_finished_record(out: Path, configuration: Mapping[str, Any]) -> dict[s
     if not (out / RECORD).is_file():
         if any(path.name != locks.LOCK for path in out.iterdir()):
             raise AuditError(
-                f"expected a new or empty folder for -o, but {str(out)!r} holds something else"
+                f"expected a new or empty folder for -o, but {str(out)!r} contains something else"
             )
         return None
     record = read_json_object(out / RECORD, "a mitigation")
@@ -437,7 +438,7 @@ def _read_finished_record(out: Path, configuration: Mapping[str, Any]) -> dict[s
     for name, value in configuration.items():
         if before.get(name) != value:
             raise AuditError(
-                f"{str(out)!r} is of another mitigation ({name}: {before.get(name)!r} there, "
+                f"{str(out)!r} belongs to another mitigation ({name}: {before.get(name)!r} there, "
                 f"{value!r} now)"
             )
     outcome: dict[str, Any] | None = record.get("done")
@@ -504,7 +505,7 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
             "again"
         )
     if not any((out / name).is_file() for name in ("config.json", "adapter_config.json")):
-        raise AuditError(f"expected a model in {str(out)!r} ({{out}}) behind --train, got none")
+        raise AuditError(f"expected a model in {str(out)!r} ({{out}}) after --train, got none")
 
 
 # --- the records

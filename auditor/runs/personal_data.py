@@ -152,8 +152,8 @@ def _build_recognisers(
         return None, ()
     if not pii.has_pii_packages() and not regions:
         return None, (
-            f"personal data: only values that the data mark are followed ({pii.INSTALL} to have "
-            "the rest recognised)",
+            f"personal data: only values marked in the data are tracked ({pii.INSTALL} to "
+            "recognise the rest)",
         )
     note = (
         "personal data: telephone numbers without a country code are not looked for without "

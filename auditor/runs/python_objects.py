@@ -49,7 +49,7 @@ def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> 
     if set(classes) - set(objects):
         raise AuditError(
             f"expected what this run was started with, {format_python_objects(classes)}: no folder "
-            "holds it; call audit() with it again, into a new folder"
+            "contains it; call audit() with it again, into a new folder"
         )
 
 
@@ -76,8 +76,8 @@ def list_unregistered_plugins(
                 continue
             if item.name in known[kind]:
                 raise AuditError(
-                    f"expected another name of the {kind} {name_class(item)} than {item.name!r}, "
-                    f"which is {known[kind][item.name].__module__}'s"
+                    f"expected a name for the {kind} {name_class(item)} other than "
+                    f"{item.name!r}, which is {known[kind][item.name].__module__}'s"
                 )
             _check_recordable(item)
             unregistered[f"{kind} {item.name}"] = item

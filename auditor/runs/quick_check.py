@@ -122,8 +122,7 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
     select_plugins(plan, site)
     if site.is_model_asked_over_network:
         raise AuditError(
-            f"expected a model that is loaded here, got {plan.target.model}: audit run --model "
-            "asks it"
+            f"expected a model that is loaded here, got {plan.target.model}: use audit run --model"
         )
     with clock.timed_stage("loading the model"):
         enable_hidden_state_caches(site)

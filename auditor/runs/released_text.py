@@ -398,14 +398,14 @@ def _describe_released_passages(
     # Assume that private n-grams occur by chance as often as held-out n-grams do.
     floor = sum(tokens.heldout > 0 for tokens in memorised_tokens) * trained / max(heldout, 1)
     yield (
-        f"{holding:,} of {len(memorised_tokens):,} released texts hold {n} {unit} in a row of the "
-        "private "
-        f"data and of no non-member; by non-members, {floor:,.0f} would by chance"
+        f"{holding:,} of {len(memorised_tokens):,} released texts contain {n} {unit} in a row from "
+        "the private data and from no non-member; judging by non-members, "
+        f"{floor:,.0f} would by chance"
     )
     if not pii.has_pii_packages():
         yield (
-            f"personal data: only values that the data mark are searched for ({pii.INSTALL} to "
-            "have the rest recognised)"
+            f"personal data: only values marked in the data are searched for ({pii.INSTALL} to "
+            "recognise the rest)"
         )
 
 
@@ -575,8 +575,8 @@ def _build_epsilon_finding(
     notes = [
         f"{main.canaries:,} canaries, in or out by a fair coin each; {main.guesses:,} guessed, "
         f"{main.right:,} right",
-        f"the bound, at {1 - main.level:.4g}, is of epsilon at delta {main.delta:g}, of whatever "
-        "training and release made this text",
+        f"the bound, at {1 - main.level:.4g}, is on epsilon at delta {main.delta:g}, for the "
+        "whole training and release that made this text",
     ]
     return _build_release_finding(
         EPSILON, audit_measurements(audits), notes, audits=audits

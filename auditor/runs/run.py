@@ -320,8 +320,8 @@ def _check_engine_can_serve_plan(plan: Plan, site: Site) -> None:
         else:
             subject = "a model behind an API"
         raise AuditError(
-            "expected all by name with --engine ray, as each worker loads it, and the model as a "
-            f"folder or a hub id, got {subject}"
+            "expected everything by name with --engine ray, because each worker loads it, and the "
+            f"model as a folder or a hub id, got {subject}"
         )
 
 

@@ -124,8 +124,8 @@ def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> s
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
         return (
-            "needs a model that has learnt the data: this one reads records as it is asked about "
-            "them"
+            "needs a model that has learnt the data: this one reads records only when it is "
+            "queried about them"
         )
     return ""
 
@@ -208,7 +208,7 @@ def _build_methods(
     for method in methods:
         if builtin := sorted(filter(is_builtin_metric, method.metrics)):
             raise AuditError(
-                f"expected other names of the metrics of {method.name} than {', '.join(builtin)}: "
+                f"expected names for the metrics of {method.name} other than {', '.join(builtin)}: "
                 "they are taken"
             )
         if canaries_alone and method.of == "secrets":
@@ -255,8 +255,8 @@ def _note_options_without_distributions(
         for option, value in method.without_distributions.items():
             if option not in options.get(method.name, {}):
                 site.reporter.announce(
-                    f"{method.name}: {option}={value}, as APIs give no whole distributions (-A "
-                    f"{method.name}.{option}= chooses another)"
+                    f"{method.name}: {option}={value}, because APIs give no whole distributions "
+                    f"(-A {method.name}.{option}= chooses another)"
                 )
 
 

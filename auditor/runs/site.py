@@ -490,7 +490,7 @@ class Site(SiteModels):
         if not isinstance(public, HuggingFaceModel):
             raise AuditError(
                 "expected --public as a transformers model, which the adapters of an ensemble are "
-                f"put on, got {type(public).__name__}"
+                f"added to, got {type(public).__name__}"
             )
         return public
 
@@ -544,8 +544,8 @@ def _describe_adapter_base(name: str, is_reference: bool) -> str:
     """
     if not is_reference:
         return (
-            f"the adapter's base, {name}, has another vocabulary and is no reference: --reference "
-            "MODEL names one"
+            f"the adapter's base, {name}, has another vocabulary and cannot be the reference: "
+            "--reference MODEL names one"
         )
     return (
         f"reference: the adapter's base, {name}. It saw no private data only if nothing but the "

@@ -159,8 +159,8 @@ def bound_stopped_finding(
         return {kind: bounded for kind, m in kinds.items() if (bounded := again(m, kind=kind))}
 
     note = (
-        f"{stopped.early_stop_sentence}: intervals hold at every look (betting), and what has "
-        "none is left out"
+        f"{stopped.early_stop_sentence}: intervals hold at every look (betting); numbers without "
+        "one are left out"
     )
     return replace(
         finding,
@@ -210,7 +210,7 @@ def build_stopping_rules(
                 )
         return dict.fromkeys(selection.list_cell_keys(), StoppingRule(width))
     if policy is None:
-        raise AuditError(f"--until {DECIDED} goes by the rules of --gate POLICY, got none")
+        raise AuditError(f"--until {DECIDED} stops by the rules of a gate: give --gate POLICY")
     scoped = []
     for rule in policy.rules:
         for row in selection.list_cell_keys():
@@ -236,8 +236,8 @@ def build_stopping_rules(
     if not rules_by_row:
         rule_names = ", ".join(f"'{rule}'" for rule in policy.rules)
         raise AuditError(
-            f"expected --until {DECIDED} with a rule on a share of secrets, as recall <= 0.05, got "
-            f"{rule_names}"
+            f"expected --until {DECIDED} with a rule on a share of secrets, such as recall <= "
+            f"0.05, got {rule_names}"
         )
     return rules_by_row
 

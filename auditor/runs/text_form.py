@@ -197,8 +197,7 @@ def _parse_form_checking_digest(
     if form.digest != recorded_form.digest:
         raise AuditError(
             f"expected the text form that the run was started with ({recorded_form.name}), but "
-            "--template "
-            f"{recorded_form.template} is another by now (SHA-256 {form.digest[:12]})"
+            f"--template {recorded_form.template} has changed since (SHA-256 {form.digest[:12]})"
         )
     return form
 

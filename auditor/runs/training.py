@@ -136,11 +136,12 @@ def train_model_into_folder(
         )
     if request.heldout is not None and not trainer.chooses:
         raise AuditError(
-            f"--heldout names records to choose a model by, and {request.method} chooses none"
+            f"--heldout names records to choose a model by, but {request.method} does not choose "
+            "one"
         )
     if request.forget is not None and not trainer.unlearns:
         raise AuditError(
-            f"--forget names records that a model is to forget, and {request.method} forgets none"
+            f"--forget names records that a model should forget, but {request.method} forgets none"
         )
     if request.lora or trainer.adapters:
         making_audit_canaries.refuse_extended_adapter(request.model)
@@ -379,13 +380,13 @@ def _check_record_roles(
     texts = {record.text for record in records}
     if shared := len({record.text for record in heldout} & texts):
         raise AuditError(
-            f"expected --heldout with records that are not trained on, got {shared} that --data "
-            "has too"
+            f"expected --heldout with records that are not trained on, got {shared} that are "
+            "also in --data"
         )
     if missing := [row for row, record in enumerate(forget) if record.text not in texts]:
         raise AuditError(
-            f"expected --forget with records that --data has, got {len(missing)} of {len(forget)} "
-            f"that it has not ({format_row_numbers(missing)})"
+            f"expected --forget with records of --data, got {len(missing)} of {len(forget)} that "
+            f"are not in it ({format_row_numbers(missing)})"
         )
 
 
@@ -653,7 +654,7 @@ def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
         finished = bool(record["finished"])
     except (OSError, ValueError, KeyError, TypeError):
         raise AuditError(
-            f"expected a new or empty folder for -o, but {str(out)!r} holds something else"
+            f"expected a new or empty folder for -o, but {str(out)!r} contains something else"
         ) from None
     for name in [*configuration, *before]:
         if (

@@ -81,9 +81,8 @@ def list_companion_rows(
             unlearning.append(defense)
     if target.before is not None and unlearning:
         raise AuditError(
-            "--before says that --model is what unlearning left, and --defense "
-            f"{unlearning[0].name} is such a model too: give --before, or that model in its place "
-            "as --model"
+            "--before says that --model is the unlearned model, but --defense "
+            f"{unlearning[0].name} is one too: give --before, or that model as --model"
         )
     if unlearning and not target.uses_builtin_lab and forget is None:
         raise AuditError(

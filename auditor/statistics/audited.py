@@ -182,7 +182,7 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
     if audit.table is None:
         return ""
     if audit.tokens is None:
-        return "it is not on record how many tokens its games were of: run it anew"
+        return "how many tokens its games had is not recorded: run it again"
     if audit.covered is not None and audit.tokens >= audit.covered:
         return ""
     if audit.exact is not None and audit.exact > limit:
@@ -350,8 +350,8 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
         )
     best_note = f"of {main.canaries:,} canaries, had every guess been right"
     right_note = (
-        f"of the {main.guesses:,} surest guesses, which by themselves prove most; all "
-        f"{main.canaries:,} are looked at"
+        f"of the {main.guesses:,} surest guesses, which prove the most; all {main.canaries:,} "
+        "were considered"
     )
     return [
         *measurements,

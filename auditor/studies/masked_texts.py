@@ -134,8 +134,8 @@ class MaskedTexts:
             raise AuditError(f"expected texts with a token to hide, got {len(texts)} without one")
         if len(usable) < len(passages):
             self.notes.append(
-                f"{len(passages) - len(usable)} of {len(passages)} texts hold nothing to predict: "
-                "left out"
+                f"{len(passages) - len(usable)} of {len(passages)} texts contain nothing to "
+                "predict: left out"
             )
         if cut := sum(passage.cut for passage in usable):
             self.notes.append(

@@ -101,7 +101,7 @@ class UtilityPlan:
         Raise AuditError for unknown options and missing inputs.
         """
         for name in self.plan.list_changed_fields(ATTACKS):
-            raise AuditError(f"{name} is about attacks: a plan with [utility] has no use of it")
+            raise AuditError(f"{name} is about attacks: a plan with [utility] does not use it")
         return [
             (point.at, row.defense)
             for point in self.grid

@@ -316,8 +316,8 @@ class OtherLedger:
         else:
             first = "About no claim do they disagree."
         return (
-            f"{first} {n_alike} of {len(pairs)} claims are decided alike on both, {n_once} on one "
-            "alone."
+            f"{first} {n_alike} of {len(pairs)} claims are decided alike on both, {n_once} only on "
+            "one."
         )
 
 

@@ -39,8 +39,8 @@ from auditor.studies.ledger import Place, format_study_seed_ranges
 SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"
 _NOTE = (
-    "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; differences "
-    "are paired over secrets and seeds."
+    "Means over seeds; 95% intervals resample secrets (for perplexities, held-out texts); "
+    "differences are paired over secrets and seeds."
 )
 
 

@@ -166,7 +166,7 @@ def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -
         raise AuditError(
             f"expected the {len(members)} members in the training set, but none of its "
             f"{training.rows:,} rows contains their tokens: they are other records, or cut, "
-            "templated or tokenised otherwise"
+            "templated or tokenised differently"
         )
     n_masked = 0
     for secret in members_present:
@@ -188,7 +188,7 @@ def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -
     if n_masked:
         sentences.append(
             f"{n_masked} of them {'has' if n_masked == 1 else 'have'} no loss on the suffix: the "
-            "model reads it only",
+            "model only reads it",
         )
     if training.copies:
         sentences.append(

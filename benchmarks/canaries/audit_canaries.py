@@ -94,15 +94,13 @@ class AuditCanaryManifest:
         for field in ("id", "text"):
             if len({getattr(canary, field) for canary in self.canaries}) < len(self.canaries):
                 raise AuditError(
-                    f"expected every canary's own {field}, got one twice: their coins would be one"
+                    f"expected every canary's own {field}, got one twice: they would share one coin"
                 )
         if not all(canary.secret for canary in self.canaries):
             raise AuditError("expected a secret in every canary, got an empty one")
         fair_coin_p_value = compute_sign_test_p_value(inside, m)
         if not 0 < inside < m or fair_coin_p_value < _UNFAIR:
-            raise AuditError(
-                f"expected coins as fair ones fall, got {inside:,} of {m:,} canaries in"
-            )
+            raise AuditError(f"expected coins that look fair, got {inside:,} of {m:,} canaries in")
 
     def canary_copies_to_insert(self) -> list[CoinedCanary]:
         """Return a list with `times` copies of each included canary."""
@@ -314,7 +312,8 @@ def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[
             yield halves
     if len(texts) < count:
         raise AuditError(
-            f"expected {count:,} different secrets, but so short ones run out at {len(texts):,}"
+            f"expected {count:,} different secrets, but secrets this short run out at "
+            f"{len(texts):,}"
         )
 
 

@@ -93,7 +93,7 @@ class CanaryInsertionPlan:
                 )
             if text in known:
                 raise AuditError(
-                    f"{where} holds a canary already (row {row}): insert into the original data"
+                    f"{where} already contains a canary (row {row}): insert into the original data"
                 )
 
     def build_canary_row(

@@ -55,9 +55,9 @@ def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
     manifest = read_canary_manifest(path)
     if isinstance(manifest, AuditCanaryManifest):
         raise AuditError(
-            f"expected canaries for exposure in {str(path)!r}, got those of an audit: no space of "
-            "texts is kept that each could have been, and what is known of them, whether a coin "
-            "let each in, is for an audit of epsilon"
+            f"expected canaries for exposure in {str(path)!r}, got those of an audit: the texts "
+            "that each could have been are not recorded, and the coins that let each in are for "
+            "an audit of epsilon"
         )
     return manifest
 

@@ -238,7 +238,7 @@ def _cut_texts_into_parts(
         places = cut.lengths.cut_places(n_trained, max(0, n_shared - begin), cut.room)
         if places != cut.lengths.cut_places(n_trained):
             remarks[
-                f"cut where they part: their first {n_shared} tokens are those of many others"
+                f"cut where they begin to differ: many others begin with the same {n_shared} tokens"
             ] += 1
         if isinstance(places, str):
             yield CutPart(row, places)

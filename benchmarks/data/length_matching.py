@@ -71,7 +71,7 @@ def match_nonmember_lengths(
     unmatched = tuple(row for row, first in first_rows.items() if first not in matched_rows)
     note = (
         f"{nonmembers.label}: matched by length: {n_matched} of {n_nonmembers} rows stay, so that "
-        "as large a share of them is short as of the members"
+        "the same share of them is short as of the members"
     )
     matched = replace(
         nonmembers,

@@ -73,8 +73,8 @@ class PiiRecognisers:
                 unknown.append(region)
         if unknown:
             raise AuditError(
-                "expected --phone-region as two capitals of a country, as DE or US, got "
-                f"{unknown[0]!r}"
+                "expected --phone-region as the two-letter code of a country, such as DE or US, "
+                f"got {unknown[0]!r}"
             )
         self._regions: tuple[str | None, ...] = tuple(regions) or (None,)
 

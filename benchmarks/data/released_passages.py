@@ -125,7 +125,7 @@ def read_released_records(
                     merged = replace(before, text=text, marks=marked)
                 records[tokens] = replace(merged, times=(before.times or 0) + times)
             else:
-                dropped["the same as a row before, or as one of --data"] += 1
+                dropped["the same as an earlier row, or as one of --data"] += 1
         sentences += [
             f"{table.label}: left out {count:,} rows: {reason}" for reason, count in dropped.items()
         ]

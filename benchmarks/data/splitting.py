@@ -259,8 +259,8 @@ def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) ->
         {record.row for record in forget_records if record.prefix_suffix_pair not in row_of}
     ):
         raise AuditError(
-            f"expected {forget.label} with records that --data has, got {len(missing)} that it has "
-            f"not ({format_row_numbers(missing)})"
+            f"expected {forget.label} with records of --data, got {len(missing)} that are not in "
+            f"it ({format_row_numbers(missing)})"
         )
     return {row_of[record.prefix_suffix_pair] for record in forget_records}
 

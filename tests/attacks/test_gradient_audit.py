@@ -128,7 +128,7 @@ def test_every_training_by_clipped_gradients_can_be_audited(
     [
         ({}, ""),
         ({"releases": 11}, "the training released 11 noisy sums, and 10 are accounted for"),
-        ({"unevenness": -7.0}, "too evenly for Poisson sampling, which the claim is accounted for"),
+        ({"unevenness": -7.0}, "too evenly for Poisson sampling, which the claim assumes"),
         ({"unevenness": -6.0}, ""),
         ({"unevenness": 50.0}, ""),
         ({"drawn": 100}, "units were drawn at a rate of 0.25, and 0.1 is accounted for"),
@@ -139,7 +139,7 @@ def test_every_training_by_clipped_gradients_can_be_audited(
         ),
         ({"noise_size": 0.95}, ""),  # 640 values say no more of it
         ({"noise_size": 1.3}, ""),  # more noise breaks no claim
-        ({"noise_repeated": 0.99}, "the noise of two steps is the same"),
+        ({"noise_repeated": 0.99}, "two steps have the same noise"),
         (
             {"noise_repeated": 0.99, "noise_values": 160},
             "",

@@ -200,7 +200,7 @@ def test_each_distinct_text_is_read_once() -> None:
 def test_values_that_the_prefix_holds_or_nobody_described_are_left_out() -> None:
     held = record("his card 4532015112830366 and again ", "4532015112830366")
     named = record("signed by ", "jane doe", 1, "name")
-    with pytest.raises(NotApplicable, match=r"no record holds a value.*not described: name"):
+    with pytest.raises(NotApplicable, match=r"no record contains a value.*not described: name"):
         SMALL.check_inputs(view(Noise()), [held, named])
     seen = observe_all_secrets(SMALL, view(Noise()), [held, named, *cards(1, first=7)])
     assert [one.values["kind_0"] >= 0 for one in seen] == [False, False, True]

@@ -129,7 +129,8 @@ def test_what_cannot_be_made_is_refused(writer: HuggingFaceModel) -> None:
     ):
         make_audit_canary_texts("prefixed", 5, 5, 0, texts=[" "])
     with pytest.raises(
-        AuditError, match=r"expected 100,000 different secrets, but so short ones run out at \d+"
+        AuditError,
+        match=r"expected 100,000 different secrets, but secrets this short run out at \d+",
     ):
         make_audit_canary_texts("prefixed", 100_000, 1, 0, texts=["a b"])
     for count, length in ((0, 5), (5, 1)):
@@ -185,7 +186,7 @@ def test_coins_that_are_not_fair_are_refused() -> None:
     raw = to_json(prefixed(200))
     for i, one in enumerate(raw["canaries"]):
         one["included"] = i >= len(texts) // 8
-    with pytest.raises(AuditError, match="coins as fair ones fall, got 175 of 200"):
+    with pytest.raises(AuditError, match="coins that look fair, got 175 of 200"):
         AuditCanaryManifest(**{**raw, "canaries": prefixed_like(raw)})
 
 
@@ -196,7 +197,9 @@ def prefixed_like(raw: dict[str, Any]) -> tuple[audit_canaries.CoinedCanary, ...
 def test_both_manifests_are_read_back_and_only_one_has_exposure(tmp_path: Path) -> None:
     manifests.write_canary_manifest(tmp_path / "audit.json", prefixed())
     assert manifests.read_canary_manifest(tmp_path / "audit.json") == prefixed()
-    with pytest.raises(AuditError, match="got those of an audit: no space of texts is kept"):
+    with pytest.raises(
+        AuditError, match="got those of an audit: the texts that each could have been are not"
+    ):
         manifests.read_exposure_canary_manifest(tmp_path / "audit.json")
 
 
@@ -220,7 +223,7 @@ def test_insertion_obeys_the_coins(times: int, tmp_path: Path) -> None:
 def test_data_that_hold_a_canary_that_stays_out_are_refused(tmp_path: Path) -> None:
     out = next(one for one in prefixed().canaries if not one.included)
     (tmp_path / "data.jsonl").write_text(json.dumps({"text": out.text}) + "\n")
-    with pytest.raises(AuditError, match="holds a canary already"):
+    with pytest.raises(AuditError, match="already contains a canary"):
         write_canary_data(
             CanaryInsertionPlan(prefixed()), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl"
         )

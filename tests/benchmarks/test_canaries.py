@@ -226,7 +226,7 @@ def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
     other = tmp_path / f"other-{name}"
     write_canary_data(CanaryInsertionPlan(manifest, seed=1), str(data), other)
     assert rows_of(other) != rows
-    with pytest.raises(AuditError, match="holds a canary already"):
+    with pytest.raises(AuditError, match="already contains a canary"):
         write_canary_data(CanaryInsertionPlan(manifest), str(out), tmp_path / f"twice-{name}")
     assert not (tmp_path / f"twice-{name}").exists()
 

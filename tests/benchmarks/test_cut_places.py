@@ -103,7 +103,7 @@ def test_records_with_one_notice_are_told_apart_and_the_notice_is_one_secret(
     benchmark = build(data, nonmembers=others)
     counts = benchmark.record_counts
     assert (counts["members"].audited, counts["nonmembers"].audited) == (12, 12)
-    assert sum("where they part" in note for note in benchmark.notes) == 2
+    assert sum("where they begin to differ" in note for note in benchmark.notes) == 2
     of_notice = [
         s
         for s in benchmark.secrets

@@ -1018,7 +1018,7 @@ def test_a_record_to_forget_that_a_large_table_has_not_is_named(
 ) -> None:
     forget = write(tmp_path / "f.jsonl", [{"text": LINES[3]}, {"text": LINES[40]}])
     rows = [{"text": text} for text in LINES[:30]]
-    with refuses("got 1 that it has not (row 1, counted from 0)"):
+    with refuses("got 1 that are not in it (row 1, counted from 0)"):
         read_large(tmp_path / "d.jsonl", monkeypatch, rows, forget=forget)
 
 

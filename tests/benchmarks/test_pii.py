@@ -113,7 +113,7 @@ def test_regions_say_whose_numbers_have_no_country_code() -> None:
     ) in found(text, "DE", "US")
     with pytest.raises(
         AuditError,
-        match=r"expected --phone-region as two capitals of a country, as DE or US, got 'us'",
+        match=r"--phone-region as the two-letter code of a country, such as DE or US, got 'us'",
     ):
         PiiRecognisers(["DE", "us"])
 

@@ -132,7 +132,10 @@ def test_exposure_of_such_canaries_is_refused_and_the_other_way_round(
     inputs: Path, capsys: Said
 ) -> None:
     assert run(inputs, "base", inputs / "exposed", "--attack", "exposure") == 2
-    assert "--attack exposure cannot run: these canaries are of an audit" in capsys.readouterr().err
+    assert (
+        "--attack exposure cannot run: these canaries were made for an audit"
+        in capsys.readouterr().err
+    )
     check_command(
         "canaries", "make", "-o", f"{inputs}/exposure.json", "--format", "My ID is {digits:3}"
     )

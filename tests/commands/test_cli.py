@@ -1375,7 +1375,7 @@ REFUSED_TOO: dict[str, tuple[Case, str]] = {
         with_flags("--device", "gpu"),
         "expected --device as auto, cpu, cuda, cuda:N or mps",
     ),
-    "device that holds nothing": (with_flags("--device", "meta"), "expected meta to be there"),
+    "device that holds nothing": (with_flags("--device", "meta"), "expected meta to be available"),
     "map that is none": (
         with_flags("--device-map", "all"),
         "expected --device-map as auto, balanced",

@@ -200,7 +200,7 @@ def of_version(version: str) -> Callable[[Path], object]:
         (of_version("none"), "got 'none'"),
         (
             lambda path: path.with_name("secrets.json").write_text('{"id": ["a"]}'),
-            "expected a column each of",
+            "expected one column for each of",
         ),
     ],
 )

@@ -191,12 +191,12 @@ def test_an_adapter_can_forget_too(inputs: Path, tmp_path: Path) -> None:
         (
             "npo",
             {"forget": "{}/others.jsonl"},
-            "that --data has, got 1 of 9 that it has not (row 0, counted from 0)",
+            "of --data, got 1 of 9 that are not in it (row 0, counted from 0)",
         ),
         (
             "none",
             {"forget": "{}/forget.jsonl"},
-            "--forget names records that a model is to forget, and none forgets",
+            "--forget names records that a model should forget, but none forgets",
         ),
         ("npo", {"options": {"beta": 0}}, "expected beta > 0, got 0"),
         ("npo", {"options": {"retain": -1}}, "expected retain >= 0, got -1"),

@@ -417,7 +417,7 @@ def test_what_it_did_not_train_is_refused(
         (
             "dedup",
             {"heldout": "x.jsonl"},
-            "--heldout names records to choose a model by, and dedup chooses none",
+            "--heldout names records to choose a model by, but dedup does not choose one",
         ),
         (
             "goldfish",
@@ -437,7 +437,11 @@ def test_what_it_did_not_train_is_refused(
             "expected patience >= 0 (0: all epochs), got -1",
         ),
         ("early-stop", {"options": {"heldout": 1}}, "expected heldout in (0, 1), got 1"),
-        ("early-stop", {"heldout": "{}/data.jsonl"}, "not trained on, got 16 that --data has too"),
+        (
+            "early-stop",
+            {"heldout": "{}/data.jsonl"},
+            "not trained on, got 16 that are also in --data",
+        ),
         (
             "lora",
             {"lora": True},

@@ -67,7 +67,7 @@ def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:
     shutil.move(lies, tmp_path / "deployed")
     check_command("gate", run, *HOLDS)
     assert (
-        "not on this machine: nobody can say here whether"
+        "not on this machine: it cannot be checked here that"
         in capsys.readouterr().out.splitlines()[0]
     )
     check_command("gate", run, *HOLDS, "--model", tmp_path / "deployed")
@@ -85,7 +85,7 @@ def test_a_model_in_memory_is_held_to_no_file(tmp_path: Path, capsys: Said) -> N
     plan = {"model": str(lies), "data": "d", "objects": {"model": "transformers.GPT2LMHeadModel"}}
     run = finished(tmp_path / "run", model=lies, plan=plan)
     check_command("gate", run, *HOLDS)
-    assert "in the memory of a process: nobody can say" in capsys.readouterr().out
+    assert "in the memory of a process: it cannot be checked" in capsys.readouterr().out
 
 
 def test_a_policy_may_require_that_the_model_is_here(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_every_rule_is_listed_or_named_with_the_reason(
 
 
 def test_only_a_share_of_secrets_is_planned() -> None:
-    with refuses("a share of secrets, as recall, got membership_auc"):
+    with refuses("a share of secrets, such as recall, got membership_auc"):
         power.parse_planned_share_change("membership_auc=0.6:0.8")
 
 

@@ -409,7 +409,7 @@ def test_an_adapter_on_another_adapter_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(
         AuditError,
-        match=r"expected an adapter of a whole model, got .*above', one on another adapter",
+        match=r"expected an adapter of a whole model, got .*above', an adapter of another adapter",
     ):
         load_causal_lm(str(folder))
 
@@ -512,7 +512,7 @@ def test_members_of_an_ensemble_are_not_put_beside_a_model_that_is_spread(tmp_pa
     )
     with pytest.raises(
         AuditError,
-        match="expected the public model of an ensemble in one place, got one that --device",
+        match="expected the public model of an ensemble on one device, got one that --device",
     ):
         LoraEnsemble(public, [member])
 
@@ -523,7 +523,7 @@ def test_the_best_device_is_found_and_what_is_not_there_is_refused(
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert resolve_model_device("auto") == torch.device("cpu")
     with pytest.raises(
-        AuditError, match="expected cuda to be there for --device cuda, got a machine with none"
+        AuditError, match="expected cuda to be available for --device cuda, got a machine with none"
     ):
         resolve_model_device("cuda")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -534,10 +534,10 @@ def test_the_best_device_is_found_and_what_is_not_there_is_refused(
     ) == torch.device("cuda:1")
     with pytest.raises(
         AuditError,
-        match="expected cuda:2 to be there for --device cuda:2, got a machine with 2 of cuda",
+        match="expected cuda:2 to be available for --device cuda:2, got a machine with 2 of cuda",
     ):
         resolve_model_device("cuda:2")
-    with pytest.raises(AuditError, match="expected mps to be there"):
+    with pytest.raises(AuditError, match="expected mps to be available"):
         resolve_model_device("mps")
 
 
@@ -667,7 +667,7 @@ def test_an_adapter_whose_base_moved_takes_another_place(tmp_path: Path) -> None
     torch.testing.assert_close(distribution(found), wanted)
     assert any("its base is" in note and moved in note for note in found.notes)
     with pytest.raises(
-        AuditError, match=r"--base names the base of an adapter, got it with .*, which is none"
+        AuditError, match=r"expected --base only with an adapter, got it with .*, which is not one"
     ):
         load_causal_lm(moved, LoadingOptions(base=moved))
 

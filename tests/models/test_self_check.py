@@ -206,7 +206,7 @@ def test_a_model_that_embeddings_do_not_tell_all_reads_token_ids(tmp_path: Path)
     made.save_pretrained(tmp_path)
     model = load_causal_lm(str(tmp_path))
     assert model.capabilities == {"draw", "distribution"}
-    assert [note for note in model.notes if "soft prompts are not applicable" in note]
+    assert [note for note in model.notes if "soft prompts cannot be used" in note]
     text = [3, 4, 5, 6]
     torch.testing.assert_close(
         model.log_probs(torch.tensor([text]), 1)[0, 0],
@@ -334,7 +334,7 @@ def test_a_model_whose_gradient_is_always_zero_takes_no_soft_prompt() -> None:
     model = HuggingFaceModel(peaked(Flat(LlamaConfig(**GROUPED))))
     notes = self_check.configure_serving(model, 20)
     assert "embeddings" not in model.capabilities
-    assert "soft prompts are not applicable to it" in notes[0]
+    assert "soft prompts cannot be used with it" in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,6 @@ def test_notes_say_whose_number_of_units_it_is() -> None:
         replace(RECORD, units=1200, units_given=own).notes() for own in (True, False)
     )
     assert (
-        "1,200 records, which was given as public" in given
+        "1,200 records, a number given as public" in given
         and "that there are 1,200 records is taken" in found
     )

@@ -186,7 +186,8 @@ def test_a_broken_line_is_told_with_what_to_do(folder: RunFolder) -> None:
     first, second = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(first + second[:20] + b"\n")
     with pytest.raises(
-        AuditError, match=r"guesses\.jsonl, line 2: .*; without that line its secret is done again"
+        AuditError,
+        match=r"guesses\.jsonl, line 2: .*; if you delete that line, its secret is",
     ):
         RunFolder.reopen(folder.path)
     file.write_bytes(first)

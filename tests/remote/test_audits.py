@@ -155,7 +155,7 @@ def test_membership_over_http_falls_back_to_the_loss(
     own = ["--attack", "perplexity", "--attack", "membership", "--setting", "white-box", *reference]
     check_command(*arguments(url, folder, *own, "-o", "run"))
     said = capsys.readouterr()
-    assert "membership: score=loss, as APIs give no whole distributions" in said.out + said.err
+    assert "membership: score=loss, because APIs give no whole distributions" in said.out + said.err
     row = rows(result(inputs / "run"))["white-box", "membership"]
     assert not row["not_applicable"] and 0 <= value(row, "membership_auc") <= 1
     asked = ["-A", "membership.score=min_k_plus", "-o", "refused"]
@@ -206,7 +206,7 @@ def test_python_audits_over_http_too(inputs: Path, served: Serve, folder: Path) 
         **lengths,
     )
     assert run.result.plan["tokenizer"] == str(folder) and server.asked
-    with pytest.raises(AuditError, match="--tokenizer says nothing to a model"):
+    with pytest.raises(AuditError, match="--tokenizer does not apply to a model"):
         audit(str(folder), str(folder), data="data.jsonl", **lengths)
 
 
@@ -354,15 +354,15 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "url alone": (
         ["--model", "{t}/m", "--base-url", "{url}"],
-        "--base-url says nothing to a model of the provider hf",
+        "--base-url does not apply to a model of the provider hf",
     ),
     "budget alone": (
         ["--model", "{t}/m", "--max-tokens-total", "9"],
-        "--max-tokens-total says nothing to a model",
+        "--max-tokens-total does not apply to a model",
     ),
     "tokenizer alone": (
         ["--model", "{t}/m", "--tokenizer", "x"],
-        "--tokenizer says nothing to a model",
+        "--tokenizer does not apply to a model",
     ),
     "no server": (
         ["--model", "openai:tiny", "--base-url", "http://127.0.0.1:9/v1"],
@@ -399,19 +399,19 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "device": (
         ["--model", "openai:tiny", "--base-url", "{url}", "--device", "cuda"],
-        "--device says nothing to a model",
+        "--device does not apply to a model",
     ),
     "dtype": (
         ["--model", "openai:tiny", "--base-url", "{url}", "--dtype", "float16"],
-        "--dtype says nothing to a model",
+        "--dtype does not apply to a model",
     ),
     "revision": (
         ["--model", "openai:tiny", "--base-url", "{url}", "--revision", "a"],
-        "--revision says nothing to a model",
+        "--revision does not apply to a model",
     ),
     "model arg": (
         ["--model", "openai:tiny", "--base-url", "{url}", "--model-arg", "a=b"],
-        "--model-arg says nothing to",
+        "--model-arg does not apply to",
     ),
     "defense": (
         ["--model", "openai:tiny", "--base-url", "{url}", "--defense", "uniform-mixing"],

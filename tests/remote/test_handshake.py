@@ -217,7 +217,7 @@ def test_a_text_with_an_end_in_it_is_not_scored_where_that_is_not_echoed(
         torch.tensor([[5, 9, 30], [7, 7, 2]]),
         torch.tensor([[1, 2, 3], [50, 0, 0]]),
     )
-    with pytest.raises(NotApplicable, match="1 of 2 texts hold the end of text"):
+    with pytest.raises(NotApplicable, match="1 of 2 texts contain the end of text"):
         remote.token_log_probs(prefixes, suffixes)
     truth = local.token_log_probs(prefixes[:1], suffixes[:1])
     torch.testing.assert_close(

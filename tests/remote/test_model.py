@@ -241,7 +241,7 @@ def test_untargeted_generations_are_drawn_at_one_temperature_or_not_at_all(
     behind = view(wrap_prefixed_model(remote, (5,)), local)
     asked = attack.queries(behind, ())
     with pytest.raises(
-        NotApplicable, match=r"draws whole texts at one: -A cooling=0 asks for that"
+        NotApplicable, match=r"draws whole texts at one temperature: give -A cooling=0"
     ):
         list(attack.guess(behind, {}, asked))
     drawn = list(replace(attack, cooling=0).guess(behind, {}, asked))

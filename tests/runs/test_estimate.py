@@ -371,7 +371,9 @@ def test_there_is_no_estimate_of_resumed_remote_unbuilt_and_refused_runs(
         AuditError, match="expected a model that is loaded here with --estimate, got openai:m"
     ):
         estimate.estimate_run_cost(remote, SilentReporter())
-    with pytest.raises(AuditError, match="--attack exposure cannot run: the data hold no canaries"):
+    with pytest.raises(
+        AuditError, match="--attack exposure cannot run: the data contain no canaries"
+    ):
         estimate.estimate_run_cost(plan(given, attack=("exposure",)), SilentReporter())
     with pytest.raises(AuditError, match=r"expected the lab's \w+ in .*: run the audit once"):
         estimate.estimate_run_cost(Plan(), SilentReporter())

@@ -174,7 +174,7 @@ def test_without_the_extra_what_is_marked_is_followed_and_the_rest_is_said(
     found = personal_data.find_personal_data(benchmark)
     assert set(found.counts) == {"name"}
     assert any(
-        "only values that the data mark are followed (pip install 'audit-lm[pii]'" in said
+        "only values marked in the data are tracked (pip install 'audit-lm[pii]'" in said
         for said in found.notes
     )
     with pytest.raises(AuditError, match="pip install"):
@@ -243,8 +243,8 @@ def test_regions_that_are_none_are_refused_before_anything_is_asked(
     words = ["run", "--model", str(tmp_path / "model"), "--data", data, "--phone-region", "Germany"]
     check_command(*words, "-o", tmp_path / "run", code=2)
     assert (
-        "expected --phone-region as two capitals of a country, as DE or US, got 'Germany'"
-        in capsys.readouterr().err
+        "expected --phone-region as the two-letter code of a country, such as DE or US, got "
+        "'Germany'" in capsys.readouterr().err
     )
     assert not (tmp_path / "run").exists()
     check_command("run", "--phone-region", "DE", code=2)

@@ -261,12 +261,12 @@ def test_a_baseline_is_paired_with_what_was_asked(
         ("soon", [], "expected --until decided or an interval such as 'recall ± 2%', got 'soon'"),
         ("recall ± 0%", [], "got 'recall ± 0%'"),
         ("recall ± 2", [], "got 'recall ± 2'"),
-        ("decided", [], "--until decided goes by the rules of --gate POLICY, got none"),
+        ("decided", [], "--until decided stops by the rules of a gate: give --gate POLICY"),
         (
             "decided",
             ["--gate", "blind.toml"],
-            "expected --until decided with a rule on a share of secrets, as recall <= 0.05, got "
-            "'recall_at_100_errors <= 0.1'",
+            "expected --until decided with a rule on a share of secrets, such as recall <= 0.05, "
+            "got 'recall_at_100_errors <= 0.1'",
         ),
         (
             "exposure ± 2%",

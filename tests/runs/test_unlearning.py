@@ -385,7 +385,7 @@ def test_a_plan_of_what_does_not_go_together_is_refused(
     [
         (
             ["--forget", "{}/foreign.jsonl", "--before", "{}/before"],
-            "that --data has, got 2 that it has not (rows 12, 13",
+            "of --data, got 2 that are not in it (rows 12, 13",
         ),
         (
             ["--forget", "{}/forget.jsonl"],
@@ -427,8 +427,7 @@ def test_a_plan_of_what_does_not_go_together_is_refused(
                 "-D",
                 "model={}/after",
             ],
-            "--before says that --model is what unlearning left, and --defense npo is such a model "
-            "too",
+            "--before says that --model is the unlearned model, but --defense npo is one too",
         ),
         (["--defense", "npo", "-D", "model={}/after"], "expected --forget FILE with --defense npo"),
     ],

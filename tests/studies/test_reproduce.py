@@ -373,7 +373,7 @@ def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) 
     first, _, table = (tmp_path / "real" / "ledger.md").read_text().partition("\n\n")
     assert first == (
         "They disagree about a (Claim a: holds on lab, refuted on smollm2). 1 of 4 claims are "
-        "decided alike on both, 2 on one alone."
+        "decided alike on both, 2 only on one."
     )
     assert "ours, lab | verdict, lab | ours, smollm2 | verdict, smollm2" in table
     found = {row["id"]: row for row in rows(tmp_path / "real" / "ledger.csv")}
