@@ -162,8 +162,8 @@ def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
     # variable.
     if values and values * size**2 < 2 * gammaincinv(values / 2, _FALSE_ALARM):
         yield (
-            f"the noise has {size:.3g} of the deviation that is claimed for, over {values:,.0f} "
-            "values of it"
+            f"the noise has {size:.3g} of the claimed standard deviation, over {values:,.0f} of "
+            "its values"
         )
     if values >= _ENOUGH * releases and counts["noise_repeated"] > _SAME:
         yield "two steps have the same noise: their difference contains none"

@@ -470,9 +470,9 @@ class Membership(Probe):
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         member = mask_members(secrets)
         sentences = [
-            "each record's stacked and blind score is by a classifier fitted to other records: no "
-            "label of its own, its near-duplicates, document or person is used; its attacker knows "
-            "some members and some others",
+            "each record's stacked and blind scores come from a classifier fitted to other "
+            "records: no label of the record, its near-duplicates, document or person is used; "
+            "such an attacker knows some members and non-members",
         ]
         for rate in FALSE_POSITIVES:
             if (~member).sum() < roc.count_threshold_nonmembers(rate):
@@ -550,8 +550,8 @@ class Membership(Probe):
             else:
                 yield (
                     "the reference by itself distinguishes members from non-members with AUC "
-                    f"{m.value:.3f} "
-                    f"({m.low:.3f} to {m.high:.3f}): it saw some of them, or the two differ in kind"
+                    f"{m.value:.3f} ({m.low:.3f} to {m.high:.3f}): it saw some of them, or the two "
+                    "differ in kind"
                 )
 
 

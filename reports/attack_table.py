@@ -25,10 +25,10 @@ from auditor.statistics.compare import paired_difference
 from auditor.statistics.metrics import RECALL, SHARES, find_metric, name_auc, name_score_column
 
 _NOTE = (
-    "Each attack that was asked for, in that order. A difference is that of the attack's number "
-    "and that of the first attack with the same number, on the same records, with its 95% "
-    "interval; these intervals are not corrected for the number of attacks. The bar spans the "
-    "interval of a share or an AUC."
+    "Each requested attack, in the order given. A difference is between an attack's number and the "
+    "same number of the first attack that has it, on the same records, with its 95% interval; "
+    "these intervals are not corrected for the number of attacks. The bar spans the interval of a "
+    "share or an AUC."
 )
 
 

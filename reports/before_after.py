@@ -29,7 +29,7 @@ from auditor.reports.escaping import make_printable_line
 
 _MOST = 12  # rows on screen; the page has all
 _NOT_PREDICTED = (
-    "no prediction: it takes an attack that extracts records word for word, and groups by copies"
+    "no prediction: it needs an attack that extracts records word for word, and groups by copies"
 )
 
 

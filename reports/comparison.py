@@ -19,7 +19,7 @@ from auditor.reports.escaping import make_printable_line, render_csv
 _BEST = "leaks least"
 NOTE = (
     "Brackets hold two-sided 95% intervals; differences are to the first run, paired secret by "
-    f"secret. A run is marked “{_BEST}” only where it is below every other one significantly, "
+    f"secret. A run is marked “{_BEST}” only if it is below every other one significantly, "
     "corrected for runs and rows."
 )
 

@@ -32,7 +32,7 @@ def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
         yield make_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
         yield make_printable_line(
-            f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would"
+            f"no rule compares with {decision.baseline}: add --max-increase METRIC=MARGIN"
         )
     for ruling in decision.rulings:
         yield f"{ruling.verdict:12}  {make_printable_line(f'{ruling.cell_title}: {ruling.reason}')}"

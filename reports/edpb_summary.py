@@ -11,8 +11,8 @@ from auditor.reports import coverage, subject_line
 from auditor.reports.blocks import Group, Paragraph, Section, Table
 
 _WHAT_IT_IS = (
-    "Measured numbers beside the questions, in our own words, that a supervisory authority may ask "
-    "of a model's file. This is not legal advice, and no number here says that a model is "
+    "Measured numbers next to the questions, in our own words, that a supervisory authority may "
+    "ask about a model's file. This is not legal advice, and no number here says that a model is "
     "anonymous: whether a likelihood is insignificant for every person, by all means reasonably "
     "likely to be used, is for the controller and the authority to say."
 )

@@ -49,9 +49,9 @@ _UNIT_GLOSSARY = {  # by the unit of a row's main number
     # A rank U, uniform in (0, 1], has exposure -log2 U: 1 / ln 2 = 1.44 bits on average.
     "bits": (
         "Exposure",
-        "of the texts that a canary, a random text inserted on purpose, could have been, 1 in "
-        "2^exposure is at least as likely as it; one never inserted has 1.4 bits on average. Many "
-        "copies of one canary are a group: its exposure says nothing of one record's ε",
+        "among the texts that a canary (a random text inserted on purpose) could have been, 1 in "
+        "2^exposure is at least as likely; one never inserted has 1.4 bits on average. Many "
+        "copies of one canary are a group: its exposure says nothing about one record's ε",
     ),
     AUC: (
         "AUC",

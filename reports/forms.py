@@ -26,9 +26,9 @@ from auditor.statistics.roc import AUC
 
 _NOT_ASKED = "cannot be asked"
 _NOTE = (
-    "Changes are form minus full, of the same secrets, with 95% intervals; more or less is said at "
-    "95% over all of them together. Forms that are made here round or prune the weights and are "
-    "asked in full precision; a served or GGUF model is asked as it is."
+    "Changes are form minus full, of the same secrets, with 95% intervals; more or less is stated "
+    "at 95% over all of them together. Forms made here round or prune the weights and then run in "
+    "full precision; a served or GGUF model is queried as it is."
 )
 
 

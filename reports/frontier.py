@@ -51,7 +51,7 @@ def describe_frontier(f: Frontier) -> str:
     leak = _format_leak_metric(f)
     if within == [f.points[0]]:
         return (
-            f"{leak}: nothing but the undefended model is shown to be at perplexity within "
+            f"{leak}: only the undefended model is shown to be at perplexity within "
             f"{most}%.{unproven}"
         )
     return (
@@ -130,13 +130,13 @@ def _describe_comparison_method(f: Frontier) -> str:
     # Subset selection, each side of a pair at level / (2 (models - 1)): see
     # `select_possibly_least_leaking`.
     return (
-        f"A model is within {phrases.format_percent(f.margin)}% where its whole 95% interval is, "
-        "of perplexity of the same held-out texts over the undefended model's, paired by text. "
-        "Each model within is held against each other one, paired by secret (bootstrap, never "
-        "inside what so many secrets allow; exact of shares), none picked beforehand: whoever no "
-        "other is shown to be below may be the least. All pairs are tested so that the least is "
-        f"ruled out in {50 * f.level:g}% of all cases at most, and that among equals one alone is "
-        f"named in at most {100 * f.level:g}%."
+        f"A model is within {phrases.format_percent(f.margin)}% if the whole 95% interval of its "
+        "perplexity over the undefended model's is, on the same held-out texts, paired by text. "
+        "Each such model is compared with every other one, paired by secret (bootstrap, never "
+        "narrower than this number of secrets allows; exact for shares), none picked beforehand: a "
+        "model may be the least if no other is shown to be below it. All pairs are tested so that "
+        f"the least is ruled out in {50 * f.level:g}% of all cases at most, and that among equals "
+        f"only one is named in at most {100 * f.level:g}%."
     )
 
 
@@ -154,10 +154,10 @@ def build_frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
     )
     reading = (
         "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are "
-        "95% intervals, a line is one defense over its own knob. Filled: an ε is proved, of its "
-        "unit, access and number of tokens; hollow: it only measures well, by these attacks. "
-        "Ringed and joined: the convex frontier of the values as measured, which no test stands "
-        "behind: no model lies below it, nor do lots drawn between two. Each picture is by itself. "
+        "95% intervals, a line is one defense over its own knob. Filled: an ε is proved, for its "
+        "unit, access and number of tokens; hollow: it only measures well against these attacks. "
+        "Ringed and joined: the convex frontier of the values as measured, without a test: no "
+        "model is below it, nor is a random choice between two. Each picture is by itself. "
         f"{_describe_comparison_method(frontiers[0])}"
     )
     return [

@@ -40,7 +40,7 @@ _READING = (
     "A change is between a run and the one before it in its line, paired secret by secret, each "
     "row with its own 95% interval: of twenty rows in which nothing changed, one is expected to "
     "show a change.",
-    "A gate's ruling is about one run and its rules. A gate that is not listed was not asked, or "
+    "A gate's ruling is about one run and its rules. A gate that is not listed was not run, or "
     "its folder could not be written to.",
     "Runs are in one line if all of them attacked the same secrets of a model of the same "
     "family with the same attacks at the same settings; the checkpoint, the seed and the defenses "

@@ -153,7 +153,7 @@ def _draw_length_recall_figures(
             }
     title = "Recall of the first tokens of a suffix"
     text = (
-        "Share of members with so long a suffix whose first guess is right up to that token, by "
+        "Share of members with a suffix this long whose first guess is right up to that token, by "
         "the strongest attack on each target."
     )
     head, groups = figures.table_by_target("Tokens", cells)

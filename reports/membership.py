@@ -42,13 +42,14 @@ _NOTE = (
     "chance: membership_auc, which the verdict and gates read. The AUCs have intervals that hold "
     "for all scores and all groups of copies together (bootstrap of the maximum), so the best of "
     "many is not overstated. A rate is the share of members above a threshold that other "
-    "non-members exceed so often in expectation, the k-th highest of n non-members where k is (n + "
-    "1) times the rate, rounded down; who ties with it is not found. With too few non-members its "
-    "interval has no lower end above 0. The blind baseline and the reference have not seen the "
-    "model: if they lie above 0.5, members differ from non-members in kind, and only the adjusted "
-    "AUC decides. It weighs records by how unsure the text alone is of their side; what tokens and "
-    "lengths do not tell is not adjusted for. Stacked and blind scores are cross-fitted: no label "
-    "of a record, or of its near duplicates, is used for its own."
+    "non-members exceed at this rate in expectation, the k-th highest of n non-members, with k = "
+    "(n + 1) times the rate, rounded down; a member that ties with it is not found. With too few "
+    "non-members its interval has no lower end above 0. The blind baseline and the reference have "
+    "not seen the model: if they are above 0.5, members differ from non-members in kind, and only "
+    "the adjusted AUC decides. It weighs records by how unsure a classifier of the text is about "
+    "their side; differences that tokens and lengths do not show are not adjusted for. Stacked and "
+    "blind scores are cross-fitted: no label of a record, or of its near duplicates, is used for "
+    "its own."
 )
 _OLD_NOTE = (
     " An older version made this run: the first line is a score named beforehand, and the "
@@ -206,9 +207,9 @@ def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list
     )
     title = "Members found by non-members mistaken for them"
     text = (
-        "Both axes logarithmic, as few false positives are what counts; a curve begins at the "
-        "fewest that these non-members can show. On the diagonal a score is no better than drawing "
-        "lots; a blind baseline above it needs no model to get there."
+        "Both axes logarithmic, because the range of few false positives matters most; a curve "
+        "begins at the fewest that these non-members can show. On the diagonal a score is no "
+        "better than chance; a blind baseline above it needs no model to get there."
     )
     head = ("False positives", "Members found")
     axes = ("Non-members taken for members", "Members found")

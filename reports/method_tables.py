@@ -26,8 +26,8 @@ _NEVER = (
 )
 
 _TRANSCRIPT = (
-    "What this audit drew is no private release: it follows from --seed, and a claim about drawn "
-    "tokens assumes randomness that nobody knows."
+    "Samples drawn by this audit are no private release: they depend on --seed, and a claim about "
+    "drawn tokens assumes randomness that nobody knows."
 )
 
 

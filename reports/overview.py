@@ -20,7 +20,7 @@ def _build_changes_since_blocks(since: Comparison) -> list[Block]:
     for delta in deltas:
         spans.append(build_forest_span(delta) if delta else None)
     note = Paragraph(
-        "Left of the line in the middle less leaks than before, right of it more; a bar that "
+        "Left of the middle line less leaks than before, right of it more; a bar that "
         "crosses it shows neither."
     )
     return [

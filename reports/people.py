@@ -37,8 +37,8 @@ def _build_person_extraction_blocks(result: AuditResult, details: SecretDetails)
         return _build_person_inference_blocks(result)
     intro = Paragraph(
         "Each person counts once, however many records: intervals are over people. The baseline is "
-        "of people of whom nothing was trained on. No file of a run holds their names: people have "
-        "aliases."
+        "people none of whose records were trained on. No file of a run contains their names: "
+        "people have aliases."
     )
     head = ("Target", "Recall by person", "Baseline", "People with an extracted record")
     names = ("user_recall", "user_recall_nonmembers", "users_extracted")
@@ -71,7 +71,7 @@ def _build_person_inference_blocks(result: AuditResult) -> list[Block]:
         if (m := f.measurement(people.INFERENCE)) is not None
     ]
     intro = (
-        "Whether somebody's data is in it, decided by records of theirs that were not trained on "
+        "Whether a person's data was trained on, decided by records of that person that were not "
         "(0.5: chance)."
     )
     if results:

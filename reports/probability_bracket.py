@@ -17,16 +17,14 @@ from auditor.statistics.metrics import name_nonmember_metric
 # 1/k, and p <= prod 1/k.
 _NOTE = (
     "Two events. A sample near the suffix has at least this probability under the configuration's "
-    "own "
-    "decoding; the suffix is one of them, so that this is never below the exact number. The suffix "
-    "itself, token for token, has exactly this probability under that decoding, and at most this "
-    "probability "
-    "under every one that keeps the order of tokens: temperature, top-k, top-p, min-p, greedy, at "
-    "each token another. That ceiling says nothing of samples near the suffix, and nothing of beam "
-    "search, repetition penalties, forbidden tokens or another text in front; of n samples one is "
-    "the suffix with at most n times that probability. A window is a part of the suffix, behind "
-    "the true text before it, prefix included: where its ceiling is low, not even so short a part "
-    "is extracted by whoever has all before it."
+    "own decoding; the suffix is one of them, so that this is never below the exact number. The "
+    "suffix itself, token for token, has exactly this probability under that decoding, and at most "
+    "this probability under every decoding that keeps the order of tokens: temperature, top-k, "
+    "top-p, min-p, greedy, even if it changes at each token. That ceiling says nothing about "
+    "samples near the suffix, beam search, repetition penalties, forbidden tokens or another text "
+    "before it; of n samples one is the suffix with at most n times that probability. A window is "
+    "a part of the suffix, given the true text before it, prefix included: if its ceiling is low, "
+    "not even so short a part is extracted by somebody who has all the text before it."
 )
 
 

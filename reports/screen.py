@@ -340,10 +340,10 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
     if not highest:
         if n := result.benchmark.nonmembers:
             return (
-                f"not measured of the {n:,} non-members: what guessing alone would extract{length} "
+                f"not measured of the {n:,} non-members: what mere guessing would extract{length} "
                 f"is not known {method}"
             )
-        return f"no non-members: what guessing alone would extract{length} is not known {method}"
+        return f"no non-members: what mere guessing would extract{length} is not known {method}"
     counts = (
         f"{phrases.count_hits(m):,}/{m.n:,} {_short_target_title(result, target)}"
         for target, m in highest.items()

@@ -38,10 +38,10 @@ _USELESS = 1.5  # times the perplexity: beyond, the model leaks little because i
 _NOTE = (
     "Forgotten: members that the model was to forget; retained: the other members, the control; "
     "non-members: the baseline. Relearning trains a copy on records that were trained on before, "
-    "none of which is attacked or was to be forgotten: what it brings back of the forgotten was "
-    "still in the weights, unless the same steps give as much to a model that never saw them. "
-    "Changes are paired by secret, with 95% intervals. A model that lost its use forgets too: "
-    "perplexity on held-out text stands beside."
+    "none of which is attacked or should be forgotten: forgotten records that it brings back were "
+    "still in the weights, unless the same steps bring back as many in a model that never saw "
+    "them. Changes are paired by secret, with 95% intervals. A useless model forgets too: "
+    "perplexity on held-out text is next to it."
 )
 
 
@@ -100,7 +100,7 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
         for row in compared:
             if row.changes["left"].low > 0:
                 remaining.append(_format_recall_measure(row))
-        forgotten = "Asked as it is, no more of it is shown than in a model that never saw it."
+        forgotten = "Queried as it is, the model shows no more of it than one that never saw it."
         yield (
             f"Still there, more than in a model that never saw it, by {', '.join(remaining)}."
             if remaining

@@ -29,15 +29,15 @@ from auditor.statistics.metrics import RANKINGS, name_excess_metric, name_nonmem
 
 _SHOWN = 30  # records of a row
 _NOTE = (
-    "A memorised n-gram is so many tokens in a row that occur in the training data and in no "
-    "held-out text; those that overlap are one. The baseline is n-grams of held-out text, which "
-    "nothing was trained on, scaled to as many as the training data have: so much is common to "
-    "such texts and no memory. Common n-grams stand in both, and count for neither. The public "
-    "model has not seen the training data either: what it writes of them needs no memory. A record "
-    "is extracted where a generation holds an n-gram of it that no other record has; held-out "
-    "records that are extracted so are the baseline. New records are those that the next "
-    "generations would add, by the records seen once (Good–Turing); those in the end, by the "
-    "records seen once and twice, are a lower bound (Chao): more kinds of prompts reach others."
+    "A memorised n-gram is n tokens in a row that occur in the training data and in no held-out "
+    "text; those that overlap count once. The baseline is n-grams of held-out text, which nothing "
+    "was trained on, scaled to the number in the training data: that many are common in such texts "
+    "and not memorised. N-grams in both count for neither. The public model has not seen the "
+    "training data either: what it writes of them is not memorised. A record is extracted if a "
+    "generation contains an n-gram of it that no other record has; held-out records extracted in "
+    "this way are the baseline. New records are those that the next generations would add, "
+    "estimated from the records seen once (Good–Turing); those in the end, from the records seen "
+    "once and twice, are a lower bound (Chao): other kinds of prompts reach other records."
 )
 
 

@@ -71,7 +71,7 @@ def find_strata_objection(
         n_asked = sum(stratum.extracted.n for stratum in finding.strata)
         return (
             f"of all {weighted_share.n:,} records, weighted by copies, up to "
-            f"{weighted_share.high:.4f} may be extracted: {n_asked:,} of them were asked"
+            f"{weighted_share.high:.4f} may be extracted: {n_asked:,} of them were attacked"
         )
     copied = []
     for s in finding.strata:

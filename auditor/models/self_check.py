@@ -375,8 +375,8 @@ class _SelfCheckTrial:
         else:
             self.model.begins = None
             self._note(
-                "what texts begin with is read anew for each of them: from no cache does it go on "
-                "with them"
+                "the common beginning of texts is read again for each of them: the model cannot "
+                "continue from a cache"
             )
 
     def enable_exact_row_joining(self) -> None:

@@ -437,7 +437,7 @@ def _parse_device_map_flag(options: LoadingOptions) -> dict[str, Any]:
     device_map = _parse_argument_value(options.device_map)
     if device_map not in _MAPS and not (isinstance(device_map, dict) and device_map):
         raise AuditError(
-            f"expected --device-map as {', '.join(_MAPS)} or a JSON object of parts and places, "
+            f"expected --device-map as {', '.join(_MAPS)} or a JSON object of modules and devices, "
             f"got {options.device_map!r}"
         )
     return {"device_map": device_map}

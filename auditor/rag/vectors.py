@@ -152,7 +152,9 @@ def _judge_ranks(
     verdict = NO_LEAK
     if control_p < _CONTROL_LEVEL:
         verdict = CANNOT_TELL
-        reason = "by another document's vector, ranks are not uniform: the alternatives are unlike"
+        reason = (
+            "ranks by another document's vector are not uniform: the alternatives differ in kind"
+        )
     elif p_value <= LEVEL / MOST_LAYERS:
         verdict = LEAKS
     n_first = int((n_above[0] + n_tied[0] == 0).sum())

@@ -329,7 +329,9 @@ class _HandshakeInProgress:
             dialect.logprobs is True
         ):  # mlx_lm.server 0.32.2: a prompt of an earlier text and its answer ends it
             self._record_check(
-                SCORED, False, "a server that takes logprobs as true or false says it of drawn ones"
+                SCORED,
+                False,
+                "a server that takes logprobs as true or false gives them only for drawn tokens",
             )
             return dialect
         answer = greedy.tokens or ()

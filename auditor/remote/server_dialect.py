@@ -440,7 +440,7 @@ def _parse_log_prob(value: Any) -> float:
         or math.isnan(value)
         or value > 1e-3
     ):
-        raise MalformedAnswer("a log-probability came that is none")
+        raise MalformedAnswer("a log-probability came back that is not a number <= 0")
     return min(0.0, float(value))
 
 

@@ -124,7 +124,7 @@ def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> s
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
         return (
-            "needs a model that has learnt the data: this one reads records only when it is "
+            "needs a model that was trained on the data: this one reads records only when it is "
             "queried about them"
         )
     return ""

@@ -299,7 +299,7 @@ def _list_generation_metrics() -> Iterator[Metric]:
     yield Metric("memorised_per_1000", main, _PER_1000, short="n-grams/1,000")
     yield Metric(
         "common_per_1000",
-        "N-grams of training data and held-out text alike per 1,000 generations",
+        "N-grams in both training data and held-out text per 1,000 generations",
         _PER_1000,
     )
     yield Metric("memorised_generations", "Generations that hold a memorised n-gram", exact=True)
@@ -467,7 +467,7 @@ METRICS = (
     ),
     _mean_over_people(
         "user_recall_nonmembers",
-        "The same of people of whom nothing was trained on (the baseline)",
+        "The same for people none of whose records were trained on (the baseline)",
         members=False,
     ),
     Metric(

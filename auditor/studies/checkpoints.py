@@ -79,7 +79,9 @@ def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) ->
         for step in bounds
     }
     if not before:
-        return f"no checkpoint is below {most:g}: already {labels[beyond[0]]} is not shown to be"
+        return (
+            f"no checkpoint is below {most:g}: the first, {labels[beyond[0]]}, is not shown to be"
+        )
     if beyond:
         ahead = f"; the next, {labels[beyond[0]]}, is not shown to be"
     else:

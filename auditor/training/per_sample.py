@@ -298,8 +298,8 @@ def check_per_sample_gradients(wrapped: Any, examples: Sequence[Tokens], pad: in
                 n_tokens = max(map(len, examples))
                 raise _make_unsupported_error(
                     model,
-                    f"in a batch with a record of {n_tokens} tokens, those of {name} ({kind}) "
-                    "differ from those of single records",
+                    f"in a batch with a record of {n_tokens} tokens, the gradients of {name} "
+                    f"({kind}) differ from those of single records",
                 )
 
 

@@ -156,7 +156,7 @@ def make_audit_canary_texts(
     """
     if count < 1 or length < 1 + (kind == "words"):
         raise AuditError(
-            f"expected canaries, of more words than are their prefix, got {count} of {length}"
+            f"expected canaries with more words than their prefix, got {count} of {length}"
         )
     if kind == "sampled":
         assert model is not None  # the caller has loaded a model
@@ -197,8 +197,8 @@ def _sample_model_canaries(
     if not temperature >= LEAST_TEMPERATURE:
         raise AuditError(
             f"expected a temperature of at least {LEAST_TEMPERATURE} for canaries that a model "
-            "samples, "
-            f"got {temperature:g}: text that it would write anyway says nothing about training"
+            f"samples, got {temperature:g}: text that it would write anyway says nothing about "
+            "training"
         )
     special = []
     for kind in ("bos", "eos"):
@@ -341,8 +341,8 @@ def build_audit_secrets(
         if manifest.kind == "new-tokens" and len(row) != cut + 1:
             raise AuditError(
                 f"expected the secret of {entry.id} to be one new token, but the model's tokenizer "
-                "writes it as "
-                f"{len(row) - cut}: give what `audit canaries extend` made to the training"
+                f"writes it as {len(row) - cut}: give what `audit canaries extend` made to the "
+                "training"
             )
         prefix = tuple(row[:cut])
         suffix = tuple(row[cut:])

@@ -77,7 +77,8 @@ class ExposureCanaryManifest:
             AuditError
         ):  # its message quotes the format, and a damaged manifest may hold a canary there
             raise AuditError(
-                "expected formats that several texts fit in the manifest, got one that is none"
+                "expected formats in the manifest that several texts fit, got one that is not a "
+                "format"
             ) from None
         ids: set[str] = set()
         for entry in self.canaries:

@@ -131,7 +131,7 @@ def read_released_records(
         ]
         if not any(record.member == member for record in records.values()):
             raise AuditError(
-                f"{table.label}: expected records with words in them, got none that is its own"
+                f"{table.label}: expected records with words in them, got none or only duplicates"
             )
     return list(records.values()), sentences
 

@@ -291,8 +291,8 @@ def _read_tokenised_texts(
         )
     if IDS in columns and LABELS not in columns and not any(mask in columns for mask in _MASKS):
         raise AuditError(
-            f"{title}: expected {LABELS} beside {IDS}, or {' or '.join(_MASKS)}, which mark the "
-            "learnt tokens; got neither"
+            f"{title}: expected {LABELS} next to {IDS}, or {' or '.join(_MASKS)}, which mark "
+            "the learnt tokens; got neither"
         )
     if not count:
         raise AuditError(f"{title} is empty: expected at least one row")
@@ -580,8 +580,8 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
             several.append(text)
     if several:
         yield (
-            f"{len(several)} of {len(texts)} rows hold the end of text within and mark no "
-            f"boundaries ({_POSITIONS}, {_LENGTHS[0]}, or numbers in {_ATTENTION}): if records "
+            f"{len(several)} of {len(texts)} rows contain the end of text in the middle and mark "
+            f"no boundaries ({_POSITIONS}, {_LENGTHS[0]}, or numbers in {_ATTENTION}): if records "
             "were packed into them, only the first of each row is attacked, and each is read after "
             "the earlier ones"
         )

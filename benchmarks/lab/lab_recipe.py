@@ -136,8 +136,8 @@ class BaseLabRecipe:
             for times, attacked, known in self.repeats
         ):
             raise AuditError(
-                "expected lab repeats of [times, attacked, known], each other times, no number "
-                f"above 10,000, got {self.repeats}"
+                "expected lab repeats of [times, attacked, known], each with different times, no "
+                f"number above 10,000, got {self.repeats}"
             )
         if self.audit_canaries and self.audit_kind == "new-tokens" and self.private_rank:
             raise AuditError(
@@ -192,8 +192,7 @@ def require_small_lab_recipe(recipe: BaseLabRecipe) -> LabRecipe:
     """Return the recipe of the small lab. Raise AuditError for another lab."""
     if not isinstance(recipe, LabRecipe):
         raise AuditError(
-            "expected the small lab, which trains a masked LM too, got one on a model that was "
-            "there"
+            "expected the small lab, which trains a masked LM too, got one on an existing model"
         )
     return recipe
 

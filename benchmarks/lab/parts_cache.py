@@ -60,9 +60,8 @@ class LabParts:
         if not self.makes and not _is_cached_part_intact(final):
             raise AuditError(
                 f"expected the lab's {name} in {str(final)!r}, where a run writes it: run the "
-                "audit "
-                "once, and for workers on other machines set AUDIT_CACHE to a folder that all of "
-                "them share"
+                "audit once, and for workers on other machines set AUDIT_CACHE to a folder that "
+                "all of them share"
             )
         if not _is_cached_part_intact(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -71,7 +70,8 @@ class LabParts:
                 if final.is_dir() and not _is_cached_part_intact(final):
                     self._remove_damaged_parts(final)
                     self.notify(
-                        f"the lab's {name} in the cache was not as it was built: it was built anew"
+                        f"the lab's {name} in the cache had changed since it was built: it was "
+                        "rebuilt"
                     )
                 if not final.is_dir():
                     _build_part(final, build)

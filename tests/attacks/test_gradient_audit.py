@@ -103,7 +103,7 @@ def test_a_training_without_its_noise_contradicts_its_claim(
     finding = findings(result, "dp-sgd")["white-box"]
     assert bound(finding)["epsilon_lower_bound"] > 1.2 * claimed
     (seen,) = finding["violations"]
-    assert "of the deviation that is claimed for" in seen
+    assert "of the claimed standard deviation" in seen
     other = findings(result, "undefended")["white-box"]
     assert states([other["not_applicable"]], "canaries", "gradients")
 
@@ -135,7 +135,7 @@ def test_every_training_by_clipped_gradients_can_be_audited(
         ({"drawn": 50}, ""),
         (
             {"noise_size": 0.8},
-            "the noise has 0.8 of the deviation that is claimed for, over 640 values of it",
+            "the noise has 0.8 of the claimed standard deviation, over 640 of its values",
         ),
         ({"noise_size": 0.95}, ""),  # 640 values say no more of it
         ({"noise_size": 1.3}, ""),  # more noise breaks no claim

@@ -135,7 +135,7 @@ def test_what_cannot_be_made_is_refused(writer: HuggingFaceModel) -> None:
         make_audit_canary_texts("prefixed", 100_000, 1, 0, texts=["a b"])
     for count, length in ((0, 5), (5, 1)):
         with pytest.raises(
-            AuditError, match=f"more words than are their prefix, got {count} of {length}"
+            AuditError, match=f"more words than their prefix, got {count} of {length}"
         ):
             make_audit_canary_texts("words", count, length, 0)
 

@@ -94,14 +94,14 @@ def spoilt(**changes: Any) -> dict[str, Any]:
         (spoilt(schema_version=3), "expected a manifest of version 1, or 2 with coins, got 3"),
         (spoilt(schema_version=2), "missing field .kind."),
         (spoilt(canaries=[]), "at least one canary"),
-        (spoilt(formats=[{"format": "My ID"}]), "formats that several texts fit in the manifest"),
+        (spoilt(formats=[{"format": "My ID"}]), "formats in the manifest that several texts fit"),
         (
             spoilt(formats=[{"format": "My ID is 123456"}]),
-            "formats that several texts fit in the manifest",
+            "formats in the manifest that several texts fit",
         ),
         (
             spoilt(formats=[{"format": "My ID is {digit:6}"}]),
-            "formats that several texts fit in the manifest",
+            "formats in the manifest that several texts fit",
         ),
         (spoilt(more=1), r"canaries.0.: unknown field \(it may be private\)"),
         ([], "expected an object"),

@@ -387,7 +387,7 @@ def test_a_damaged_part_is_built_anew_with_all_that_was_built_on_it(
     build_all(lab)
     assert same(lab, built)
     assert [note for note in lab.notes if "in the cache" in note] == [
-        f"the lab's {part} in the cache was not as it was built: it was built anew"
+        f"the lab's {part} in the cache had changed since it was built: it was rebuilt"
     ]
     anew = {
         path.name for path in folder.iterdir() if path.is_dir() and made(path) != before[path.name]

@@ -119,7 +119,7 @@ def test_a_damaged_part_is_built_anew_with_all_that_was_built_on_it(
     toys = Toys(tmp_path)
     assert toys.all() == ALL and toys.built == anew
     assert toys.told == [
-        f"the lab's {part} in the cache was not as it was built: it was built anew"
+        f"the lab's {part} in the cache had changed since it was built: it was rebuilt"
     ]
 
 

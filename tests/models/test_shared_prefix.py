@@ -146,7 +146,7 @@ def test_the_self_check_lets_a_family_share_that_goes_on_from_its_cache(family: 
 def test_the_self_check_says_that_others_read_each_text_whole() -> None:
     model = tiny_model("mamba")
     self_check.configure_serving(model)
-    assert any("read anew for each" in note for note in self_check.configure_serving(model, 40))
+    assert any("read again for each" in note for note in self_check.configure_serving(model, 40))
     assert model.begins is None
 
 
@@ -167,7 +167,7 @@ def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(
     monkeypatch.setattr(model, "_transformers_logits", forgets)
     self_check.configure_serving(model, 40)
     assert model.begins is None
-    assert any("read anew for each" in note for note in model.notes)
+    assert any("read again for each" in note for note in model.notes)
 
 
 def test_common() -> None:

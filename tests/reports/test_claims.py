@@ -236,6 +236,6 @@ def test_no_report_calls_a_model_private(result: AuditResult) -> None:
 
 def test_a_transcript_is_no_private_release(result: AuditResult) -> None:
     """Said where claims about drawn tokens stand; weights were drawn by secret randomness."""
-    said = "What this audit drew is no private release: it follows from"
+    said = "Samples drawn by this audit are no private release: they depend on"
     assert said in html.render_html_report(result)
     assert said not in html.render_html_report(run(replace(result, targets=()), 1.0))

@@ -179,7 +179,7 @@ def test_the_command(
         (["--secrets", str(tmp_path / "s.xls")], "one of .csv, .parquet"),
         (
             ["--csv", str(tmp_path / "c.csv"), "--secrets", str(tmp_path / "s.csv")],
-            "holds nothing by secret",
+            "has no results by secret",
         ),
     ):
         check_command("export", tmp_path / "run", *wrong, code=2)

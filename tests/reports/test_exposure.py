@@ -102,4 +102,4 @@ def test_reports_say_it_in_words(with_exposure: AuditResult) -> None:
         assert "2 never (controls), 6 inserted once, 6 inserted 4 times" in rendered.replace(
             "\\", ""
         )
-        assert "says nothing of one record" in rendered
+        assert "says nothing about one record" in rendered

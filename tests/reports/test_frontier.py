@@ -89,7 +89,7 @@ def test_nobody_within() -> None:
     said = told(
         point("Undefended", 1, 0.3, True), point("DP-SGD", 2, 0.0), point("Mixing", 1.1, 0.0)
     )
-    assert "nothing but the undefended model is shown to be at perplexity within 10%." in said
+    assert "only the undefended model is shown to be at perplexity within 10%." in said
     assert "Not shown to be within 10%, nor beyond: Mixing." in said and "least" not in said
 
 

@@ -69,7 +69,7 @@ def test_each_number_stands_under_what_it_is_a_number_of(result: AuditResult) ->
     assert rows["the suffix, exactly"][2] == "68/300 (23% [18–28])"
     assert rows["its likeliest 8 tokens, whatever the decoding, at most"][0] == "28% [23–33]"
     assert rows["of its windows of 8 tokens, greedy decoding's"][2:] == ("–", "–")
-    assert "nothing of samples near the suffix" in note.text
+    assert "nothing about samples near the suffix" in note.text
 
 
 def test_a_row_that_was_not_asked_for_it_has_no_section(result: AuditResult) -> None:

@@ -56,8 +56,9 @@ def test_what_is_hidden_comes_back_and_is_said_to(result: AuditResult) -> None:
     )
     assert said == (
         "PMixED (sound), 50 records forgotten of 90: extraction probability, mean 30% → 2.0% "
-        "[0.0–4.0], never seen 0.0%. Asked as it is, no more of it is shown than in a model that "
-        "never saw it. 20 steps of relearning on 30 other records bring it back, so it was hidden "
+        "[0.0–4.0], never seen 0.0%. Queried as it is, the model shows no more of it than one that "
+        "never "
+        "saw it. 20 steps of relearning on 30 other records bring it back, so it was hidden "
         "and not gone: extraction probability, mean 2.0% → 16%, 50% [40–60] of what was taken, "
         "never seen 0.0%. Held-out perplexity 10.0 → 11.0 (+10%)."
     )

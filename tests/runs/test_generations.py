@@ -236,7 +236,7 @@ def test_what_reads_records_as_it_is_asked_about_them_has_learnt_none(inputs: Pa
     found = (f for f in result(inputs, "ink")["findings"] if f["target"] == "invisible-ink")
     why = [f["not_applicable"] for f in found if f["attack"] == "untargeted"]
     assert len(why) == 2 and all(
-        "needs a model that has learnt the data" in reason for reason in why
+        "needs a model that was trained on the data" in reason for reason in why
     )
 
 

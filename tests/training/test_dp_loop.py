@@ -270,7 +270,8 @@ def test_short_records_are_tried_beside_long_ones() -> None:
     layer = model.gpt_neox.layers[1]
     layer.mlp.dense_4h_to_h = _Scaled(layer.mlp.dense_4h_to_h)
     with pytest.raises(
-        AuditError, match=r"record of 10 tokens, those of .* differ from those of single records"
+        AuditError,
+        match=r"record of 10 tokens, the gradients of .* differ from those of single records",
     ):
         fit_privately(model, EXAMPLES, PoissonSampler(12, 0.4, "n"), recipe(), pad=0)
     pairs = per_sample.pick_gradient_check_pairs([(1,) * n for n in (3, 9, 12, 100, 5, 100, 70, 2)])
