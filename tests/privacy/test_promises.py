@@ -62,5 +62,5 @@ def test_notes_say_whose_number_of_units_it_is() -> None:
     )
     assert (
         "1,200 records, a number given as public" in given
-        and "that there are 1,200 records is taken" in found
+        and "the number of records, 1,200, is taken as" in found
     )

@@ -391,7 +391,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "wrong key": (
         ["--model", "openai:tiny", "--base-url", "{locked}"],
-        "takes, got none: set OPENAI_API_KEY (it answers",
+        "accepts, got none: set OPENAI_API_KEY (it answers",
     ),
     "small budget": (
         ["--model", "openai:tiny", "--base-url", "{url}", "--max-tokens-total", "40"],
