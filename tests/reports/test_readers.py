@@ -105,7 +105,10 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
     )
     everywhere, defended = untested.items
     assert everywhere.startswith("Not tested: near-verbatim")
-    assert "membership" in everywhere and "personal data (no personal data" in everywhere
+    assert (
+        "membership" in everywhere
+        and "personal data (the attacked suffixes contain no personal data" in everywhere
+    )
     assert "greedy decoding (undefended model only)" in defended
     span = forest.spans[1]
     assert span is not None and (span.value, span.floor) == (166 / 320, 0.0)
