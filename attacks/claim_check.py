@@ -44,8 +44,7 @@ _SEEN = ("realised", "claimed", "order", "neighbour", "position")
 
 @dataclass(frozen=True)
 class ClaimCheck(Probe):
-    """Compare the measured divergence of neighbouring output distributions with the claimed
-    divergence.
+    """Compare measured and claimed divergence of neighbouring outputs.
 
     Each suffix is read teacher-forced.
 

@@ -57,8 +57,7 @@ _ROUNDING = 1e-12  # tolerance for float noise in an exact probability
 
 @dataclass(frozen=True)
 class ExtractionProbability(DistributionProbe):
-    """Compute the exact probability of each suffix under the decoding distribution (Hayes et al.
-    2024).
+    """Compute the exact probability of each suffix (Hayes et al. 2024).
 
     One teacher-forced pass gives log p_z = sum_t log q_t(z_t), which is -inf if a token is cut
     (formulas.md A4). If the model returns only its likeliest tokens, each probability has a lower

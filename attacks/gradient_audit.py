@@ -40,8 +40,7 @@ _ENOUGH = 48  # such coordinates, below which two steps may agree by chance
 
 @dataclass(frozen=True)
 class GradientAudit(Probe):
-    """Bound epsilon from below by canary gradients in a training, tightly because access is
-    white-box.
+    """Bound epsilon from below by canaries in the gradients (white box, so tight).
 
     The model must be trained with such canaries (`audit train dp-sgd -D gradient_canaries=1000`). A
     built-in lab inserts 1,000 if the run has this probe.

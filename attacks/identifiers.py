@@ -60,7 +60,7 @@ CONTROL_LEVEL = 0.01
 
 @dataclass(frozen=True)
 class Identifiers(Probe):
-    """Rank each personal value among random values of its format, with exact p-values.
+    """Rank each personal value among random ones of its format; the p-values are exact.
 
     Values are card, IBAN, national and telephone numbers, e-mail addresses and dates of birth. If
     the data mark values, these are also hashes, numbers and values of the given `formats`, such as

@@ -46,8 +46,7 @@ class PerplexityRanking(SamplingAttack):
 
 @dataclass(frozen=True)
 class ExactProbabilityRanking(SamplingAttack):
-    """Rank every suffix with a probability above `threshold` by exact probability, without
-    sampling.
+    """Rank every suffix above `threshold` by exact probability; nothing is sampled.
 
     This method is ours (formulas A5). The score is log q(suffix) in nats, where q is the decoding
     distribution after temperature and truncation (Ethicist's: 0.8, top-p 0.7). A sampler at K=100
@@ -132,7 +131,7 @@ def count_compressed_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class LowercaseRanking(SamplingAttack):
-    """Rank sampled suffixes by perplexity relative to the lower-cased suffix (Carlini et al. 2021).
+    """Rank samples by perplexity against the lower-cased suffix (Carlini et al. 2021).
 
     The score is -(nll / nll of lower case). Both nll are means per token, in nats, after the same
     prefix. Both texts are tokenised again, and cut to the model's maximum length. A text that lower
@@ -220,7 +219,7 @@ def _encode_text(tokenizer: Any, text: str) -> Tokens:
 
 @dataclass(frozen=True)
 class ReferenceModelRanking(SamplingAttack):
-    """Rank sampled suffixes by perplexity relative to a reference model's.
+    """Rank samples by perplexity against that of a reference model.
 
     The methods are Carlini et al. 2021 and Ethicist's "Comparing (LM)".
 

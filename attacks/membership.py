@@ -59,7 +59,7 @@ _SIZES = ("characters", "compressed_bytes")  # of the entire text, for the blind
 
 @dataclass(frozen=True)
 class Membership(Probe):
-    """Measure by AUC and TPR at 1% and 0.1% FPR how well scores separate members from non-members.
+    """Measure how well scores separate members from non-members (AUC, TPR at 1% and 0.1% FPR).
 
     A baseline uses no model.
 

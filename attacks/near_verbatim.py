@@ -52,7 +52,7 @@ class NearVerbatimBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class NearVerbatim(DistributionProbe):
-    """Bound the probability of a sample within `distance` token edits of the suffix (k-CBS, 2026).
+    """Bound the probability of a sample near the suffix (within `distance` edits; k-CBS, 2026).
 
     A beam search keeps the `beams` likeliest partial samples that can still end within the
     distance, and always the verbatim suffix. The sum of their probabilities is a lower bound, which

@@ -67,8 +67,7 @@ _PRIVATE = "exact answers depend on the private data: do not publish"
 
 @dataclass(frozen=True)
 class PredictionAudit(Probe):
-    """Bound epsilon of private prediction by guessing which of two neighbouring models drew the
-    tokens.
+    """Bound epsilon of private prediction by a game: which of two neighbours drew the tokens?
 
     A game gives the tokens of one privacy budget to the guesser.
 

@@ -34,7 +34,7 @@ _MOST_RADIUS = 1000  # nats: a larger radius restricts no member
 
 @dataclass(frozen=True)
 class AdaPMixed(Defense):
-    """Mix an ensemble with the public model within one radius, and measure each query's cost.
+    """Mix an ensemble within one radius and measure each query's cost. No claim.
 
     The cost depends on private data, so this defense makes no privacy claim.
 

@@ -109,7 +109,7 @@ class Adp(PrivateTraining):
 
 @dataclass(frozen=True)
 class AdpSound(PrivateTraining):
-    """Fine-tune with DP-SGD that clips rare records hardest, which is ADP's idea with a proof.
+    """Fine-tune with DP-SGD that clips rare records hardest: ADP's idea with a proof.
 
     Record i is clipped to C kappa(rho_i); the noise stays at C sigma. rho is the record's rarity,
     from 0 to 1, and kappa falls from 1 to kappa_least as rho rises. rho depends only on public

@@ -75,7 +75,7 @@ class CpDelta(Defense):
 
 @dataclass(frozen=True)
 class PublicCommon(Defense):
-    """Sample texts that the audited model and the public model both find likely.
+    """Sample texts likely under both the model and the public model. No claim.
 
     This defense makes no privacy claim. The factor by which a text is likelier than under the
     public model depends on the overlap of the two distributions, and so on private data. The factor

@@ -21,7 +21,7 @@ from auditor.training.variants import DataVariant
 
 @dataclass(frozen=True)
 class CopyCap(DataVariant):
-    """Fine-tune on data in which each record has a limited number of copies.
+    """Fine-tune on a limited number of copies of each record. No claim.
 
     `audit advise` predicts the effect of this limit. This training makes no privacy claim. Only
     exact copies count; use `dedup` for near-duplicates.
@@ -62,9 +62,9 @@ _MIN_RECALL = 0.99  # of pairs at the threshold
 
 @dataclass(frozen=True)
 class Dedup(DataVariant):
-    """Fine-tune without exact copies and near-duplicates, keeping the first text of each group.
+    """Fine-tune without exact copies and near-duplicates. No claim.
 
-    This training makes no privacy claim.
+    The first text of each group is kept. This training makes no privacy claim.
 
     threshold: the smallest Jaccard similarity of two texts' 5-character shingles at which the later
     text counts as a copy of the earlier text (Lee et al. 2022 use 0.8, with 5-token shingles).
@@ -157,7 +157,7 @@ def split_into_shingles(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class DropRecords(DataVariant):
-    """Fine-tune without listed records, or without records of at least `times` copies.
+    """Fine-tune without listed records, or those of `times` copies. No claim.
 
     This training makes no privacy claim. Dropping extracted records does not protect records that
     were not attacked, and may expose others (Carlini et al. 2022, the privacy onion effect).

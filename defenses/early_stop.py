@@ -30,7 +30,7 @@ from auditor.training.variants import Variant
 
 @dataclass(frozen=True)
 class EarlyStop(Variant):
-    """Fine-tune, and keep the model of the training step with the lowest held-out loss.
+    """Fine-tune, and keep the step with the lowest held-out loss. No claim.
 
     This training makes no privacy claim.
 

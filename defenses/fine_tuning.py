@@ -25,7 +25,7 @@ class NoDefense(FineTuning):
 
 @dataclass(frozen=True)
 class Full(Variant):
-    """Fine-tune every parameter, as the control of `lora` and `freeze-embeddings`.
+    """Fine-tune every parameter: the control of `lora` and `freeze-embeddings`.
 
     This training makes no privacy claim.
     """

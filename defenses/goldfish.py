@@ -22,7 +22,7 @@ from auditor.training.variants import Variant
 
 @dataclass(frozen=True)
 class Goldfish(Variant):
-    """Fine-tune with the Goldfish loss, which omits the loss of one token in `k`.
+    """Fine-tune with the Goldfish loss, without one token in `k`. No claim.
 
     This training makes no privacy claim.
 

@@ -71,7 +71,7 @@ _ORDER = 2
 
 @dataclass(frozen=True)
 class InvisibleInk(Defense):
-    """Let a public model write with private records in context, whose influence is clipped.
+    """Let a public model write with clipped private context (InvisibleInk, 2025).
 
     The method is InvisibleInk (Vinod et al. 2025).
 

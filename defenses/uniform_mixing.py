@@ -51,8 +51,7 @@ _RELATION = "any_two_models"  # the same, as measurements are named
 
 @dataclass(frozen=True)
 class UniformMixing(Defense):
-    """Mix the model's next-token distribution q with the uniform distribution (Majmudar et al.
-    2022).
+    """Mix the model's distribution q with the uniform one (Majmudar et al. 2022).
 
     A token is drawn from q' = weight q + (1 - weight)/|V|.
 

@@ -298,7 +298,7 @@ def test_rows_that_are_none_of_a_trainer_s_are_refused(
 
 
 def test_what_does_not_say_what_was_learnt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AuditError, match="expected labels beside input_ids"):
+    with pytest.raises(AuditError, match="expected labels next to input_ids"):
         cut([{"input_ids": [1, 2]}], tmp_path)
 
 

@@ -133,10 +133,10 @@ def test_an_adapter_that_names_no_base_of_this_machine_is_checked_on_a_named_one
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["{given}/model"], "expected MODEL and --data together, got MODEL alone"),
+        (["{given}/model"], "expected MODEL and --data together, got only MODEL"),
         (
             ["--data", "{given}/private.jsonl"],
-            "expected MODEL and --data together, got --data alone",
+            "expected MODEL and --data together, got only --data",
         ),
         (["--nonmembers", "{given}/fresh.jsonl"], "--nonmembers goes with a model of your own"),
         (["--template", "none"], "--template goes with a model of your own"),

@@ -1599,7 +1599,7 @@ def test_flags_win_over_the_plan_file(inputs: Path, tmp_path: Path, said: Said) 
     assert result(out)["seed"] == 6
     assert (row["options"]["samples"], row["options"]["top_p"]) == (3, 0.9)
     check_command("run", "--config", plan, "--submission", tmp_path / "guesses.csv", code=2)
-    assert "--submission holds the guesses of a single run" in said.readouterr().err
+    assert "--submission writes the guesses of a single run" in said.readouterr().err
     plan.write_text("atack = []\n")
     check_command("run", "--config", plan, code=2)
     assert "did you mean 'attack'" in said.readouterr().err

@@ -74,7 +74,7 @@ def test_kl_bounds_the_mean_and_no_single_text(halves: ModelEnsemble) -> None:
     least = CpDeltaModel(halves, "max", (1, 2)).mix_pair(torch.stack([first, second]))
     assert float((least - second).max()) <= -math.log1p(-0.5 + 1e-9) + 1e-9
     said = " ".join((cp_delta.__doc__ or "").split())
-    assert "With `kl`, only the mean" in said and "10.36 nats although k is 0.693" in said
+    assert "With `kl`, only the mean" in said and "exp(10.36) although k is 0.693" in said
 
 
 def test_rows_are_as_teacher_forced(halves: ModelEnsemble) -> None:

@@ -113,7 +113,7 @@ def test_an_erasure_is_signed_and_a_changed_one_is_refused(
     out = tmp_path / "out"
     check_command("attest", out, "--sign", private)
     check_command("attest", out, "--key", public)
-    assert "as it was signed" in capsys.readouterr().out
+    assert "is unchanged since" in capsys.readouterr().out
     payload = json.loads((out / "attestation.json").read_text())["payload"]
     statement = json.loads(base64.b64decode(payload))
     digest = hashlib.sha256(store.read_bytes()).hexdigest()

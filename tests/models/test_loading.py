@@ -647,7 +647,7 @@ def test_an_adapter_beside_a_whole_model_is_refused(tmp_path: Path) -> None:
     folder = adapter(save(llama(), tmp_path / "base"), tmp_path / "both")
     save(llama(), folder)
     with pytest.raises(
-        AuditError, match=r"either an adapter or a whole model .* beside model\.safetensors"
+        AuditError, match=r"either an adapter or a whole model .* and model\.safetensors"
     ):
         load_causal_lm(str(folder))
     (folder / "model.safetensors").unlink()

@@ -95,8 +95,8 @@ TOLD = {
     "stops": "20 empty",
 }
 ENDS = {
-    "swaps": "came back",
-    "takes turns": "came back",
+    "swaps": "differed when",
+    "takes turns": "differed when",
     "corrupts": "was sent again without its last",
 }
 

@@ -200,4 +200,4 @@ def test_passages_are_found_in_scripts_without_spaces_and_with_signs_on_letters(
         and told["recall_nonmembers"] == 0
         and finding.options["words"] == least
     )
-    assert f"{least} {unit} in a row" in finding.notes[0]
+    assert f"{least} {unit} or more in a row" in finding.notes[0]
