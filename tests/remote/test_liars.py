@@ -95,7 +95,7 @@ TOLD = {
     "stops": "20 empty",
 }
 ENDS = {
-    "swaps": "differed when",
+    "swaps": "have different greedy answers now",
     "takes turns": "differed when",
     "corrupts": "was sent again without its last",
 }
@@ -114,7 +114,7 @@ def test_a_liar_is_noticed(
         pytest.skip("text only: there are no log-probabilities to corrupt")
     _, url = lying(lie, *filter(None, [access]))
     if lie in ENDS and (lie, access) != ("takes turns", "silent"):
-        with pytest.raises(AuditError, match=ENDS[lie]) as ended:
+        with pytest.raises(AuditError, match=f"{ENDS[lie]}|log-probabilities came back") as ended:
             audited(wire(url), leaky)
         assert "cannot be resumed" in str(ended.value) and "Card" not in str(ended.value)
         return
