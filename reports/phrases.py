@@ -273,8 +273,10 @@ def format_baseline_excess_cells(finding: Finding) -> tuple[str, str, str]:
 
 
 def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
-    """Return `52% [46–57]`, or the lower and the upper bound of a number: `52% [46–57] to 55%
-    [48–60]`.
+    """Return a measurement with its interval, `52% [46–57]`.
+
+    If the number is only known to lie between two bounds, return both with their intervals:
+    `52% [46–57] to 55% [48–60]`. m: None if the number was not measured.
     """
     if m:
         upper = finding.measurement(metrics.name_upper_bound_metric(m.name))

@@ -119,7 +119,7 @@ class GateScopeFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AttestationFlags:
-    """Flags that verify the signature of an unchanged run."""
+    """Flags that check by a signed attestation that a run has not changed since."""
 
     panel: ClassVar[str] = "signature"
 

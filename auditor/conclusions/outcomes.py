@@ -106,8 +106,8 @@ class RowValuesBySecret:
     def list_columns(self, cell: CellKey) -> Iterator[Column]:
         """Yield the columns that store these results in the table.
 
-        For an attack these are only the judged facts about guesses, which determine all other
-        numbers.
+        For an attack, only its guesses' scores and judgements, such as whether a guess is right,
+        are stored: all other numbers follow from them.
         """
         for name, values in self._list_stored_values().items():
             yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)

@@ -91,8 +91,8 @@ class LeakSignal:
 
     @property
     def gate_rule(self) -> str:
-        """Gate rule such as `membership_auc=0.6` that fails if the signal is shown; "" if there is
-        none.
+        """Gate rule such as `membership_auc=0.6` that fails if this signal is significant; "" if no
+        rule matches the signal.
         """
         m = self.measured
         limits = dict(self.kind.limits)

@@ -341,13 +341,13 @@ class Unlearning:
 
     Attributes:
         target: name of the unlearned target.
-        models: names of targets, with the keys of `GroupRecall`.
+        models: target name by role, such as "before" and "after", the roles of `GroupRecall`.
         setting: access setting.
         forgotten: number of records to forget.
         retained: number of other members.
-        numbers: number of each metric and group.
-        perplexity: held-out perplexity by model; `ratio` is after divided by before, paired by
-        text.
+        numbers: value of each metric for each group of records.
+        perplexity: held-out perplexity by role; the key "ratio" is after divided by before,
+            paired by text.
         steps: training steps of relearning; 0 without relearning.
         rate: learning rate of relearning.
         texts: number of other records that relearning trains on.

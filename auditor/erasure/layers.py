@@ -95,9 +95,10 @@ class LayerVerdict:
 
 @dataclass
 class _Sightings:
-    """The records found in a layer: by kind of content and index, the position of each.
+    """The contents of records that a search of one layer found.
 
-    other_texts: texts that are not kept records.
+    places: for each kind of content, the position of each record found, by the record's index.
+    other_texts: texts found that are no records of --kept, as an ordered set.
     """
 
     places: dict[str, dict[int, str]] = field(default_factory=dict)

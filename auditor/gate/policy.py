@@ -94,7 +94,8 @@ class Rule:
 
     @property
     def is_paired_difference(self) -> bool:
-        """True if the rule limits a difference paired by secret."""
+        """True if the rule limits the difference from the baseline run, computed in pairs by
+        secret."""
         return self.against_baseline or self.against_undefended
 
     @property

@@ -99,9 +99,9 @@ class Ensemble(ABC):
 
 
 class EnsembleMemberRows:
-    """Decoding rows that query only a few members per token.
+    """Rows of sequences for which an ensemble queries only a few of its members per token.
 
-    Each query reads the whole sequence.
+    The queried members change with the token, so each query reads the whole sequence again.
     """
 
     def __init__(self, ensemble: Ensemble, prefixes: Tensor, prompt: Tensor | None) -> None:

@@ -33,9 +33,9 @@ def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
 
     Each of the 2 x layers additions to the residual stream has a relative rounding error of about
     eps. As a random walk, these errors shift logits by a few eps times the logits' spread. The
-    tolerance is 16 eps, several times the observed value. Float32 sums depend on shapes (256
-    float32 eps), and the logits themselves are rounded. Unrelated distributions are 1.4 spreads
-    apart.
+    tolerance is a sum: 16 eps times the spread, several times the observed error; 256 float32 eps
+    times the spread, because float32 sums depend on shapes; and the rounding of the largest logit.
+    For comparison, unrelated distributions are 1.4 spreads apart.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:

@@ -251,13 +251,16 @@ def _ask_about_batch(
 ) -> int:
     """Query as many units from the start of the batch as time allows, and return their number.
 
-    Each model reads each text once. The units are read and probed part by part, while their logits
-    are in memory. Then the remaining queries of all these units are made together.
+    Each model reads each text once. A part of the units is read, and its logits are used while they
+    are in memory; then the next part. Queries that need other forward passes follow at the end, for
+    all units that were read.
 
     Args:
-        narrowed: narrowed(end, start) returns the audit of the units start to end - 1.
+        narrowed: narrowed(end, start), with the end first, returns the audit of the units start to
+        end - 1.
         first: index of the batch's first unit among all units.
-        pace: times of earlier records.
+        pace: times that earlier records took.
+        limit: time limit of the audit.
         reserve: seconds reserved for the final result.
     """
     models: Sequence[LanguageModel] = ()

@@ -174,9 +174,11 @@ def combine_membership_scores(
     member: Bools,
     group: Ints,
 ) -> Floats:
-    """Return (records,) log-odds of membership by logistic regression on scores.
+    """Return each record's log-odds of membership, (records,), by logistic regression on its
+    scores.
 
-    scores: (records, k), finite.
+    scores: (records, k), finite. group: (records,) records of one group are never in both parts of
+    a cross-fit: each record is predicted by a model that was fitted on other groups.
     """
     return _predict_cross_fitted_log_odds(standardise_columns(scores), member, group)
 

@@ -192,11 +192,12 @@ def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
 def resample_paired_recall(
     new: tuple[Bools, Floats], base: tuple[Bools, Floats], errors: int
 ) -> ResampledNumber:
-    """Bootstrap the recall of `new` minus the recall of `base` (ranking.measure_error_recall).
+    """Bootstrap the recall of `new` minus the recall of `base`.
 
-    Recall counts hits before the `errors`-th wrong guess. new, base: (hits, scores), (secrets,)
-    each. A resampled secret contributes its guesses of both runs. The bounds always contain those
-    of the paired counts at the two observed thresholds.
+    Recall is the share of secrets hit before the `errors`-th wrong guess. new, base: (hits,
+    scores), (secrets,) each. A resampled secret contributes its guesses of both runs. If necessary,
+    the interval is widened to contain the interval of the paired hit counts with both thresholds
+    fixed as observed.
     """
     n = len(new[0])
     right = [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]

@@ -41,17 +41,20 @@ def measure_ranked_recall(
 ) -> Measurement:
     """Return the share of n secrets with a right guess before the `errors`-th wrong guess.
 
-    secret: (guesses,) index below n of the guessed secret; right: (guesses,) True for a right
-    guess; the surest guess comes first. A secret may have no guess or several. It is solved once,
-    but each wrong guess is an error. The interval is a bootstrap over secrets with all their
-    guesses. If this interval has no width, or there are fewer errors, it is Clopper-Pearson of the
+    Guesses are sorted from the most to the least certain. secret: (guesses,) index of the guessed
+    secret, from 0 to n - 1; right: (guesses,) True for a right guess. A secret may have no guess or
+    several. A secret counts as solved once, but each of its wrong guesses counts as an error. The
+    interval is a bootstrap over secrets with all their guesses. If this interval has no width, or
+    there are fewer than `errors` wrong guesses, the interval is Clopper-Pearson's, of the share of
     solved secrets.
     """
     # (solved secrets,) the guess that solves each
     solver = find_first_right_guesses(secret, right)
 
     def solvers(weight: Ints) -> Ints:
-        """Return the guesses of `solver` that count if secret i occurs weight[i] times."""
+        """Return the indices of the right guesses that solve secrets in a bootstrap resample.
+
+        weight: (n,) times that each secret occurs in the resample."""
         wrong = weight[secret] * ~right
         counted: Ints = solver[(np.cumsum(wrong) - wrong)[solver] < errors]
         return counted

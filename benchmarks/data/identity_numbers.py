@@ -38,10 +38,10 @@ def _is_finnish(number: str) -> bool:
 
 
 def _is_chinese(number: str) -> bool:
-    """Return whether a Chinese number has a valid check digit and date.
+    """Return whether a number has the check digit and a date of Chinese identity numbers.
 
-    stdnum would also look up the number's district in the year of birth. This check does not,
-    because many people are older than their district's code.
+    stdnum also requires that the district's code existed in the year of birth. This check does not,
+    because many people were born before their district got its code.
     """
     from stdnum.cn import ric
 

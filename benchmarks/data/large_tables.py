@@ -398,10 +398,10 @@ def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -
 
 
 def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ...]) -> UnreadRows:
-    """Choose distinct rows to read, and return statistics of the table.
+    """Choose distinct rows to read, and return them with counts of the whole table.
 
-    layout: the columns of the records. Raise NotStreamable if the table lacks a required row,
-    because only a complete reading can report this.
+    layout: the columns of the records. Raise NotStreamable if the table lacks a required row: the
+    caller then reads the whole table to report the missing row.
     """
     distinct, first, of_row, copies = np.unique(
         scan.hashes, return_index=True, return_inverse=True, return_counts=True

@@ -61,9 +61,10 @@ _OTHER_FILES = (
 class RecordTable:
     """A table: its column names, and a function that reads one column without the others.
 
-    label: the user's option and file name.
+    label: the name of the table in error messages: the option and the file name.
     rows: number of rows; column: returns the values of a column by name.
-    texts: columns with texts of several words, lists or objects of texts, images, videos or sound.
+    texts: names of the columns with texts of several words, with lists or objects that contain
+    texts, or with images, videos or sound.
     first_row: number of the first row, if the table is a part of a file; errors use the file's row
         numbers.
     """
