@@ -27,6 +27,7 @@ class RagAudit:
     channels: answers, retrieved texts or both, as replies have them.
     direct: number of documents shown by a question about them, after and before the control asked.
     layers: verdicts on shown text and personal data.
+    vectors: verdicts on personal data in stored vectors.
     """
 
     system: str

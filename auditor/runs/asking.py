@@ -285,7 +285,7 @@ def _ask_about_batch(
         if not first:
             recited |= _mark_recited_records(target_run)
             if n_read + n_part >= _AGAIN * n_announced:
-                _announce_recited_records(target_run, recited)
+                _announce_recited_records(target_run, recited, n_announced)
                 n_announced = n_read + n_part
         models = _read_references(target_run)
         _ask_cells(target_run, Probe)
@@ -362,15 +362,18 @@ def _mark_recited_records(target_run: TargetRun) -> dict[str, bool]:
     return recited
 
 
-def _announce_recited_records(target_run: TargetRun, recited: Mapping[str, bool]) -> None:
+def _announce_recited_records(
+    target_run: TargetRun, recited: Mapping[str, bool], n_announced: int
+) -> None:
     """Announce the number of recited records, before the first result is computed.
 
-    recited: whether greedy decoding recites a part of the record, by record name.
+    recited: whether greedy decoding recites a part of the record, by record name. n_announced:
+    number of records in the previous announcement; 0 before the first.
     """
     if not recited:
         return
     introduction = "first number"
-    if len(recited) > FIRST:
+    if n_announced:
         introduction = "so far"
     extent = ""
     if any(secret.document for secret in target_run.target.secrets):

@@ -274,6 +274,23 @@ def test_numbers_of_the_first_batch_are_told_as_its_records_are_read(
     ]
 
 
+def test_only_one_number_is_called_the_first(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of a large vocabulary fit in memory for one record at a time."""
+    plan, _ = planned(given)
+    monkeypatch.setattr(asking, "_PART_SECONDS", 0.0)
+    monkeypatch.setattr(asking, "_LOGIT_BYTES", 0)
+    announced = list[str]()
+    monkeypatch.setattr(SilentReporter, "announce", lambda self, text: announced.append(text))
+    checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
+    assert [text.partition(" of the first")[0] for text in announced[:3]] == [
+        "first number: 0",
+        "so far: 0",
+        "so far: 0",
+    ]
+
+
 @pytest.mark.parametrize(("document", "extent"), [(None, ""), ("row-0", ", at least in part")])
 def test_the_first_number_says_if_records_have_several_parts(
     document: str | None, extent: str
@@ -285,7 +302,7 @@ def test_the_first_number_says_if_records_have_several_parts(
         target=SimpleNamespace(secrets=secrets),
         audit=SimpleNamespace(site=SimpleNamespace(reporter=reporter)),
     )
-    asking._announce_recited_records(target_run, {"row-0": True})
+    asking._announce_recited_records(target_run, {"row-0": True}, 0)
     ending = f"1 of the first 1 record recited word for word{extent}"
     assert announced == [f"first number: {ending}"]
 
