@@ -70,7 +70,7 @@ def _build_baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
     before = line.cells[0]
     now = line.cells[-1]
     if now.delta:
-        difference = phrases.format_measurement_value(now.delta)
+        difference = phrases.format_difference(now.delta)
     else:
         difference = make_printable_line(now.reason or before.reason)
     name = make_printable_line(line.row.title)

@@ -128,7 +128,7 @@ def _format_run_table_cells(
     """
     cell = line.cells[i]
     if cell.delta:
-        delta = f"{description}{phrases.format_measurement_value(cell.delta)}"
+        delta = f"{description}{phrases.format_difference(cell.delta)}"
     else:
         delta = make_printable_line(cell.reason)
     return (

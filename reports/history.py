@@ -37,12 +37,12 @@ from auditor.statistics.metrics import SHARES, name_nonmember_metric
 _READING = (
     "Runs are evenly spaced in their order; brackets and bars hold two-sided 95% intervals over "
     "the choice of secrets. They do not cover training again with another seed.",
-    "A change is between a run and the one before it in its line, paired secret by secret, each "
+    "A change is between a run and the one before it in its series, paired secret by secret, each "
     "row with its own 95% interval: of twenty rows in which nothing changed, one is expected to "
     "show a change.",
-    "A gate's ruling is about one run and its rules. A gate that is not listed was not run, or "
+    "A gate's decision is about one run and its rules. A gate that is not listed was not run, or "
     "its folder could not be written to.",
-    "Runs are in one line if all of them attacked the same secrets of a model of the same "
+    "Runs are in one series if all of them attacked the same secrets of a model of the same "
     "family with the same attacks at the same settings; the checkpoint, the seed and the defenses "
     "may differ.",
     "Where nothing is shown, the upper end of an interval says how much may still be there.",
@@ -95,7 +95,7 @@ class _ShownRun:
             if cleaned == (row, metric):
                 before, now = line.cells[0], line.cells[-1]
                 if now.delta:
-                    return phrases.format_measurement_value(now.delta)
+                    return phrases.format_difference(now.delta)
                 reason = now.reason or (before.reason if before.measured is None else "")
                 return make_printable_line(reason) or phrases.NOTHING
         return phrases.NOTHING
@@ -124,7 +124,7 @@ def render_history_page(history: History, folder: Path) -> str:
         else:
             more = ""
         if i:
-            title = f"Apart: {runs[-1].name}{more}"
+            title = f"Not comparable: {runs[-1].name}{more}"
         else:
             title = "Leakage"
         if i:
@@ -143,22 +143,24 @@ def render_history_page(history: History, folder: Path) -> str:
     if last.change:
         since = changes.write_headline(last.change)
     else:
-        since = "It is the first of its line."
+        since = "It is the first of its series."
     answers = (
         ("The last run", f"{last.name}, {last.entry.time:%Y-%m-%d %H:%M}"),
         ("Since the run before", since),
-        ("What gates decided of it", last.gate_decisions or "none was asked"),
+        ("Gate decisions on it", last.gate_decisions or "no gate was run"),
     )
     record, model = last.result.benchmark, last.result.plan.get("model")
     members = f"{format_count(record.members, 'member')}"
     nonmembers = f"{format_count(record.nonmembers, 'non-member')}"
-    n_apart = sum(map(len, lines[1:]))
+    counts = [f"{len(lines[0])} in one series"]
+    if lines[1:]:
+        counts.append(f"{sum(map(len, lines[1:]))} not comparable with them")
     document = Document(
         title="The built-in lab" if model is None else _get_last_part(str(model)),
         facts=(
-            ("Runs", f"{len(lines[0])} in one line, {n_apart} apart"),
+            ("Runs", ", ".join(counts)),
             ("Secrets", f"{record.name}: {members}, {nonmembers}"),
-            ("In the order of", f"their {history.by}"),
+            ("Ordered by", history.by),
         ),
         headline=verdict.write_headline(last.result),
         verdict=" ".join(text for _, text in answers),
@@ -251,7 +253,7 @@ def _draw_leakage(
         (),
         tuple(series),
         frozenset({0}),
-        axes=(order, label if shares or not unit else f"{label}, {unit}"),
+        axes=(order, label if shares or not unit or unit in label else f"{label}, {unit}"),
         ticks=tuple(run.label for run in runs),
     )
 

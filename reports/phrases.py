@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from auditor.core.counts import format_count
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement, TargetRecord
@@ -492,7 +493,7 @@ def format_covered_tokens(claim: Claim) -> str:
         gone = ", all spent"
     else:
         gone = ""
-    return f"{claim.queries:,} drawn tokens{gone}"
+    return f"{format_count(claim.queries, 'drawn token')}{gone}"
 
 
 def format_single_record_epsilon(claim: Claim) -> str:

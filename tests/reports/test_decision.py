@@ -148,7 +148,7 @@ def test_a_comparison_in_every_form() -> None:
         shown(made),
     ):
         flat = " ".join(text.split())
-        assert "leaks least" in flat and "−20%" in flat
+        assert "leaks least" in flat and "−20 points" in flat
     rows = list(csv.DictReader(io.StringIO(comparison.render_comparison_csv(made))))
     assert [(row["run"], row["value"], row["difference"], row["best"]) for row in rows] == [
         ("first", "0.4", "", "0"),

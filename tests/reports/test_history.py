@@ -356,7 +356,7 @@ def test_the_command_writes_one_page_that_leads_to_every_report(
     text = " ".join("".join(page.text).split())
     assert "failed: recall <= 0.01 (baseline first run)" in text
     assert "not finished; audit run --resume" in text
-    assert "Apart: third" in text and "model family 'gpt2' against 'neox'" in text
+    assert "Not comparable: third" in text and "model family 'gpt2' against 'neox'" in text
     assert "166/320 = 52%" in text and "[46–57]" in text  # of the first run, with its interval
     ids = [tag["id"] for _, tag in page.tags if tag.get("id")]
     (svg,) = page.all("svg")

@@ -84,7 +84,7 @@ def test_what_changed_is_said_worst_first(result: AuditResult) -> None:
     rows = [line for line in text.splitlines() if line.startswith("| undefended, white-box")]
     assert [row.split(" | ")[0][-2:] for row in rows] == ["a2", "a1", "a0", "a3"]
     assert (
-        rows[0].endswith("| 25% [15–35] | leaks more |")
+        rows[0].endswith("| 25 points [15–35] | leaks more |")
         and "| 20% [10–30] | 40% [30–50] |" in rows[0]
     )
     assert "nothing to pair | not compared" in rows[-1]
