@@ -3,10 +3,10 @@ interval.
 
     python -m validation.trust.loop_alarms COUNT [--first 0] [--kinds NAME ...] [-o DIR]
 
-The whole crash test is run with seeds from FIRST on, for every kind of honest loop. Each finished
-test is a line of DIR/loop_alarms.jsonl and is not repeated. Left out is only what costs time and
-decides nothing: the bound from one training, the exact accountant (a smooth one replaces it), and
-the forward pass of a plain loop; models are copies of earlier ones.
+The whole crash test is run with seeds from FIRST on, for every kind of honest loop; each training
+has noise of its own. Each finished test is a line of DIR/loop_alarms.jsonl and is not repeated. Left
+out is only what costs time and decides nothing: the bound from one training, the exact accountant
+(a smooth one replaces it), and the forward pass of a plain loop; models are copies of earlier ones.
 """
 
 from __future__ import annotations
@@ -156,8 +156,10 @@ def counted(seeds: range, kinds: Sequence[str], file: Path | None) -> list[Row]:
     for seed, kind in wanted:
         if (seed, kind) in rows:
             continue
+        # Kinds that shared a seed would share its noise, and alarms would come together.
+        own_seed = seed * len(KINDS) + list(KINDS).index(kind)
         with quickly(), written_out():
-            rows[seed, kind] = row(seed, kind, tested(KINDS[kind](seed), seed))
+            rows[seed, kind] = row(seed, kind, tested(KINDS[kind](own_seed), own_seed))
         if file is not None:
             with file.open("a") as lines:
                 lines.write(json.dumps(rows[seed, kind]) + "\n")
