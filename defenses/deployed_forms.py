@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 from torch.nn.utils import prune
 from transformers.pytorch_utils import Conv1D
@@ -73,6 +72,8 @@ class DeployedForm(Defense):
                 f"expected an adapter that can be merged for {self.name}, got {target.name!r}, an "
                 "activated LoRA: it changes only the tokens after its invocation"
             )
+        from peft import PeftModel
+
         base_model = getattr(target.model, "base_model", None)
         if isinstance(target.model, PeftModel) and not hasattr(base_model, "merge_and_unload"):
             raise AuditError(
@@ -111,6 +112,8 @@ class MergedForm(DeployedForm):
         return model
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        from peft import PeftModel
+
         if isinstance(getattr(scenario.target, "model", None), PeftModel):
             return ()
         return ("merged: the target is not an adapter, so these are its unchanged answers",)
@@ -261,6 +264,8 @@ def merge_adapter_copy(target: HuggingFaceModel) -> Any:
     were unchanged. Raise AuditError if the merged weights give another distribution than the
     adapter.
     """
+    from peft import PeftModel
+
     if not isinstance(target.model, PeftModel):
         return copy.deepcopy(target.model)
     is_quantised = bool(get_quantisation_method(target.model))

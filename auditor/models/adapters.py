@@ -6,20 +6,21 @@ import re
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftConfig, PeftModel
-from peft.tuners.tuners_utils import BaseTuner
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError
-from auditor.models.configuration import get_quantisation_method
+from auditor.models.configuration import get_quantisation_method, unwrap_peft
 from auditor.models.weights import (
     WRAPPED,
     format_training_wrapper_names,
     refuse_missing_or_foreign_weights,
 )
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 # Names in adapters that PEFT places itself, or fails: prompt rows, and second copies of modules.
 _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
@@ -32,6 +33,8 @@ def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any =
     adapter is added. Raise AuditError if the adapter does not fit this base: it has other weights
     or lacks weights.
     """
+    from peft import PeftConfig, PeftModel
+
     _check_adapter_fits_base(folder, PeftConfig.from_pretrained(folder), base)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Found missing adapter keys")  # an error below
@@ -58,6 +61,11 @@ def is_adapter_mergeable(model: Any) -> bool:
 
     Merging would round weights of fewer bits. A tuned prompt cannot be merged into weights.
     """
+    if unwrap_peft(model) is model:
+        return False
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTuner
+
     if not isinstance(model, PeftModel) or not isinstance(model.base_model, BaseTuner):
         return False
     is_exact = all(weight.dtype is torch.float32 for weight in model.parameters())
@@ -134,6 +142,8 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
     the rows of these tokens. Raise AuditError if the adapter lacks new rows of the input or output
     matrix.
     """
+    from peft import PeftConfig
+
     input_weight = base.get_input_embeddings().weight
     n_rows = input_weight.shape[0]
     rows_by_name = _read_embedding_rows(base, adapter)

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from auditor.core.errors import AuditError, wrap_library_errors
@@ -23,6 +22,9 @@ from auditor.models.adapters import attach_adapter, resize_embeddings
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.precision import DTYPES
 from auditor.models.weights import FORMATS, read_weights, resolve_dtype_option
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 _ADAPTER = "adapter_config.json"
@@ -49,6 +51,8 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
             return _check_loaded_model(
                 HuggingFaceModel(loaded.model, tokenizer, name=name, notes=loaded.notes)
             )
+        from peft import PeftConfig
+
         _refuse_adapter_beside_weights(Path(name))
         config = PeftConfig.from_pretrained(name)
         if config.task_type not in (None, "CAUSAL_LM"):
@@ -109,6 +113,8 @@ def read_adapter_base(name: str) -> tuple[str, str | None] | None:
     """
     if not (Path(name) / _ADAPTER).is_file():
         return None
+    from peft import PeftConfig
+
     with wrap_library_errors(f"cannot load {name!r} as a PEFT adapter"):
         config = PeftConfig.from_pretrained(name)
     if config.base_model_name_or_path:

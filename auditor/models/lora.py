@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
@@ -380,6 +379,8 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
             "expected plain LoRA adapters as ensemble members, got another PEFT method or saved "
             "modules"
         )
+    from peft.tuners.lora import Linear as LoraLinear
+
     layers = {}
     for name, module in peft.get_base_model().named_modules():
         if isinstance(module, LoraLinear):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers.pytorch_utils import Conv1D
 
 from auditor.core import disk
@@ -257,6 +256,8 @@ def add_lora_adapter(model: Any, adapter: LoraAdapterRecipe) -> Any:
     Half of the adapter's matrices are drawn at random by torch. Raise AuditError for an
     architecture whose attention PEFT does not know.
     """
+    from peft import LoraConfig, get_peft_model
+
     width = int(getattr(model.config, "hidden_size", adapter.rank))
     if adapter.rank > width:
         raise AuditError(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
 from auditor.models.consistency import compute_largest_distance
 from auditor.models.lora import MixedLora, MixedLoraRouting, copy_sharing_weights
 from auditor.models.self_check_facts import compute_rounding_tolerance
 from auditor.training import loss_masks
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear as LoraLinear
 
 _TRIAL_SEED = 20_240_229  # of the trial's random numbers: any number
 # Standard deviation of the trial's updates, as of weights: with five times as much, a deep model
@@ -94,6 +96,8 @@ class JointAdapterTraining:
 
 def list_lora_layers(adapter: Any) -> dict[str, LoraLinear]:
     """Return the layers that a PEFT model adapts, by their names in its base."""
+    from peft.tuners.lora import Linear as LoraLinear
+
     modules = adapter.get_base_model().named_modules()
     return {name: module for name, module in modules if isinstance(module, LoraLinear)}
 

@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-
-from faker import Faker
+from typing import TYPE_CHECKING
 
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, format_lab_canary
 from auditor.core.nouns import Mark
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.training.members import assign_member_shards
+
+if TYPE_CHECKING:
+    from faker import Faker
 
 _LAST_DAY = datetime(2026, 1, 1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -153,6 +155,8 @@ def make_fake_texts(
     seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]
 ) -> dict[str, tuple[Mark, ...]]:
     """Make `count` texts of the kinds in turn; return each text with its personal data."""
+    from faker import Faker
+
     fake = Faker("en_US")
     # Not Faker.seed, which all instances of a process share.
     fake.seed_instance(seed)

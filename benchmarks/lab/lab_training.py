@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from faker import Faker
-from peft import PeftModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -63,6 +61,9 @@ from auditor.training.members import (
     train_private_members,
 )
 from auditor.training.variants import FineTuning
+
+if TYPE_CHECKING:
+    from faker import Faker
 
 END = "<|endoftext|>"
 PUBLIC = "public"  # the part from which all fine-tuning starts
@@ -311,6 +312,8 @@ class LabTraining:
 
     def _model_with_merged_adapter(self, adapter: Path) -> Any:
         """Return the public model with this adapter merged into its weights."""
+        from peft import PeftModel
+
         public = AutoModelForCausalLM.from_pretrained(self.public_model_folder)
         return PeftModel.from_pretrained(public, adapter).merge_and_unload()
 

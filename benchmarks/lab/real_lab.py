@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from faker import Faker
 from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks.lab import smollm2
@@ -25,6 +24,9 @@ from auditor.benchmarks.lab.lab_training import LabTraining
 from auditor.benchmarks.lab.real_texts import ANSWER, KINDS
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
+
+if TYPE_CHECKING:
+    from faker import Faker
 
 
 @dataclass(frozen=True)

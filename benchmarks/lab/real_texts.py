@@ -6,10 +6,12 @@ A user asks, and the assistant writes a mail, a visit note, an order or an answe
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from faker import Faker
+from typing import TYPE_CHECKING
 
 from auditor.benchmarks.lab.lab_texts import draw_fake_date
+
+if TYPE_CHECKING:
+    from faker import Faker
 
 SYSTEM = "You write for the office."
 ANSWER = "<|im_start|>assistant\n"  # an answer begins after it
