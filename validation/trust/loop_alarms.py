@@ -4,9 +4,9 @@ interval.
     python -m validation.trust.loop_alarms COUNT [--first 0] [--kinds NAME ...] [-o DIR]
 
 The whole crash test is run with seeds from FIRST on, for every kind of honest loop; each training
-has noise of its own. Each finished test is a line of DIR/loop_alarms.jsonl and is not repeated. Left
-out is only what costs time and decides nothing: the bound from one training, the exact accountant
-(a smooth one replaces it), and the forward pass of a plain loop; models are copies of earlier ones.
+has noise of its own. Each finished test is a line of DIR/loop_alarms.jsonl and is not repeated.
+Only parts that cost time and decide nothing are left out: the bound from one training, the exact
+accountant (a smooth one replaces it), and the forward pass of a plain loop; models are copies.
 """
 
 from __future__ import annotations
