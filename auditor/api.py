@@ -227,7 +227,7 @@ def open_prepared_audit(
     from auditor.runs import live_models, run
     from auditor.runs.plan import make_plan
     from auditor.runs.python_objects import list_unregistered_plugins, name_class
-    from auditor.runs.reporter import SilentReporter
+    from auditor.runs.reporter import Reporter
     from auditor.runs.sweep_cache import SweepCache
 
     models = {"model": model, "public": public, "reference": reference}
@@ -239,7 +239,7 @@ def open_prepared_audit(
         plan = {**plan, "tokenizer": tokenizer}
         tokenizer = None
     _check_audit_arguments(tokenizer, live_objects, plan)
-    reporter = reporter or SilentReporter()
+    reporter = reporter or Reporter()
     shared = SweepCache()
     with ExitStack() as stack:
         # first: wrapping a model freezes its parameters and leaves it in eval mode

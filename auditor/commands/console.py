@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from auditor.core import threads
 from auditor.core.errors import list_causes
 from auditor.reports import escaping
+from auditor.runs.reporter import Reporter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -169,7 +170,7 @@ def _format_led_text(lead: str, text: str) -> Text:
     return Text(lead).append(escaping.escape_for_terminal(text))
 
 
-class Terminal:
+class Terminal(Reporter):
     """Display of progress on stderr: a line with the step and the remaining time.
 
     Without a terminal, a log line is printed every minute. verbose: whether to also print each

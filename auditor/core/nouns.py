@@ -4,7 +4,7 @@ claims.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -139,6 +139,20 @@ class Secret:
     # How often a member's record, near copies included, was trained on; None: unknown.
     copies: int | None = None
 
+    @property
+    def tokens(self) -> Tokens:
+        return self.prefix + self.suffix
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Number of prefix tokens, then of suffix tokens."""
+        return len(self.prefix), len(self.suffix)
+
+    @property
+    def record(self) -> str:
+        """Id of the record, which secrets of the same document share."""
+        return self.document or self.id
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -148,6 +162,10 @@ class Pair:
 
     prefix: Tokens
     suffix: Tokens
+
+    @property
+    def tokens(self) -> Tokens:
+        return self.prefix + self.suffix
 
 
 @dataclass(frozen=True)
@@ -276,6 +294,11 @@ class Guesses:
     certificate: Certificate | None = None
     # Scores of the first guess by other rankings, higher is more confident.
     rankings: dict[str, float] = field(default_factory=dict)
+
+
+def select_members(secrets: Iterable[Secret], member: bool = True) -> list[Secret]:
+    """Return the members among the secrets, or the non-members if `member` is False."""
+    return [secret for secret in secrets if secret.member is member]
 
 
 def select_evenly_spaced(secrets: Sequence[Secret], limit: int) -> list[Secret]:

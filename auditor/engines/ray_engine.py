@@ -19,14 +19,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from platform import node
 from typing import Any
 
 import psutil
 
+from auditor import __version__
 from auditor.core import disk, threads
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.engines.engine import Work
+from auditor.engines.engine import Engine, Work
 
 _LOSSES = 3  # of a worker in a run: if it is lost more often, the work itself kills it
 # bytes for secrets, guesses and soft prompts, which travel; each worker loads models itself
@@ -51,7 +53,7 @@ _SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.
 _LONGEST = 103 if sys.platform == "darwin" else 107  # of a socket's path, in bytes
 
 
-class RayEngine:
+class RayEngine(Engine):
     """An engine with `workers` Ray workers of one thread each.
 
     Args:
@@ -67,7 +69,7 @@ class RayEngine:
         self.workers = workers
         self.address = address
         self.gpus = gpus
-        self._make_place: Callable[[], Any] | None = None
+        self._make_place: Callable[[], Any] = lambda: None
         self._pool: list[Any] = []
         # held as long as its workers: one that is started anew asks for it again
         self._stored_make_place: Any = None
@@ -155,7 +157,8 @@ class RayEngine:
             )
             # Once for all workers: it may hold the counts of a run.
             self._stored_make_place = _import_ray().put(self._make_place)
-            self._pool = [kind.remote(self._stored_make_place) for _ in range(self.workers)]
+            for _ in range(self.workers):
+                self._pool.append(kind.remote(self._stored_make_place, os.getcwd(), __version__))
         return self._pool
 
     def _connect_cluster(self) -> None:
@@ -212,12 +215,12 @@ class RayEngine:
                 f"{_import_ray().__version__}"
             )
         if hasattr(os, "pidfd_open"):
-            node = str(_import_ray().get_runtime_context().get_node_id())
-            self._resources.enter_context(
-                _watch_ray_processes(
-                    _find_raylet_process_ids(node) if self.address else _find_cluster_process_ids()
-                )
-            )
+            if self.address:
+                node_id = str(_import_ray().get_runtime_context().get_node_id())
+                process_ids = _find_raylet_process_ids(node_id)
+            else:
+                process_ids = _find_cluster_process_ids()
+            self._resources.enter_context(_watch_ray_processes(process_ids))
 
     def _wait_cluster_resources(self) -> None:
         """Wait until the cluster reports its resources, shortly after its start.
@@ -280,7 +283,7 @@ def _find_cluster_process_ids() -> list[int]:
     return pids
 
 
-def _find_raylet_process_ids(node: str) -> list[int]:
+def _find_raylet_process_ids(node_id: str) -> list[int]:
     """Return the ids of a node's raylet processes, which connect this process to a running
     cluster.
     """
@@ -289,7 +292,7 @@ def _find_raylet_process_ids(node: str) -> list[int]:
         process.pid
         for process in processes
         if process.info["name"] == "raylet"
-        and f"--node_id={node}" in (process.info["cmdline"] or ())
+        and f"--node_id={node_id}" in (process.info["cmdline"] or ())
     ]
 
 
@@ -325,15 +328,29 @@ class _Worker:
     lost.
     """
 
-    def __init__(self, make_place: Callable[[], Any]) -> None:
+    def __init__(self, make_place: Callable[[], Any], folder: str, version: str) -> None:
+        """Store the maker of models and data, and the run's working folder and program version."""
         self.make_place = make_place
+        self.folder = folder
+        self.version = version
 
     @cached_property
     def models_and_data(self) -> Any:
         """The models and data that the worker's tasks need.
 
-        They are loaded with the first task, so that the caller gets any loading errors.
+        They are loaded with the first task, so that the caller gets any loading errors. Raise
+        AuditError if the worker lacks the run's folder or has another version of the program.
         """
+        if self.version != __version__:
+            raise AuditError(
+                f"expected audit {self.version} on every worker, got {__version__} on {node()}"
+            )
+        try:
+            os.chdir(self.folder)  # of the whole process: each worker has its own
+        except OSError as error:
+            raise AuditError(
+                f"expected the folder {self.folder!r} on every worker, got none on {node()}"
+            ) from error
         return self.make_place()
 
     def stream_work_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from itertools import compress, zip_longest
 
 from auditor.core.counts import format_count
 from auditor.core.errors import NotApplicable
-from auditor.core.nouns import CellKey, Guesses, Secret
+from auditor.core.nouns import CellKey, Guesses, Secret, select_members
 from auditor.core.result import NO_TIME, AuditResult, RecordCounts
 from auditor.engines.engine import Engine
 from auditor.models.base import LanguageModel, implies_capability
@@ -164,7 +164,7 @@ def order_units(benchmark: Benchmark) -> list[Unit]:
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
     sides = []
     for side in (True, False):
-        sides.append(_group_record_parts(secret for secret in in_order if secret.member is side))
+        sides.append(_group_record_parts(select_members(in_order, side)))
     return [
         (*member_parts, *nonmember_parts)
         for member_parts, nonmember_parts in zip_longest(*sides, fillvalue=())
@@ -174,7 +174,7 @@ def order_units(benchmark: Benchmark) -> list[Unit]:
 def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
     records: dict[str, list[Secret]] = {}
     for secret in secrets:
-        records.setdefault(secret.document or secret.id, []).append(secret)
+        records.setdefault(secret.record, []).append(secret)
     return [tuple(parts) for parts in records.values()]
 
 
@@ -193,16 +193,14 @@ def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchm
         part.heldout_given = tuple(compress(benchmark.heldout_given, nonmember_mask))
     part.forgotten = benchmark.forgotten & ids
     part.record_counts = {
-        side: _count_records_asked(
-            counts, [s for s in part.secrets if s.member is (side == "members")]
-        )
+        side: _count_records_asked(counts, select_members(part.secrets, side == "members"))
         for side, counts in benchmark.record_counts.items()
     }
     return part
 
 
 def _count_records_asked(counts: RecordCounts, secrets: Sequence[Secret]) -> RecordCounts:
-    n_asked = len({secret.document or secret.id for secret in secrets})
+    n_asked = len({secret.record for secret in secrets})
     if n_asked == counts.audited:
         return counts
     not_attacked = {**counts.not_attacked, NO_TIME: counts.audited - n_asked}
@@ -352,13 +350,12 @@ def _mark_recited_records(target_run: TargetRun) -> dict[str, bool]:
     distributions.
     """
     model = target_run.target.model
-    members = [secret for secret in target_run.target.secrets if secret.member]
+    members = select_members(target_run.target.secrets)
     if not implies_capability(model.capabilities, "distribution"):
         return {}
     recited: dict[str, bool] = {}
     for secret, hit in zip(members, scoring.mark_greedy_hits(model, members), strict=True):
-        name = secret.document or secret.id
-        recited[name] = bool(hit) or recited.get(name, False)
+        recited[secret.record] = bool(hit) or recited.get(secret.record, False)
     return recited
 
 
@@ -411,7 +408,7 @@ def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bo
     whole_texts: score every token of a non-member, as held-out perplexity requires.
     """
     # [:-1]: no query needs the distribution after the last token
-    texts = [(secret.prefix + secret.suffix)[:-1] for secret in secrets]
+    texts = [secret.tokens[:-1] for secret in secrets]
     last = []
     for text, secret in zip(texts, secrets, strict=True):
         last.append(len(text) if whole_texts and not secret.member else len(secret.suffix))

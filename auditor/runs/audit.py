@@ -135,7 +135,7 @@ class RunContext:
         texts = []
         for query in self.challenge.queries:
             texts.append(len(query.prefix) + query.length)
-        texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
+        texts += [len(canary.tokens) for canary in self.benchmark.canaries]
         texts += map(len, self.benchmark.heldout)
         # The site's model adds no prefix token, so the pairs include it.
         before = self.prefix_token.tokens
@@ -206,9 +206,7 @@ class RunContext:
             for model, soft_prompt in models_with_prompts:
                 if model is not None:
                     model.check_text_fits(n_prefix, length, soft_prompt, prefix_token)
-        for n_prefix, length in {
-            (len(canary.prefix), len(canary.suffix)) for canary in self.benchmark.canaries
-        }:
+        for n_prefix, length in {canary.lengths for canary in self.benchmark.canaries}:
             self.site.model.check_text_fits(n_prefix, length, prefix_token=prefix_token)
 
 
@@ -381,10 +379,10 @@ def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
     pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
     prompted_lengths = []
     for pair in pairs:
-        prompted_lengths.append(prompt_rows + len(pair.prefix + pair.suffix))
+        prompted_lengths.append(prompt_rows + len(pair.tokens))
     # Held-out texts and canaries are read without a soft prompt.
     unprompted_lengths = [
         *map(len, benchmark.heldout),
-        *(len(canary.prefix + canary.suffix) for canary in benchmark.canaries),
+        *(len(canary.tokens) for canary in benchmark.canaries),
     ]
     return max([*prompted_lengths, *unprompted_lengths], default=0)

@@ -16,7 +16,6 @@ from auditor.benchmarks.data.large_tables import TableCounting, UnreadRows
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query, Secret
 from auditor.core.plan import Plan
-from auditor.engines.engine import WorkerStart
 from auditor.gate.comparability import digest_comparable_secrets
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, ClaimTokenMeter, View
@@ -24,7 +23,7 @@ from auditor.records.folder import batch_finished_secrets
 from auditor.runs import plan_weights
 from auditor.runs.audit import RunContext
 from auditor.runs.lab_site import make_site
-from auditor.runs.selection import PluginSelection, select_plugins
+from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
@@ -127,30 +126,6 @@ class CellWork(Generic[Asked, Answer]):
 # -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class WorkerSite:
-    """Callable that builds a plan's site on a worker from files and plug-ins of the worker's
-    machine.
-
-    Args:
-        plan: plan of the run.
-        worker_start: folder that the worker starts in.
-        counted: row counts of large tables that the run has already counted, by flag and name.
-    """
-
-    plan: Plan
-    worker_start: WorkerStart = field(default_factory=WorkerStart)
-    counted: Mapping[str, UnreadRows] = field(default_factory=dict)
-
-    def __call__(self) -> tuple[Site, PluginSelection]:
-        self.worker_start.enter_folder()
-        # A submission is a file on the machine of the run; it would be refused here.
-        plan = self.plan.with_fields(submission=None)
-        site = make_site(plan)
-        site.table_counting = TableCounting(counted=dict(self.counted))
-        return site, select_plugins(plan, site)
-
-
 def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
     """Return digests of all inputs by name, after the model is loaded.
 
@@ -164,15 +139,17 @@ def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """Callable that builds a worker's `Workplace`.
+    """Callable that builds a worker's `Workplace` from files and plug-ins of the worker's machine.
 
     Args:
-        site: builder of the worker's site.
+        plan: plan of the run.
+        counted: row counts of large tables that the run has already counted, by flag and name.
         prefix_token: prefix token of the run.
         input_digests: digests of the run's inputs by name, which the worker's inputs must match.
     """
 
-    site: WorkerSite
+    plan: Plan
+    counted: Mapping[str, UnreadRows]
     prefix_token: PrefixToken
     input_digests: Mapping[str, str]
 
@@ -180,9 +157,12 @@ class WorkerWorkplace:
         """Build the workplace. Raise AuditError if the worker's weights or data differ from the
         run's.
         """
-        site, selection = self.site()
+        # A submission is a file on the machine of the run; it would be refused here.
+        plan = self.plan.with_fields(submission=None)
+        site = make_site(plan)
+        site.table_counting = TableCounting(counted=dict(self.counted))
+        selection = select_plugins(plan, site)
         site.may_train = False
-        plan = self.site.plan
         scene = RunContext(
             site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size
         )

@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import PrefixToken
+from auditor.core.nouns import PrefixToken, select_members
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
 from auditor.core.secret_randomness import make_keyed_generator
@@ -116,7 +116,7 @@ def estimate_run_cost(
         preparing.insert(0, ("starting and imports", starting))
     if asker.building:
         preparing.append(("making the targets", asker.building))
-    members = sum(secret.member for secret in scene.benchmark.secrets)
+    members = len(select_members(scene.benchmark.secrets))
     return CostEstimate(
         tuple(asker.costs),
         tuple(preparing),
@@ -210,10 +210,7 @@ class _RunPartTimer:
             (self.scene.site.model, self.scene.site.public_model, self.scene.site.reference_model)
         )
         refuse_methods_that_cannot_run(self.scene, targets.undefended)
-        members = []
-        for secret in self.scene.benchmark.secrets:
-            if secret.member:
-                members.append(secret)
+        members = select_members(self.scene.benchmark.secrets)
 
         def greedy(n: int) -> Iterator[TimedPart]:
             subset = _draw_fixed_subset(members, n, "greedy")

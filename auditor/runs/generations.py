@@ -13,7 +13,7 @@ from functools import cached_property
 
 from auditor.benchmarks.data.ngrams import NGramIndex
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey, Guesses, Tokens
+from auditor.core.nouns import CellKey, Guesses, Tokens, select_members
 from auditor.core.result import Measurement
 from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
@@ -58,11 +58,11 @@ class TrainingCorpus:
         """
         aliases: dict[int, tuple[str, ...]] = {}
         records: dict[Tokens, Sequence[int]] = {}  # records that contain a text
-        for secret in self.benchmark.secrets:
-            text = secret.prefix + secret.suffix
-            if secret.member and text not in records:
+        for secret in select_members(self.benchmark.secrets):
+            text = secret.tokens
+            if text not in records:
                 records[text] = self.index.find_texts_holding(text).tolist()
-            if secret.member and len(records[text]) == 1:
+            if len(records[text]) == 1:
                 (home,) = records[text]
                 aliases[home] = (*aliases.get(home, ()), secret.alias)
         return aliases
@@ -133,7 +133,7 @@ def choose_ngram_length(
     Without this option n is the median suffix length, at most `_N`. Raise AuditError if n exceeds
     the length of the generations or of the longest record.
     """
-    lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
+    lengths = sorted(len(secret.suffix) for secret in select_members(benchmark.secrets))
     middle = lengths[len(lengths) // 2]
     n = attack.n or min(_N, middle)
     reason = ""

@@ -1,63 +1,271 @@
-"""Load the models that a plan outside the lab names, each through its provider."""
+"""Provide the models that a plan outside the lab names, each loaded through its provider on first
+use.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
+from auditor.benchmarks.data.large_tables import TableCounting
 from auditor.core import safe_mode
 from auditor.core.errors import AuditError
-from auditor.core.plan import format_field_flag, list_ruled_fields
-from auditor.core.plan_fields import AUTO, PLACED
-from auditor.core.plan_parts import LoadingOptions, TargetPlan
+from auditor.core.plan import Plan, format_field_flag, list_ruled_fields
+from auditor.core.plan_fields import AUTO, NONE, PLACED
+from auditor.core.plan_parts import LoadingOptions
+from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
+from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import read_adapter_base
+from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins import registry
+from auditor.plugins.defense import TrainedModel
 from auditor.plugins.provider import Provider, RequestedModel
+from auditor.privacy import gradient_canaries, promises
+from auditor.records.folder import RunFolder
 from auditor.runs.reporter import Reporter
 from auditor.runs.sweep_cache import SweepCache
 
 
-class ModelLoader:
-    """Loader of a plan's models.
+class SiteModels:
+    """Models of a plan: the attacked model and related models, each loaded on first use.
 
-    `live` holds models in memory by role (model, public, reference), which replace the plan's
-    models. `attacked` is the attacked model, or None before loading.
+    live: models in memory by role (model, public, reference), which replace the plan's models. The
+    folder of such a model is ignored, because its weights may have changed. Its privacy promise is
+    therefore not read. Its digest is that of the weights in memory, if the model reports a digest.
     """
 
     run = ""  # the run that pays for queries over a network
-    attacked: LanguageModel | None = None  # the attacked model, after loading
 
     def __init__(
         self,
-        target: TargetPlan,
-        loading: LoadingOptions,
-        reporter: Reporter,
-        shared: SweepCache,
-        live: Mapping[str, LanguageModel],
+        plan: Plan,
+        reporter: Reporter | None = None,
+        shared: SweepCache | None = None,
+        live: Mapping[str, LanguageModel] = MappingProxyType({}),
     ) -> None:
-        self.target = target
-        self.loading = loading
-        self.reporter = reporter
-        self.shared = shared
+        self.target = plan.target
+        self.data_plan = plan.data
+        self.attack_plan = plan.attacks
+        self.seed = plan.seed
+        self.subject = plan.model_and_secrets_fields
+        self.reporter, self.shared = reporter or Reporter(), shared or SweepCache()
+        self.loading = plan.loading
         self.live = live
+        self.table_counting = TableCounting()
+        self._folder: RunFolder | None = None
+        self._ensembles: dict[str, Ensemble] = {}
+
+    @property
+    def is_model_asked_over_network(self) -> bool:
+        """True if the model is queried over a network.
+
+        A single process then holds the query budget and the answers.
+        """
+        return self.target.model is not None and self._provider_and_request[0].network
+
+    @property
+    def attacked_adapter_base_name(self) -> str:
+        """Name of an attacked adapter's base model; "" for a complete model."""
+        if self._adapter_base_and_revision is None:
+            return ""
+        return self._adapter_base_and_revision[0]
+
+    @property
+    def names_reference_model(self) -> bool:
+        """True if there will be a reference model, as far as the plan shows before models are
+        loaded.
+        """
+        if "reference_model" in self.__dict__:  # already loaded: an adapter's base may be unfit
+            return self.reference_model is not None
+        if {"reference", "public"} & self.live.keys():
+            return True
+        if self.target.reference is not None:
+            return self.target.reference != NONE
+        return self.target.public is not None or self._adapter_base_and_revision is not None
+
+    def read_auto_dtype_as_float32(self) -> None:
+        """Make `--dtype auto` mean float32, which some attacks need. Call this before models are
+        loaded.
+        """
+        self.loading = self.loading.resolve_auto_dtype()
+
+    def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
+        """Raise AuditError, before loading, for a model that the plan's options cannot reach.
+
+        fields: the plan's fields that say how to reach models.
+        """
+        if "model" in self.live:
+            return
+        provider, request = self._provider_and_request
+        allowed = {*provider.takes}
+        for form in self.target.forms:
+            form_provider = self._resolve_form(form)[0] if "://" in form else None
+            if form_provider is not None and form_provider.network:
+                allowed |= {*form_provider.takes}
+        if self.target.public is not None or self.target.reference is not None:
+            allowed |= {*list_ruled_fields(PLACED)}
+        for name in fields:
+            if name not in allowed:
+                flags = ", ".join(map(format_field_flag, provider.takes)) or "none of the kind"
+                raise AuditError(
+                    f"{format_field_flag(name)} does not apply to a model of the provider "
+                    f"{provider.name}, which takes {flags}; got it with --model {self.target.model}"
+                )
+        provider.check(request)
+
+    def digest_fileless_models(self) -> dict[str, str]:
+        """Return the digest of each loaded model without files, by `role/...`."""
+        # `__dict__` holds a cached property after its first use: this must not load the model.
+        if self.is_model_asked_over_network and "model" in self.__dict__:
+            digests = {ANSWERS: self.model.digest()}
+        else:
+            digests = {}
+        return digests | self._live_model_digests
+
+    @cached_property
+    def model(self) -> LanguageModel:
+        """Attacked model, without a defense."""
+        return self.load_role_model("model", str(self.target.model))
+
+    @property
+    def undefended_model_description(self) -> str:
+        """Description of the undefended model, as a sentence without full stop."""
+        provider, request = self._provider_and_request
+        return provider.describe_model(request)
+
+    @property
+    def undefended_trained_model(self) -> TrainedModel:
+        """Undefended model, with the known promises, canaries and messages (`notes`) of its
+        training.
+        """
+        if "model" in self.live:
+            return TrainedModel(self.model, None)
+        folder = Path(str(self.target.model))
+        return TrainedModel(
+            self.model,
+            promises.read_privacy_record(folder),
+            gradient_canaries.read_gradient_canaries(folder),
+        )
+
+    @cached_property
+    def public_model(self) -> LanguageModel | None:
+        """Model trained without private data; None if the plan names no such model."""
+        return self._load_matching_model("public", self.target.public)
+
+    @cached_property
+    def reference_model(self) -> LanguageModel | None:
+        """Model whose likelihoods attacks compare with the target's; None without such a model."""
+        if self.target.reference == NONE:
+            return None
+        if self.target.reference is not None:
+            return self._load_matching_model("reference", self.target.reference)
+        if self.public_model is not None or self._adapter_base_and_revision is None:
+            return self.public_model
+        # Load the attacked model first, so that its failure is reported under its role.
+        size = self.model.vocab_size
+        name, revision = self._adapter_base_and_revision
+        base = self.load_role_model(
+            "reference", name, replace(self.loading, revision=revision, base=None)
+        )
+        return base if base.vocab_size == size else None
+
+    @cached_property
+    def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
+        """Name of the base model of an attacked adapter, and its revision; None for a complete
+        model.
+        """
+        if self.target.model is None:
+            return None
+        recorded = read_adapter_base(self.target.model)
+        base = self.loading.base
+        if recorded is None or base is None:
+            return recorded
+        return (base, None)
+
+    def notes_on_models(self) -> tuple[str, ...]:
+        """Sentences on the models for readers."""
+        notes: list[str] = []
+        for model in filter(None, (self.model, self.public_model, self.reference_model)):
+            notes += model.notes
+        if (
+            self._adapter_base_and_revision is not None
+            and self.target.reference is None
+            and self.target.public is None
+        ):
+            notes.append(
+                _describe_adapter_base(
+                    self._adapter_base_and_revision[0], self.reference_model is not None
+                )
+            )
+        return tuple(dict.fromkeys(notes))
+
+    def model_before_or_retrained(self, kind: str) -> LanguageModel:
+        """Load a baseline of unlearning.
+
+        kind: `before` for the model before unlearning, or `retrained` for a model trained without
+        the records to forget. Raise AuditError for a model of another family or vocabulary, and for
+        the attacked model itself.
+        """
+        name: str | None = getattr(self.target, kind)
+        target = self.model
+        folders = Path(str(name)), Path(str(self.target.model))
+        if all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1]):
+            raise AuditError(f"expected --{kind} as another model than --model, got {name} as both")
+        other = self._load_matching_model(kind, name)
+        assert other is not None  # a row needs a name
+        if other.family != target.family:
+            raise AuditError(
+                f"expected --{kind} as {target.family}, as --model is, got {other.name}: "
+                f"{other.family}"
+            )
+        return _require_same_vocabulary(kind, target, other)
+
+    def load_deployed_form(self, place: str) -> LanguageModel:
+        """Load a deployed form of the attacked model. place: folder, hub id or address of the form.
+
+        Raise AuditError if its vocabulary differs.
+        """
+        provider, request = self._resolve_form(place)
+        provider.check(request)
+        other = self._load_once_if_memory_suffices("form", provider, request)
+        target = self.model
+        if {"distribution"} <= target.capabilities & other.capabilities:
+            check_same_vocabulary_size(
+                "--forms", other.name, other.vocab_size, "the target's", target.vocab_size
+            )
+        return _require_same_vocabulary("forms", target, other)
+
+    def _load_matching_model(self, kind: str, name: str | None) -> LanguageModel | None:
+        """Load the model of this role; None without a name.
+
+        Raise AuditError if its vocabulary size differs from the attacked model's.
+        """
+        if name is None:
+            return None
+        target = self.model
+        other = self.load_role_model(kind, name)
+        # Without distributions, unknown padding may explain a larger vocabulary.
+        if "distribution" in target.capabilities or other.vocab_size <= target.vocab_size:
+            check_same_vocabulary_size(
+                f"--{kind}", other.name, other.vocab_size, "the target's", target.vocab_size
+            )
+        return other
 
     @property
     def _provider_and_request(self) -> tuple[Provider, RequestedModel]:
         """Provider of the attacked model, then the request that this provider receives."""
         target = self.target
-        loading = self.loading
-        provider, name = registry.resolve_model_provider(str(target.model), loading.model_args)
+        provider, name = registry.resolve_model_provider(str(target.model), self.loading.model_args)
         return provider, RequestedModel(
-            name, loading, target.base_url, target.tokenizer, self.run, target.max_tokens_total
+            name, self.loading, target.base_url, target.tokenizer, self.run, target.max_tokens_total
         )
-
-    @property
-    def is_attacked_model_over_network(self) -> bool:
-        return self.target.model is not None and self._provider_and_request[0].network
 
     @property
     def has_next_token_distributions(self) -> bool:
@@ -66,48 +274,14 @@ class ModelLoader:
             return "distribution" in self.live["model"].capabilities
         return self._provider_and_request[0].distribution
 
-    @property
-    def attacked_model_description(self) -> str:
-        provider, request = self._provider_and_request
-        return provider.describe_model(request)
-
     @cached_property
-    def live_model_digests(self) -> dict[str, str]:
+    def _live_model_digests(self) -> dict[str, str]:
         """Digests of the models in memory by role, computed once because weights do not change."""
         return {
             f"{role}/in memory": digest
             for role, live in self.live.items()
             if (digest := live.digest())
         }
-
-    def check_model_obtainable(self, fields: Sequence[str]) -> None:
-        """Raise AuditError if the plan's options do not suit the provider of the attacked model.
-
-        fields: the plan's fields that say how to reach models.
-        """
-        if "model" in self.live:
-            return
-        provider, request = self._provider_and_request
-        has_companions = self.target.public is not None or self.target.reference is not None
-        forms = []
-        for form in self.target.forms:
-            if "://" in form:
-                forms.append(self._resolve_form(form)[0])
-        form_fields = []
-        for form_provider in forms:
-            if form_provider.network:
-                for name in form_provider.takes:
-                    form_fields.append(name)
-        for name in fields:
-            if name not in (*provider.takes, *form_fields) and not (
-                has_companions and name in list_ruled_fields(PLACED)
-            ):
-                flags = ", ".join(map(format_field_flag, provider.takes)) or "none of the kind"
-                raise AuditError(
-                    f"{format_field_flag(name)} does not apply to a model of the provider "
-                    f"{provider.name}, which takes {flags}; got it with --model {self.target.model}"
-                )
-        provider.check(request)
 
     def load_role_model(
         self, kind: str, name: str, options: LoadingOptions | None = None
@@ -122,10 +296,10 @@ class ModelLoader:
         if kind == "model":
             return self._load_once_if_memory_suffices(kind, *self._provider_and_request)
         options = options or self.loading.for_companion_model()
-        if options.dtype == AUTO and isinstance(
-            self.attacked, HuggingFaceModel
-        ):  # precision must not distinguish two models
-            options = replace(options, dtype=str(self.attacked.model.dtype).removeprefix("torch."))
+        attacked = self.__dict__.get("model")  # the attacked model, if it is loaded
+        if options.dtype == AUTO and isinstance(attacked, HuggingFaceModel):
+            # Precision must not distinguish two models.
+            options = replace(options, dtype=str(attacked.model.dtype).removeprefix("torch."))
         provider, name = registry.resolve_model_provider(name, options.model_args)
         if provider.network:
             raise AuditError(
@@ -135,27 +309,16 @@ class ModelLoader:
         provider.check(request)
         return self._load_once_if_memory_suffices(kind, provider, request)
 
-    def load_deployed_form(self, place: str) -> LanguageModel:
-        """Load a form of the attacked model from any provider, with the attacked model's tokenizer.
-
-        place: folder, hub id or address of the form.
-        """
-        provider, request = self._resolve_form(place)
-        provider.check(request)
-        return self._load_once_if_memory_suffices("form", provider, request)
-
     def _resolve_form(self, place: str) -> tuple[Provider, RequestedModel]:
         provider, name = registry.resolve_model_provider(place, {})
-        tokenizer = self.target.tokenizer or str(self.target.model)
+        tokenizer = None
         if "tokenizer" in provider.takes:
-            tokenizer_option = tokenizer
-        else:
-            tokenizer_option = None
+            tokenizer = self.target.tokenizer or str(self.target.model)
         return provider, RequestedModel(
             name,
             self.loading.for_companion_model(),
             None,
-            tokenizer_option,
+            tokenizer,
             self.run,
             self.target.max_tokens_total,
         )
@@ -163,7 +326,7 @@ class ModelLoader:
     def _load_once_if_memory_suffices(
         self, kind: str, provider: Provider, model: RequestedModel
     ) -> LanguageModel:
-        first = []
+        is_fresh = False
 
         def fresh() -> LanguageModel:
             if provider.network:
@@ -176,14 +339,47 @@ class ModelLoader:
             if least is not None and least > total:
                 sizes = f"{least / 1e9:.1f} GB at least, got a machine with {total / 1e9:.1f} GB"
                 raise AuditError(f"expected memory for {model.name}, {sizes}")
-            first.append(provider.load(model))
-            for note in first[0].notes:
+            nonlocal is_fresh
+            is_fresh = True
+            new = provider.load(model)
+            for note in new.notes:
                 self.reporter.note(note)
-            return first[0]
+            return new
 
         loaded = self.shared.get_or_make(kind, (provider, model), fresh)
-        if kind == "model":
-            self.attacked = loaded
-        if not first:  # the cached model of an earlier run of the sweep
+        if not is_fresh:  # the cached model of an earlier run of the sweep
             provider.prepare_for_next_run(loaded, model)
         return loaded
+
+
+def _require_same_vocabulary(
+    kind: str, subject: LanguageModel, other: LanguageModel
+) -> LanguageModel:
+    """Return the other model. Raise AuditError if its vocabulary differs from that of `subject`.
+
+    kind: role of the other model in the error message.
+    """
+    target_vocab, other_vocab = (
+        model.tokenizer and model.tokenizer.get_vocab() for model in (subject, other)
+    )
+    if target_vocab != other_vocab:
+        raise AuditError(
+            f"expected --{kind} with the tokenizer of --model, got {other.name} with another "
+            "vocabulary"
+        )
+    return other
+
+
+def _describe_adapter_base(name: str, is_reference: bool) -> str:
+    """Explain whether the base model of an adapter is the reference model, if the user named
+    none.
+    """
+    if not is_reference:
+        return (
+            f"the adapter's base, {name}, has another vocabulary and cannot be the reference: "
+            "--reference MODEL names one"
+        )
+    return (
+        f"reference: the adapter's base, {name}. It saw no private data only if nothing but the "
+        "adapter was trained on them; --reference MODEL names another, --reference none takes none"
+    )

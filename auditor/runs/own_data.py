@@ -17,7 +17,7 @@ from auditor.benchmarks.data.lm_extraction import LMExtraction, has_extraction_a
 from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.benchmarks.data.tokenised import Tokenised, is_tokenised_data
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret, TextForm
+from auditor.core.nouns import Secret, TextForm, select_members
 from auditor.core.plan import FIELDS, format_field_flag
 from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.plan_parts import DataPlan
@@ -194,7 +194,7 @@ def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> I
 
     A model that writes only whole characters cannot write such suffixes.
     """
-    members = [secret for secret in secrets if secret.member]
+    members = select_members(secrets)
     n_split = sum(
         decode_keeping_special_tokens(model.tokenizer, secret.suffix).endswith("\ufffd")
         for secret in members

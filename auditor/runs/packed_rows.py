@@ -104,7 +104,7 @@ def _recite_positions(
     log_prob = np.zeros(len(secrets))
     for i, (secret, texts) in enumerate(zip(secrets, before, strict=True)):
         *earlier, beginning = texts
-        row = [*earlier, beginning + secret.prefix + secret.suffix]
+        row = [*earlier, beginning + secret.tokens]
         positions = list(chain.from_iterable(range(len(text)) for text in row))
         distribution = model.log_probs_at_positions(
             torch.tensor([list(chain.from_iterable(row))], device=model.device),
@@ -127,9 +127,7 @@ def _choose_compared_records(
     longest = max((sum(map(len, texts)) for texts in earlier.values()), default=0)
     fitting = []
     for secret in secrets:
-        if secret.id in earlier and (
-            room is None or longest + len(secret.prefix + secret.suffix) <= room
-        ):
+        if secret.id in earlier and (room is None or longest + len(secret.tokens) <= room):
             fitting.append(secret)
     return select_evenly_spaced(fitting, RECORDS)
 
@@ -144,9 +142,7 @@ def _recite(
         extended.append(replace(secret, prefix=tokens + secret.prefix))
     is_greedy = np.zeros(len(extended), bool)
     log_prob = np.zeros(len(extended))
-    for indices in group_equal_shapes(
-        [(len(secret.prefix), len(secret.suffix)) for secret in extended], _AT_ONCE
-    ):
+    for indices in group_equal_shapes([secret.lengths for secret in extended], _AT_ONCE):
         prefixes = torch.tensor([extended[i].prefix for i in indices], device=model.device)
         suffixes = torch.tensor([extended[i].suffix for i in indices], device=model.device)
         parts = list(model.teacher_forced_distributions(prefixes, suffixes))

@@ -14,7 +14,7 @@ from typing import Literal
 from auditor.benchmarks.data import pii
 from auditor.benchmarks.data.occurrences import count_text_occurrences
 from auditor.benchmarks.data.words import is_whole_word_somewhere
-from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
+from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording, select_members
 from auditor.core.result import KindCount
 from auditor.plugins.benchmark import Benchmark
 from auditor.records.private_texts import CONTEXT, Decode, decode_added_text
@@ -103,17 +103,14 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
     spans_by_id = {}
     for id, wording in worded.items():
         spans_by_id[id] = list(_judge_personal_spans(wording, recognisers))
-    members = set()
-    for secret in benchmark.secrets:
-        if secret.member:
-            members.add(secret.id)
+    members = {secret.id for secret in select_members(benchmark.secrets)}
     # True: a number that continues after the text is another number.
     foreign = {}
     for id, spans in spans_by_id.items():
         if id not in members:
             for _, text, _ in spans:
                 foreign[text] = is_whole_word_somewhere(text, _decode_whole_text(worded[id]))
-    known = (decode(pair.prefix + pair.suffix) for pair in benchmark.known)
+    known = (decode(pair.tokens) for pair in benchmark.known)
     counted = count_text_occurrences(
         foreign, (*(worded[id].prefix_and_suffix_text for id in members), *known)
     )

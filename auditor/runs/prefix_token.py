@@ -9,7 +9,7 @@ guesses contain only tokens of the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -210,12 +210,8 @@ def resolve_prefix_token(
         return _choose_likeliest_prefix_token(
             model, fresh_pairs, longest, "new texts of the canaries' formats"
         )
-    texts = [secret.prefix + secret.suffix for secret in canaries]
     # The first token is given, since a context may not be empty.
-    canary_pairs = []
-    for text in texts:
-        if len(text) > 1:
-            canary_pairs.append(Pair(text[:1], text[1:]))
+    canary_pairs = _split_after_first_token(secret.tokens for secret in canaries)
     return _choose_likeliest_prefix_token(
         model, canary_pairs, longest, "canaries, those that stayed out among them"
     )
@@ -318,9 +314,18 @@ def _choose_likeliest_prefix_token(
 
 def _shorten_pair(pair: Pair) -> Pair:
     """Return the pair's text, cut after its first tokens instead of after its prefix."""
-    text = pair.prefix + pair.suffix
+    text = pair.tokens
     n_lead = min(_LEAD, len(text) - 1)
     return Pair(text[:n_lead], text[n_lead:])
+
+
+def _split_after_first_token(texts: Iterable[Sequence[int]]) -> list[Pair]:
+    """Return each text of at least 2 tokens, split after its first token."""
+    pairs = []
+    for text in texts:
+        if len(text) > 1:
+            pairs.append(Pair(tuple(text[:1]), tuple(text[1:])))
+    return pairs
 
 
 def _compute_prefix_nlls(
@@ -440,18 +445,13 @@ def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> li
     These texts show how the model reads a format, but not which canaries were inserted. Exposure
     therefore keeps its null distribution.
     """
-    known_canaries = []
-    for secret in canaries:
-        if secret.canary is not None:
-            known_canaries.append(secret.canary)
-    originals = {canary.text for canary in known_canaries}
+    known_canaries = list(filter(None, (secret.canary for secret in canaries)))
     texts: dict[str, None] = {}
-    for space in dict.fromkeys(
-        canary.space for canary in known_canaries if canary.space is not None
-    ):
+    for space in dict.fromkeys(filter(None, (canary.space for canary in known_canaries))):
         noise = make_keyed_generator("prefix_token", space.format)
-        texts |= dict.fromkeys(space.draw(noise) for _ in range(_DRAWN))
-    rows = encode_without_special_tokens(
-        tokenizer, [text for text in texts if text not in originals]
-    )
-    return [Pair(tuple(row[:1]), tuple(row[1:])) for row in rows if len(row) > 1]
+        for _ in range(_DRAWN):
+            texts[space.draw(noise)] = None
+    for canary in known_canaries:
+        texts.pop(canary.text, None)
+    rows = encode_without_special_tokens(tokenizer, list(texts))
+    return _split_after_first_token(rows)

@@ -7,7 +7,7 @@ from typing import Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret, select_evenly_spaced
+from auditor.core.nouns import Secret, select_evenly_spaced, select_members
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
 from auditor.models import self_check
@@ -153,7 +153,7 @@ def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     Also return sentences on the attacks and probes that were left out.
     """
     members, nonmembers = (
-        sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
+        len(select_members(site.benchmark.secrets, side)) for side in (True, False)
     )
     known = registry.list_methods()
     chosen = list[str]()

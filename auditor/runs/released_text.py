@@ -27,7 +27,15 @@ from auditor.conclusions import secret_details
 from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
-from auditor.core.nouns import UNDEFENDED, CellKey, Guess, Guesses, Observation, Secret
+from auditor.core.nouns import (
+    UNDEFENDED,
+    CellKey,
+    Guess,
+    Guesses,
+    Observation,
+    Secret,
+    select_members,
+)
 from auditor.core.plan import Plan
 from auditor.core.result import (
     RELEASED_TEXT,
@@ -225,7 +233,7 @@ def audit_released_text(
     private_texts.write_secret_texts(
         folder.path, rows.shown, rows.guesses, release.words.words_of_ids
     )
-    members = [secret for secret in secrets if secret.member]
+    members = select_members(secrets)
     record = BenchmarkRecord(
         name="files",
         description=(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from auditor.core.result import Measurement
+if TYPE_CHECKING:  # a help page does without
+    from auditor.core.result import Measurement
 
 
-class Reporter(Protocol):
-    """Interface through which a run reports its progress."""
+class Reporter:
+    """Interface through which a run reports its progress. This class ignores all messages."""
 
-    def stage(self, name: str) -> Any:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager for a stage of the run."""
+        return nullcontext()
 
     def progress(self, description: str, n_done: int, total: int) -> None: ...
 
@@ -29,21 +31,6 @@ class Reporter(Protocol):
 
         recall: this share by repeat count.
         """
-
-
-class SilentReporter:
-    """Reporter that ignores all messages."""
-
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def progress(self, description: str, n_done: int, total: int) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def announce(self, text: str) -> None: ...
-
-    def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None: ...
 
 
 class StageClock:

@@ -19,6 +19,7 @@ from auditor.conclusions.frontier import build_frontiers, list_frontier_models
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.conclusions.unlearning import summarise_unlearning
 from auditor.core.errors import AuditError
+from auditor.core.nouns import select_members
 from auditor.core.plan import Plan
 from auditor.core.result import (
     AuditResult,
@@ -29,8 +30,7 @@ from auditor.core.result import (
     TargetRecord,
     Unlearning,
 )
-from auditor.engines.choose import make_engine
-from auditor.engines.engine import Engine, WorkerStart
+from auditor.engines.engine import Engine, make_engine
 from auditor.gate.comparability import digest_comparable_secrets
 from auditor.gate.policy import Policy
 from auditor.models.base import implies_capability
@@ -42,7 +42,6 @@ from auditor.runs.applicability import refuse_methods_that_cannot_run
 from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, list_greedy_guesses
 from auditor.runs.audit import Audit, choose_prefix_token, count_longest_context
 from auditor.runs.cell_work import (
-    WorkerSite,
     WorkerWorkplace,
     Workplace,
     fingerprint_inputs,
@@ -97,7 +96,6 @@ def run_audit(
     with closing(_make_checked_engine(plan, site)) as engine:
         if engine.workers:
             site.table_counting = TableCounting(engine.stream_results)
-            engine.set_work_context(None, WorkerStart().enter_folder)
         with clock.timed_stage("prepare"):
             audit = replace(_prepare_audit(plan, site, selection, folder, objects), stops=stops)
         targets = Targets(audit)
@@ -151,14 +149,16 @@ def _measure_audit(
         rendered_plan = plan
     else:
         rendered_plan = plan.with_fields(template=form.template, date=form.day)
-    worker_site = WorkerSite(rendered_plan, counted=dict(site.benchmark.counted_tables))
     # After all loading and pinning: each worker must read the same inputs.
-    if engine.workers:
-        fingerprints = fingerprint_inputs(plan, site)
-    else:
-        fingerprints = {}
+    fingerprints = fingerprint_inputs(plan, site) if engine.workers else {}
     engine.set_work_context(
-        workplace, WorkerWorkplace(worker_site, audit.prefix_token, fingerprints)
+        workplace,
+        WorkerWorkplace(
+            rendered_plan,
+            dict(site.benchmark.counted_tables),
+            audit.prefix_token,
+            fingerprints,
+        ),
     )
     for target in targets.build_targets(clock):
         workplace.set_current_target(target)
@@ -304,7 +304,7 @@ def _measure_greedy_recall(
         if not guesses:
             # [:-1]: no query follows the last token.
             target.model.read_ahead(
-                [(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets]
+                [s.tokens[:-1] for s in secrets], [len(s.suffix) for s in secrets]
             )
         recall = audit.site.shared.get_or_make("greedy", audit.sweep_cache_key_of_answers, given)
     if recall[0]:
@@ -376,7 +376,7 @@ def _build_benchmark_record(
     audit: Audit, greedy: dict[str, Measurement], greedy_nonmembers: Measurement | None
 ) -> BenchmarkRecord:
     benchmark = audit.benchmark
-    members = [secret for secret in benchmark.secrets if secret.member]
+    members = select_members(benchmark.secrets)
     repeats = Counter(str(secret.repeats) for secret in members if secret.repeats is not None)
     exposed = []
     for canary in benchmark.canaries:

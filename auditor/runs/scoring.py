@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress
 from types import MappingProxyType
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from auditor.conclusions.leak_readings import KINDS
 from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.arrays import Bools
-from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
+from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens, select_members
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
 from auditor.generation.sample import (
@@ -49,7 +50,7 @@ def measure_repeat_recall(
 
     guesses: greedy guesses by secret id, if an attack has guessed all these secrets.
     """
-    members = [secret for secret in secrets if secret.member]
+    members = select_members(secrets)
     hits = mark_greedy_hits(model, members, guesses)
     groups = sorted({s.repeats for s in members}, key=lambda r: -1 if r is None else r)
     return {
@@ -69,7 +70,7 @@ def measure_nonmember_recall(
 
     Return None without such secrets. guesses: greedy guesses by secret id.
     """
-    nonmembers = [secret for secret in secrets if not secret.member]
+    nonmembers = select_members(secrets, False)
     if nonmembers:
         return intervals.measure_share(
             name_nonmember_metric("greedy"), mark_greedy_hits(model, nonmembers, guesses)
@@ -116,7 +117,7 @@ def _batch_equal_shapes(
 
     size: most secrets in a batch.
     """
-    for indices in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets], size):
+    for indices in group_equal_shapes([secret.lengths for secret in secrets], size):
         prefixes = torch.tensor([secrets[i].prefix for i in indices], device=model.device)
         yield (
             indices,
@@ -129,7 +130,7 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
     """Return, for each secret, the greedy continuation of its prefix, as long as the suffix."""
     decoded_suffixes: list[Tokens] = [()] * len(secrets)
     at_once = BatchSizeLimit(GREEDY_AT_ONCE)
-    for batch in batch_lengths(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
+    for batch in batch_lengths(model, [secret.lengths for secret in secrets]):
 
         def decoded(places: slice, batch: Sequence[int] = batch) -> list[SuffixCandidates]:
             # Greedy decoding reads no noise; its shape gives the number of tokens.
@@ -183,10 +184,7 @@ def _compute_record_losses(
     context_lengths: number of given tokens of each text. Results in the run folder are reused.
     """
     texts = audit.benchmark.heldout
-    ids = []
-    for secret in audit.benchmark.secrets:
-        if not secret.member:
-            ids.append(secret.id)
+    ids = [secret.id for secret in select_members(audit.benchmark.secrets, False)]
     first = context_lengths or [1] * len(texts)
     journal = audit.folder.tokens
     key = f"{target.name} held-out"
@@ -262,7 +260,7 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
             companion_means |= _compute_mean_log_probs(batch)
         else:
             folder.tokens.append(target.name, batch)
-    nonmembers = [secret for secret in target.secrets if not secret.member]
+    nonmembers = select_members(target.secrets, False)
     nonmember_scores = dict[str, TokenLogProbs]()
     if audit.population:  # a resumed check reads no secret again
         key = f"{target.name} non-members"
@@ -360,12 +358,9 @@ def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
 
     The doubt states the likelihood of the secrets without answers, if known.
     """
-    members = [secret for secret in target.secrets if secret.member]
+    members = select_members(target.secrets)
     withheld = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
-    hidden = []
-    for secret, is_withheld in zip(members, withheld, strict=True):
-        if is_withheld:
-            hidden.append(secret)
+    hidden = list(compress(members, withheld))
     if not hidden:
         return
     of = f"Answers to {len(hidden):,} of {len(members):,} attacked secrets did not come through"
@@ -375,14 +370,9 @@ def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
             f"{of}; without log-probabilities nobody can say what the model knows about them.",
         )
         return
-    scores = (
-        secret_scores
-        for batch in batch_suffix_log_probs(target, hidden, audit.batch_size)
-        for secret_scores in batch
-    )
     probs = []
-    for secret_scores in scores:
-        probs.append(math.exp(sum(secret_scores.log_probs)))
+    for scores in chain.from_iterable(batch_suffix_log_probs(target, hidden, audit.batch_size)):
+        probs.append(math.exp(sum(scores.log_probs)))
     likely = sum(p > _LIKELY for p in probs)
     greedy = ""
     if implies_capability(

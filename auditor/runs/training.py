@@ -30,8 +30,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_date_format
-from auditor.engines.choose import make_engine
-from auditor.engines.engine import Engine, WorkerStart
+from auditor.engines.engine import Engine, make_engine
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import FLOAT32, load_causal_lm
 from auditor.models.shards import record_digests
@@ -226,19 +225,16 @@ class _TrainingJobOnWorker:
     Args:
         request: arguments of the command.
         configuration: the command's configuration, which the worker's must match.
-        worker_start: folder that the worker starts in.
     """
 
     request: TrainingRequest
     configuration: dict[str, Any]
-    worker_start: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> tuple[Trainer, TrainingJob]:
         """Build the trainer and its job.
 
         Raise AuditError if the worker's base model or records differ from the command's.
         """
-        self.worker_start.enter_folder()
         for path in self.request.plugin:
             registry.load_plugin_file(Path(path))
         kinds = registry.list_trainers()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +21,7 @@ from auditor.core.jsonable import from_json, read_json_object
 from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL
 from auditor.core.result import Frontier, Measurement
-from auditor.engines.choose import make_engine
-from auditor.engines.engine import WorkerStart
+from auditor.engines.engine import make_engine
 from auditor.records import result_file
 from auditor.records.folder import RunFolder
 from auditor.reports import files, phrases, tables
@@ -30,7 +29,7 @@ from auditor.runs import plan_weights
 from auditor.runs.lab_site import make_site
 from auditor.runs.plan import make_plan
 from auditor.runs.plan_grid import GridPoint, name_grid_point
-from auditor.runs.reporter import Reporter, SilentReporter
+from auditor.runs.reporter import Reporter
 from auditor.runs.run import prepare_selection, run_audit
 from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
@@ -77,8 +76,8 @@ def run_sweep_points(
             # result.json is written last: a folder without it is continued
             if point.name in plans and not (path / result_file.RESULT).is_file():
                 waiting.append(_PendingPoint(stage_name, point.name, plans[point.name], path))
-        # For this process; and the message to each worker, because a reporter cannot be sent.
-        engine.set_work_context(_PointRunner(reporter), _WorkerPointRunner())
+        # For this process, then for each worker, which makes its own: a reporter cannot be sent.
+        engine.set_work_context(_PointRunner(reporter), _PointRunner)
         # By name: workers finish in any order.
         for n_done, (name, failure) in enumerate(
             engine.stream_long_results(_SweepPointsOnEngine(), waiting), 1
@@ -112,21 +111,9 @@ class _PendingPoint:
 class _PointRunner:
     """Runner of a sweep's points, which share models and labs."""
 
-    def __init__(self, reporter: Reporter) -> None:
-        self.reporter = reporter
+    def __init__(self, reporter: Reporter | None = None) -> None:
+        self.reporter = reporter or Reporter()
         self.shared = SweepCache()
-
-
-@dataclass(frozen=True)
-class _WorkerPointRunner:
-    """Callable that makes a `_PointRunner` on a worker; only this worker writes the points that it
-    runs."""
-
-    start: WorkerStart = field(default_factory=WorkerStart)
-
-    def __call__(self) -> _PointRunner:
-        self.start.enter_folder()
-        return _PointRunner(SilentReporter())
 
 
 @dataclass(frozen=True)
@@ -202,22 +189,16 @@ def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCa
     return ""
 
 
-class _QuietReporter:
+class _QuietReporter(Reporter):
     """Reporter that hides the stages inside a point, because they would replace the point's line.
 
     Progress is still reported.
     """
 
     def __init__(self, reporter: Reporter) -> None:
-        self.progress = reporter.progress
-        self.note = reporter.note
-        self.announce = reporter.announce
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        yield
-
-    def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None: ...
+        self.progress = reporter.progress  # type: ignore[method-assign]
+        self.note = reporter.note  # type: ignore[method-assign]
+        self.announce = reporter.announce  # type: ignore[method-assign]
 
 
 # --- the folder

@@ -42,7 +42,7 @@ from auditor.core.plan import Plan
 from auditor.core.plan_parts import EngineOptions
 from auditor.core.result import AuditResult
 from auditor.engines import ray_engine
-from auditor.engines.engine import Engine, LocalEngine, Work
+from auditor.engines.engine import Engine, Work
 from auditor.engines.ray_engine import AS_NICE, RayEngine, _find_raylet_process_ids
 from auditor.records.folder import RunFolder
 from auditor.runs import run, training
@@ -148,7 +148,7 @@ def test_the_raylet_of_a_cluster_that_was_there_before_is_watched_too() -> None:
 
 
 def test_every_item_is_worked_on_once_by_either_worker(cluster: RayEngine) -> None:
-    found, local = list(cluster.stream_results(Squares(), range(21))), LocalEngine()
+    found, local = list(cluster.stream_results(Squares(), range(21))), Engine()
     local.set_work_context(7, seven)
     assert sorted(row[:2] for row in found) == [(i, i * i + 7) for i in range(21)]
     assert {pid for *_, pid in found} == set(worker_process_ids(cluster))
@@ -392,7 +392,7 @@ def same(one: Any, other: Any) -> bool:
 # ---------------------------------------------------
 
 
-class Far(LocalEngine):
+class Far(Engine):
     """Takes nothing along but what travels, and gives it back in another order."""
 
     workers, said = 2, "two far away"
@@ -411,7 +411,7 @@ class Far(LocalEngine):
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     def engine_of(run_words: EngineOptions) -> Engine:
-        return LocalEngine() if run_words.engine == "local" else Far()
+        return Engine() if run_words.engine == "local" else Far()
 
     for module in (run, sweep, training):
         monkeypatch.setattr(module, "make_engine", engine_of)

@@ -18,7 +18,7 @@ from auditor.privacy.promises import write_privacy_record
 from auditor.runs import estimate, machine
 from auditor.runs.cost import CostEstimate, RunPartCost, run_cost_estimate_table
 from auditor.runs.estimate import TimedPart
-from auditor.runs.reporter import SilentReporter
+from auditor.runs.reporter import Reporter
 from auditor.testing import _PROMISE, KEPT
 from tests.conftest import check_command, save_tiny
 
@@ -253,7 +253,7 @@ OPTIONS: dict[str, Any] = {
 def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> None:
     """With time for all of it, an estimate counts what the run asks, but for what the run tunes
     further."""
-    found = estimate.estimate_run_cost(plan(given, **OPTIONS), SilentReporter(), 1e6)
+    found = estimate.estimate_run_cost(plan(given, **OPTIONS), Reporter(), 1e6)
     own = [
         "-A",
         "samples=5",
@@ -294,7 +294,7 @@ def test_a_decoding_with_one_answer_is_counted_once(given: Path) -> None:
         "attack_options": {"": {"temperature": 0.0}},
         "setting": "white-box",
     }
-    found = estimate.estimate_run_cost(plan(given, **greedy), SilentReporter(), 1e6)
+    found = estimate.estimate_run_cost(plan(given, **greedy), Reporter(), 1e6)
     own = part(found, "Undefended: perplexity (white-box)")
     n_secrets, suffix = sum(found.secrets), len(" 100")
     assert own.rows == n_secrets * suffix and own.cut == ("--limit",)
@@ -303,7 +303,7 @@ def test_a_decoding_with_one_answer_is_counted_once(given: Path) -> None:
     )
     both = {**greedy, "attack": ("perplexity", "zlib"), "attack_options": {"zlib": {"samples": 4}}}
     both["attack_options"]["perplexity"] = {"temperature": 0.0}
-    assert estimate.estimate_run_cost(plan(given, **both), SilentReporter(), 1e6).samples == 4
+    assert estimate.estimate_run_cost(plan(given, **both), Reporter(), 1e6).samples == 4
 
 
 def test_an_audit_of_a_claim_says_what_it_could_show(given: Path, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_an_audit_of_a_claim_says_what_it_could_show(given: Path, tmp_path: Path
     write_gradient_canaries(audited, KEPT)
     files = {"model": str(audited), "data": str(given / "private.jsonl")}
     planned = Plan.from_fields(**files, attack=("gradient-audit",))
-    (ceiling,) = estimate.estimate_run_cost(planned, SilentReporter(), 1e6).ceilings
+    (ceiling,) = estimate.estimate_run_cost(planned, Reporter(), 1e6).ceilings
     assert ceiling.startswith(
         "gradient-audit of Undefended: of the claimed ε 3 this audit could show at most about 0.00"
     )
@@ -370,10 +370,10 @@ def test_there_is_no_estimate_of_resumed_remote_unbuilt_and_refused_runs(
     with pytest.raises(
         AuditError, match="expected a model that is loaded here with --estimate, got openai:m"
     ):
-        estimate.estimate_run_cost(remote, SilentReporter())
+        estimate.estimate_run_cost(remote, Reporter())
     with pytest.raises(
         AuditError, match="--attack exposure cannot run: the data contain no canaries"
     ):
-        estimate.estimate_run_cost(plan(given, attack=("exposure",)), SilentReporter())
+        estimate.estimate_run_cost(plan(given, attack=("exposure",)), Reporter())
     with pytest.raises(AuditError, match=r"expected the lab's \w+ in .*: run the audit once"):
-        estimate.estimate_run_cost(Plan(), SilentReporter())
+        estimate.estimate_run_cost(Plan(), Reporter())

@@ -27,7 +27,7 @@ from auditor.reports import coverage
 from auditor.runs import asking, personal_data, quick_check
 from auditor.runs.asking import TimeLimit
 from auditor.runs.lab_site import make_site
-from auditor.runs.reporter import SilentReporter
+from auditor.runs.reporter import Reporter
 from auditor.runs.run import prepare_selection, run_audit
 from auditor.runs.sweep_cache import SweepCache
 from tests.conftest import save_tiny
@@ -65,7 +65,7 @@ def planned(
     )
     # so that no copied record is set aside
     plan = plan.with_fields(known_fraction=0.0)
-    return quick_check.prepare_check(plan, SilentReporter(), shared or SweepCache())
+    return quick_check.prepare_check(plan, Reporter(), shared or SweepCache())
 
 
 Numbers = dict[tuple[str, str], dict[str, float]]
@@ -251,11 +251,11 @@ def test_the_first_number_is_said_before_any_record_is_completed(
     folder = RunFolder.create(tmp_path / "run", "quick", plan.to_json())
     said = list[str]()
 
-    def announce(self: SilentReporter, text: str) -> None:
+    def announce(self: Reporter, text: str) -> None:
         assert not (tmp_path / "run" / "guesses.jsonl").exists()
         said.append(text)
 
-    monkeypatch.setattr(SilentReporter, "announce", announce)
+    monkeypatch.setattr(Reporter, "announce", announce)
     checked(plan, folder, seconds=0.0)
     assert said == ["first number: 0 of the first 1 record recited word for word"]
 
@@ -266,7 +266,7 @@ def test_numbers_of_the_first_batch_are_told_as_its_records_are_read(
     plan, _ = planned(given)
     monkeypatch.setattr(asking, "_PART_SECONDS", 0.0)  # one record a part
     said = list[str]()
-    monkeypatch.setattr(SilentReporter, "announce", lambda self, text: said.append(text))
+    monkeypatch.setattr(Reporter, "announce", lambda self, text: said.append(text))
     checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
     assert [text.partition(" recited")[0] for text in said] == [
         "first number: 0 of the first 2 records",
@@ -282,7 +282,7 @@ def test_only_one_number_is_called_the_first(
     monkeypatch.setattr(asking, "_PART_SECONDS", 0.0)
     monkeypatch.setattr(asking, "_LOGIT_BYTES", 0)
     announced = list[str]()
-    monkeypatch.setattr(SilentReporter, "announce", lambda self, text: announced.append(text))
+    monkeypatch.setattr(Reporter, "announce", lambda self, text: announced.append(text))
     checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
     assert [text.partition(" of the first")[0] for text in announced[:3]] == [
         "first number: 0",
@@ -323,7 +323,7 @@ def test_progress_counts_the_records_of_its_own_batch(
     monkeypatch.setattr(asking, "MOST", 7)
     steps = list[tuple[int, int]]()
     monkeypatch.setattr(
-        SilentReporter, "progress", lambda self, what, done, total: steps.append((done, total))
+        Reporter, "progress", lambda self, what, done, total: steps.append((done, total))
     )
     checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
     assert len(steps) > 5 and all(0 < done <= total for done, total in steps)
@@ -392,7 +392,7 @@ def test_personal_data_are_ranked_if_there_are_no_nonmembers_and_records_hold_so
     def asked(data: Path, nonmembers: bool) -> tuple[tuple[str, ...], quick_check.Limits]:
         fresh = str(given / "fresh.jsonl") if nonmembers else None
         plan = quick_check.build_quick_plan(str(given / "model"), str(data), fresh, 0)
-        plan, limits = quick_check.prepare_check(plan, SilentReporter(), SweepCache())
+        plan, limits = quick_check.prepare_check(plan, Reporter(), SweepCache())
         return plan.attacks.attack, limits
 
     marked = tmp_path / "marked.jsonl"

@@ -41,7 +41,7 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.records.folder import RunFolder
 from auditor.records.table import MEASURED, read_secrets_table
 from auditor.runs import released_text
-from auditor.runs.reporter import SilentReporter
+from auditor.runs.reporter import Reporter
 from auditor.statistics import roc
 from auditor.statistics.metrics import name_score_column
 from validation.harness import Page, run, share
@@ -100,7 +100,7 @@ def audited(
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.create(Path(scratch) / "run", "", plan.to_json())
-        result = released_text.audit_released_text(held, 10, folder, SilentReporter())
+        result = released_text.audit_released_text(held, 10, folder, Reporter())
         kept = {
             c.quantity: c
             for c in read_secrets_table(folder.path, MEASURED)
