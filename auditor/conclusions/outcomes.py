@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.arrays import Bools, Floats, Ints
-from auditor.core.nouns import CellKey
+from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import AuditResult, Measurement
 from auditor.records.attacked_secrets import NOT_KEPT, AnsweredSecretIds
 from auditor.records.manifest import NO_EDITS, FolderEdits
@@ -50,6 +51,14 @@ _COUNTS = ("distance", "tolerance")
 _PROBABILITY = "probability"  # column of a score that is a probability
 _OF_KIND = f"{RECALL}(kind="  # of personal data
 _ASKED = "asked"  # column of secrets without any other number
+
+
+def list_secret_facts(
+    secrets: Sequence[Secret],
+) -> tuple[tuple[str, ...], tuple[bool, ...], tuple[int | None, ...]]:
+    """Return the ids, membership and repeat counts of the secrets."""
+    ids, member, repeats = (tuple(map(attrgetter(n), secrets)) for n in ("id", "member", "repeats"))
+    return ids, member, repeats
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,14 @@ class RowValuesBySecret:
             **self.outcome.traits,
             **{f"{_OF_KIND}{k})": shares for k, shares in self.kinds.items()},
         }
+
+    def remeasure_kinds(self, name: str, kinds: Iterable[str]) -> dict[str, Measurement]:
+        """Return the metric of each of these kinds of personal data, as far as it has values."""
+        measured = {}
+        for kind in kinds:
+            if m := self.remeasure_metric(name, kind=kind):
+                measured[kind] = m
+        return measured
 
     def remeasure_metric(
         self, name: str, count: int | None = None, kind: str | None = None

@@ -298,7 +298,7 @@ class Guesses:
 
 def select_members(secrets: Iterable[Secret], member: bool = True) -> list[Secret]:
     """Return the members among the secrets, or the non-members if `member` is False."""
-    return [secret for secret in secrets if secret.member is member]
+    return list(filter(lambda secret: secret.member is member, secrets))
 
 
 def select_evenly_spaced(secrets: Sequence[Secret], limit: int) -> list[Secret]:

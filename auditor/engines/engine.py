@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from auditor.core import threads
-from auditor.core.plan_parts import EngineOptions
-
 
 class Work(Protocol):
     """The interface of a task over items. Each item's result is independent of the other items."""
@@ -64,16 +61,3 @@ class Engine:
     def close(self) -> None:
         """Stop the workers and release their models and data."""
         self._place = None
-
-
-def make_engine(options: EngineOptions) -> Engine:
-    """Return the engine that the options name. Raise AuditError if it cannot start."""
-    if options.engine == "local":
-        return Engine()
-    from auditor.engines.ray_engine import RayEngine  # an extra
-
-    return RayEngine(
-        options.workers or threads.count_usable_processors(),
-        options.ray_address or "",
-        options.gpus_per_worker,
-    )

@@ -28,6 +28,7 @@ from auditor import __version__
 from auditor.core import disk, threads
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.plan_parts import EngineOptions
 from auditor.engines.engine import Engine, Work
 
 _LOSSES = 3  # of a worker in a run: if it is lost more often, the work itself kills it
@@ -51,6 +52,17 @@ _TOKEN = "RAY_AUTH_TOKEN"
 # /session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store.
 _SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.0")
 _LONGEST = 103 if sys.platform == "darwin" else 107  # of a socket's path, in bytes
+
+
+def make_engine(options: EngineOptions) -> Engine:
+    """Return the engine that the options name. Raise AuditError if it cannot start."""
+    if options.engine == "local":
+        return Engine()
+    return RayEngine(
+        options.workers or threads.count_usable_processors(),
+        options.ray_address or "",
+        options.gpus_per_worker,
+    )
 
 
 class RayEngine(Engine):

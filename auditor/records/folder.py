@@ -261,7 +261,7 @@ class RunFolder:
         )
 
     def attack_state_path(self, name: str) -> Path:
-        """Return the path of an attack's tuned state (`runs/tuned_states.py`). name: name of the
+        """Return the path of an attack's tuned state (`runs/audit.py`). name: name of the
         state.
         """
         return self.path / "state" / (name.replace("/", "--") + ".pt")

@@ -7,6 +7,7 @@ workers have only a `RunContext`. The run folder belongs to the main process.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from auditor.benchmarks.data.ngrams import build_ngram_index
+from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Challenge, Pair, PrefixToken, Secret
 from auditor.core.plan_fields import AUTO
@@ -36,13 +38,40 @@ from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
 from auditor.runs.selection import PluginSelection
 from auditor.runs.site import Site
 from auditor.runs.stopping import StoppingRule
-from auditor.runs.target import Target
-from auditor.runs.token_allowance import (
+from auditor.runs.target import (
+    Target,
     divide_query_budget,
     list_attack_queries,
     plan_token_counts,
 )
-from auditor.runs.tuned_states import State, load_attack_state, save_attack_state
+
+State = dict[str, Any]
+
+
+def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    disk.replace_atomically(folder.attack_state_path(cell), buffer.getvalue())
+
+
+def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
+    """Load an attack's state that `save_attack_state` wrote; None if there is none.
+
+    cell: name of the state, made of attack and view. Raise AuditError for an unreadable file.
+    """
+    path = folder.attack_state_path(cell)
+    if not path.exists():
+        return None
+    try:
+        # weights_only: a pickle in somebody else's folder could run code.
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception as error:  # torch raises a dozen types, all about the file
+        raise AuditError(
+            f"{path}: expected what an attack tuned, got a file that cannot be read"
+        ) from error
+    if not isinstance(state, dict):
+        raise AuditError(f"{path}: expected what an attack tuned, got {type(state).__name__}")
+    return state
 
 
 @dataclass(frozen=True)

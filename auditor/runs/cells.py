@@ -22,7 +22,7 @@ from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.records.journal import FinishedSecrets
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.applicability import check_method_applies, select_probed_secrets
-from auditor.runs.audit import Audit
+from auditor.runs.audit import Audit, State
 from auditor.runs.cell_work import Answer, Asked, CellWork, CellWorkResult, Workplace
 from auditor.runs.per_secret_results import (
     Kinds,
@@ -32,7 +32,6 @@ from auditor.runs.per_secret_results import (
     make_token_decoder,
 )
 from auditor.runs.target import Target
-from auditor.runs.tuned_states import State
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, name_nonmember_metric
 
@@ -223,14 +222,8 @@ class AttackCell(Cell):
             by_repeats=extraction.measure_hit_shares("recall", members),
             strata=self._build_member_strata(members),
             by_group=self._measure_group_shares(members),
-            by_kind={
-                kind: m for kind in kinds if (m := answers.remeasure_metric(RECALL, kind=kind))
-            },
-            by_kind_nonmembers={
-                kind: m
-                for kind in kinds
-                if (m := answers.remeasure_metric(name_nonmember_metric(RECALL), kind=kind))
-            },
+            by_kind=answers.remeasure_kinds(RECALL, kinds),
+            by_kind_nonmembers=answers.remeasure_kinds(name_nonmember_metric(RECALL), kinds),
             curve=extraction.compute_recall_error_curve(members),
             notes=(
                 *blank.notes,

@@ -5,12 +5,21 @@ Each model of the chain adds a possible cause. All functions are pure and take v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from auditor.conclusions.outcomes import RowValuesBySecret, align_rows
-from auditor.core.result import Chain, ChainStep, Measurement
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import Chain, ChainStep, Finding, Measurement, TargetRecord
 from auditor.plugins.defense import Cause
+from auditor.plugins.options import get_plugin_title
+from auditor.runs import shown_rows
+from auditor.runs.per_secret_results import PerSecretCollector
+from auditor.runs.scoring import LIKELIHOOD
+from auditor.runs.selection import PluginSelection
+from auditor.runs.shown_rows import ShownRow
+from auditor.runs.site import Site
 from auditor.statistics import compare
 
 
@@ -49,11 +58,10 @@ def build_cause_chain(
     every model.
     """
     start, answers = base
-    measured = {}
+    rows = {start: answers}
     for chain_row in chain_rows:
         if chain_row.answers is not None:
-            measured[chain_row.target] = chain_row.answers
-    rows = {start: answers, **measured}
+            rows[chain_row.target] = chain_row.answers
     if target not in rows or not align_rows(rows.values(), name, True)[0]:
         return None
 
@@ -67,16 +75,13 @@ def build_cause_chain(
     for chain_row in chain_rows:
         waiting.append(chain_row)
         if chain_row.target in rows:
+            moved = None
+            note = f"the {at} target is that row"
             if chain_row.target != at:
                 moved = minus(chain_row.target, at)
-            else:
-                moved = None
-            if moved:
                 note = ""
-            else:
-                note = f"the {at} target is that row"
-            if moved and len(waiting) > 1:  # several causes in a step
-                note = f"not separated, for want of {_format_missing_rows(waiting[:-1])}"
+                if len(waiting) > 1:  # several causes in a step
+                    note = f"not separated, for want of {_format_missing_rows(waiting[:-1])}"
             steps.append(ChainStep(_group_changes(waiting), at, chain_row.target, moved, note))
             at = chain_row.target
             waiting = []
@@ -116,3 +121,83 @@ def _group_changes(chain_rows: Sequence[ChainRow]) -> dict[str, str]:
 
 def _format_missing_rows(chain_rows: Sequence[ChainRow]) -> str:
     return " and ".join(chain_row.absent for chain_row in chain_rows)
+
+
+Answers = Mapping[str, RowValuesBySecret]  # by name of target
+
+
+@dataclass(frozen=True)
+class CauseChains:
+    """Builder of the chains of causes of a run.
+
+    Args:
+        site: models and data of the audit.
+        selection: plug-ins of the run.
+        collector: results per secret of all attacks and probes.
+    """
+
+    site: Site
+    selection: PluginSelection
+    collector: PerSecretCollector
+
+    def add_cause_chain(self, finding: Finding) -> Finding:
+        """Return the finding with the chain of causes of its defense added.
+
+        Return the finding unchanged if the defense's controls were not attacked in this setting.
+        """
+        row = self._find_defense_row(finding.target)
+        # Companions are attacked only in the last setting, which has the widest access.
+        if row is None or finding.setting != self.selection.settings[-1].name:
+            return finding
+        # [1:] of a key: setting and attack.
+        if finding.cell_key[1:] in {key[1:] for key in self.collector.stopped}:
+            return finding  # the intervals of its steps need a fixed sample size
+        if (main := finding.main) is None:
+            return finding
+        answers = {}
+        for key, row_values in self.collector.answers.items():
+            if key[1:] == finding.cell_key[1:]:
+                answers[key.target] = row_values
+        return dataclasses.replace(
+            finding, chain=self._build_row_chain(row, answers, main.name, main.unit)
+        )
+
+    def add_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
+        """Return the target with a chain of causes for the lower likelihood of members' true
+        tokens.
+        """
+        row = self._find_defense_row(target.name)
+        if row is None:
+            return target
+        chain = self._build_row_chain(row, self.collector.likelihoods, LIKELIHOOD, "nats a token")
+        return dataclasses.replace(target, likelihood=chain)
+
+    def _find_defense_row(self, target: str) -> ShownRow | None:
+        """Return the row of a defense; None for other targets."""
+        rows = filter(lambda row: row.name == target and not row.companion, self.selection.rows)
+        return next(rows, None)
+
+    def _build_row_chain(
+        self, row: ShownRow, answers: Answers, name: str, unit: str
+    ) -> Chain | None:
+        base = answers.get(UNDEFENDED)
+        if base is None or not (steps := row.defense.cause_chain()):
+            return None
+        chain_rows = []
+        for cause in steps:
+            chain_rows.append(self._build_chain_row(row, cause, answers))
+        return build_cause_chain(row.name, (UNDEFENDED, base), chain_rows, name, unit)
+
+    def _build_chain_row(self, row: ShownRow, cause: Cause, answers: Answers) -> ChainRow:
+        control = cause.row
+        if control is None:
+            name = row.name
+        elif self.site.is_control_the_undefended_model(control):
+            name = UNDEFENDED
+        else:
+            name = shown_rows.name_defense_row(self.selection.rows, control)
+        # The name is "" for a control without a row: no target has this name.
+        row_values = answers.get(name)
+        title = get_plugin_title(type(control or row.defense))
+        absent = f"{title!r} ({'not measured' if name else cause.needs})"
+        return ChainRow(cause, name, row_values, "" if row_values else absent)

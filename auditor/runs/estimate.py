@@ -32,7 +32,7 @@ from auditor.runs.applicability import (
     refuse_methods_that_cannot_run,
     select_probed_secrets,
 )
-from auditor.runs.audit import RunContext, count_longest_context, resolve_site_prefix
+from auditor.runs.audit import RunContext, State, count_longest_context, resolve_site_prefix
 from auditor.runs.cost import LIMIT, SAMPLES, CostEstimate, RunPartCost
 from auditor.runs.lab_site import make_site
 from auditor.runs.prefix_token import PAIRS
@@ -42,7 +42,6 @@ from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
-from auditor.runs.tuned_states import State
 from auditor.statistics.audit_power import describe_audit_ceiling
 
 PROBE = 30.0  # seconds of queries to the models, besides loading

@@ -23,9 +23,9 @@ from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import Trainer
 from auditor.runs.reporter import Reporter
+from auditor.runs.shown_rows import UnlearningBaseline
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
-from auditor.runs.unlearning import UnlearningBaseline
 from auditor.training.variants import Variant
 
 LABS: Mapping[str, type[Lab]] = {SMALL: Lab, "smollm2": RealLab}  # by `--lab`

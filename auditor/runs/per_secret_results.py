@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import RowValuesBySecret, list_secret_facts
 from auditor.core.arrays import Floats
 from auditor.core.nouns import CellKey, Observation, Secret, Tokens
-from auditor.core.result import Measurement, StoppedEarly
+from auditor.core.result import Finding, Measurement, StoppedEarly
 from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.plugins.probe import Observed, Probe, score_records
 from auditor.records import private_texts, table
@@ -24,8 +24,13 @@ from auditor.records.folder import RunFolder, batch_finished_secrets
 from auditor.records.table import Column
 from auditor.runs.generations import JudgedGenerations
 from auditor.statistics import judging
-from auditor.statistics.metrics import RECALL
-from auditor.statistics.strongest_score import CandidateScore, ScoredRecords
+from auditor.statistics.metrics import ADJUSTED_AUC, RECALL, name_score_column
+from auditor.statistics.strongest_score import (
+    CandidateScore,
+    ScoredRecords,
+    choose_strongest_score,
+    compute_simultaneous_widening,
+)
 
 _SECRETS_AT_ONCE = 1000  # whose tokens are in memory at once
 # extracted share of a secret's personal data, by kind and secret
@@ -192,35 +197,26 @@ def build_observation_row(
     numbers = {}
     for name, values in columns:
         numbers[name] = np.array(values, dtype=float)
-    ids, member, repeats = (
-        tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats")
-    )
+    ids, member, repeats = list_secret_facts(secrets)
     return RowValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)
 
 
 def _build_observation_columns(
     key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]
 ) -> Iterator[Column]:
-    names = dict.fromkeys(name for observation in observations for name in observation.values)
-    all_places = range(len(secrets))
-    facts = _list_secret_facts(secrets, all_places)  # shared by all columns of all secrets
-    for name in names:
-        places = [i for i in all_places if name in observations[i].values]
-        values = np.array([observations[i].values[name] for i in places], dtype=float)
-        if len(places) == len(secrets):
-            ids, member, repeats = facts
-        else:
-            ids, member, repeats = _list_secret_facts(secrets, places)
-        yield Column(table.OBSERVED, key, name, ids, values, member, repeats)
-
-
-def _list_secret_facts(
-    secrets: Sequence[Secret], places: Sequence[int]
-) -> tuple[tuple[str, ...], tuple[bool, ...], tuple[int | None, ...]]:
-    """Return the ids, membership and repeat counts of the secrets at the positions in `places`."""
-    ids = tuple(secrets[i].id for i in places)
-    member = tuple(secrets[i].member for i in places)
-    return ids, member, tuple(secrets[i].repeats for i in places)
+    secrets_by_name: dict[str, list[Secret]] = {}
+    values_by_name: dict[str, list[float]] = {}
+    for secret, observation in zip(secrets, observations, strict=True):
+        for name, value in observation.values.items():
+            secrets_by_name.setdefault(name, []).append(secret)
+            values_by_name.setdefault(name, []).append(value)
+    all_facts = list_secret_facts(secrets)  # shared by all columns of all secrets
+    for name, values in values_by_name.items():
+        facts = all_facts
+        if len(values) < len(secrets):
+            facts = list_secret_facts(secrets_by_name[name])
+        ids, member, repeats = facts
+        yield Column(table.OBSERVED, key, name, ids, np.array(values, float), member, repeats)
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
@@ -228,3 +224,79 @@ def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)
     return partial(decode_keeping_special_tokens, tokenizer)
+
+
+def add_strongest_membership(
+    findings: Sequence[Finding], collector: PerSecretCollector
+) -> list[Finding]:
+    """Return a target's findings, with the AUC of the strongest score in each membership finding.
+
+    Findings of a setting that scored equal records share an error probability. The strongest score
+    also replaces the main score's column in the collector, so that the numbers can be recomputed.
+    """
+    changed = {}
+    for family in _group_row_families(findings, collector.scored):
+        scores = list(_align_scores(family))
+        widening = compute_simultaneous_widening(scores, next(iter(family.values())).records)
+        for key, row in family.items():
+            strongest = choose_strongest_score(row.candidates, row.records, widening, len(scores))
+            collector.set_row_column(key, name_score_column(""), strongest.values)
+            measured = {}
+            for m in (*strongest.measurements, *strongest.corrected):
+                measured[m.name] = m
+            finding = next(f for f in findings if f.cell_key == key)
+            measurements = [measured.get(m.name, m) for m in finding.measurements]
+            if strongest.adjusted is not None:
+                adjusted, parts = strongest.adjusted
+                if adjusted.n:
+                    collector.set_row_column(key, ADJUSTED_AUC, parts)
+                measurements.insert(1, adjusted)
+            changed[key] = replace(
+                finding,
+                measurements=tuple(measurements),
+                by_repeats=strongest.by_copies,
+                scores_tried=len(scores),
+                notes=(
+                    *finding.notes,
+                    *_list_strongest_notes(strongest.measurements[0].note, len(scores)),
+                ),
+            )
+    return [changed.get(finding.cell_key, finding) for finding in findings]
+
+
+def _group_row_families(
+    findings: Sequence[Finding], scored: Mapping[CellKey, ScoredRow]
+) -> Iterator[dict[CellKey, ScoredRow]]:
+    """Yield groups of membership results in the same setting that scored the same records.
+
+    Keys name target, setting and probe.
+    """
+    families: dict[tuple[str, frozenset[str]], dict[CellKey, ScoredRow]] = {}
+    for finding in findings:
+        row = scored.get(finding.cell_key)
+        if row is not None and not finding.not_applicable:
+            families.setdefault((finding.setting, frozenset(row.ids)), {})[finding.cell_key] = row
+    yield from families.values()
+
+
+def _align_scores(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
+    """Yield the membership scores of all results in `family`.
+
+    Each is in the order of the first result's records. Keys name target, setting and probe.
+    """
+    first = next(iter(family.values()))
+    for row in family.values():
+        place = {secret: i for i, secret in enumerate(row.ids)}
+        order = np.array([place[secret] for secret in first.ids])
+        for score in row.candidates.values():
+            yield replace(score, values=score.values[order])
+
+
+def _list_strongest_notes(title: str, tried: int) -> tuple[str, ...]:
+    if tried < 2:
+        return ()
+    return (
+        f"the membership AUC is of the strongest score ({title}), over all members and by "
+        f"copies; all AUCs of this row have intervals that hold for the {tried} scores and all "
+        "groups of copies together (bootstrap of the maximum)",
+    )

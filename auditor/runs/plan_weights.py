@@ -71,7 +71,7 @@ def locate_role_models(plan: Plan) -> Places:
     elif target.model is not None:
         places |= _locate_model(target.model, plan.loading)
     if target.forms:
-        from auditor.runs.forms import select_model_forms  # imports torch
+        from auditor.runs.shown_rows import select_model_forms  # imports torch
 
         for form in select_model_forms(target.forms):
             for place in _locate_model(form, plan.loading.for_companion_model()).values():

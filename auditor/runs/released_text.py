@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from auditor.benchmarks.data.occurrences import count_text_occurrences
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.benchmarks.data.words import is_mostly_unspaced, is_whole_word_somewhere
 from auditor.conclusions import secret_details
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import RowValuesBySecret, list_secret_facts
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import (
@@ -32,6 +33,7 @@ from auditor.core.nouns import (
     CellKey,
     Guess,
     Guesses,
+    Mark,
     Observation,
     Secret,
     select_members,
@@ -116,23 +118,20 @@ class ReleasedText:
         return is_mostly_unspaced(record.text for record in self.records if record.member)
 
     @property
+    def unit(self) -> str:
+        return "characters" if self.is_unspaced else "words"
+
+    @property
     def usual_passage_length(self) -> int:
         return CHARACTERS if self.is_unspaced else WORDS
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
         """Records as the secrets of a run."""
-        kind = {True: "member", False: "nonmember"}
-        secrets = (
-            Secret(
-                f"{kind[record.member]}-{record.row:06d}",
-                (),
-                record.tokens,
-                record.times,
-                record.member,
-            )
-            for record in self.records
-        )
+        secrets = []
+        for record in self.records:
+            id = f"{'member' if record.member else 'nonmember'}-{record.row:06d}"
+            secrets.append(Secret(id, (), record.tokens, record.times, record.member))
         return aliases.alias_secrets(tuple(secrets), aliases.load_alias_salt())
 
 
@@ -161,26 +160,24 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
     nonmembers = plan.data.nonmembers
     words = WordIds()
     assert data is not None and nonmembers is not None  # the command requires both
-    if plan.data.canaries is None:
-        manifest = None
-    else:
-        manifest = manifests.read_canary_manifest(Path(plan.data.canaries))
-    if manifest is not None and not isinstance(manifest, AuditCanaryManifest):
-        raise AuditError(
-            f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make "
-            "--audit), got those for exposure, which takes a model's probabilities"
-        )
-    row_texts = released_passages.read_row_texts("OUT", str(text))[1]
-    if manifest:
-        canary_texts = [canary.text for canary in manifest.canaries]
-    else:
-        canary_texts = []
-    records, notes = released_passages.read_released_records(data, nonmembers, words, canary_texts)
-    counts = Counter(record.member for record in records)
-    for member, flag in ((True, "--data"), (False, "--nonmembers")):
-        if counts[member] < roc.LEAST:
+    manifest: AuditCanaryManifest | None = None
+    canary_texts = []
+    if plan.data.canaries is not None:
+        given = manifests.read_canary_manifest(Path(plan.data.canaries))
+        if not isinstance(given, AuditCanaryManifest):
             raise AuditError(
-                f"expected at least {roc.LEAST} different records in {flag}, got {counts[member]}"
+                f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make "
+                "--audit), got those for exposure, which takes a model's probabilities"
+            )
+        manifest = given
+        canary_texts = [canary.text for canary in manifest.canaries]
+    row_texts = released_passages.read_row_texts("OUT", str(text))[1]
+    records, notes = released_passages.read_released_records(data, nonmembers, words, canary_texts)
+    n_members = sum(record.member for record in records)
+    for count, flag in ((n_members, "--data"), (len(records) - n_members, "--nonmembers")):
+        if count < roc.LEAST:
+            raise AuditError(
+                f"expected at least {roc.LEAST} different records in {flag}, got {count}"
             )
     return ReleasedText(
         plan,
@@ -205,14 +202,9 @@ def audit_released_text(
     clock = StageClock(reporter)
     secrets = release.secrets
     rows = _ReleasedTextResults(folder)
+    median = int(np.median([len(secret.suffix) for secret in select_members(secrets)]))
     # At least 2: a single word occurs everywhere.
-    n = n or max(
-        2,
-        min(
-            release.usual_passage_length,
-            int(np.median([len(r.tokens) for r in release.records if r.member])),
-        ),
-    )
+    n = n or max(2, min(release.usual_passage_length, median))
     folder.pin_secrets(digest_comparable_secrets(secrets))
     with clock.timed_stage("passages of the records"):
         passages, kinds = _find_copied_passages(release, n, secrets, rows)
@@ -223,17 +215,18 @@ def audit_released_text(
         with clock.timed_stage("canaries"):
             finding, coins = _build_epsilon_finding(release, release.manifest, rows)
             findings.append(finding)
-    canaries = {canary.id for canary in coins}
-    folder.save_secret_facts(
-        secret_details.build_fact_columns(
-            (*secrets, *coins), aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
-        )
+    facts = secret_details.build_fact_columns(
+        (*secrets, *coins),
+        aliases.salt_fingerprint(aliases.load_alias_salt()),
+        {canary.id for canary in coins},
     )
+    folder.save_secret_facts(facts)
     table.write_secrets_table(folder.path, rows.columns)
     private_texts.write_secret_texts(
         folder.path, rows.shown, rows.guesses, release.words.words_of_ids
     )
     members = select_members(secrets)
+    repeats = Counter(secret.repeats or 1 for secret in members)
     record = BenchmarkRecord(
         name="files",
         description=(
@@ -242,10 +235,7 @@ def audit_released_text(
         members=len(members),
         nonmembers=len(secrets) - len(members),
         known=0,
-        repeats={
-            str(times): count
-            for times, count in sorted(Counter(secret.repeats or 1 for secret in members).items())
-        },
+        repeats={str(times): count for times, count in sorted(repeats.items())},
         digest=digest_comparable_secrets(secrets),
         notes=release.notes,
         kinds=kinds,
@@ -276,7 +266,8 @@ class _ReleasedTextResults:
     """Collector of the guesses and numbers to write to the run folder."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.folder, self.columns = folder, list[Column]()
+        self.folder = folder
+        self.columns: list[Column] = []
         self.shown: tuple[Secret, ...] = ()
         self.guesses: dict[str, dict[str, Guesses]] = {}
 
@@ -287,32 +278,21 @@ class _ReleasedTextResults:
 
         values: (secrets,) values by name.
         """
-        rows = (
-            {name: float(column[i]) for name, column in values.items()} for i in range(len(secrets))
-        )
-        self.folder.observations.append(
-            key,
-            [
-                Observation(secret.id, numbers)
-                for secret, numbers in zip(secrets, rows, strict=True)
-            ],
-        )
-        ids, member, times = (
-            [getattr(s, name) for s in secrets] for name in ("id", "member", "repeats")
-        )
+        ids, member, times = list_secret_facts(secrets)
+        observations = []
+        for id, row in zip(ids, np.transpose([*values.values()]).tolist(), strict=True):
+            observations.append(Observation(id, dict(zip(values, row, strict=True))))
+        self.folder.observations.append(key, observations)
         for name, column in values.items():
-            self.columns += [
-                Column(kind, key, name, ids, column, member, times) for kind in (MEASURED, OBSERVED)
-            ]
+            for kind in (MEASURED, OBSERVED):
+                self.columns.append(Column(kind, key, name, ids, column, member, times))
 
     def add_guesses(
         self, key: CellKey, secrets: Sequence[Secret], guesses: Sequence[Guesses]
     ) -> None:
         self.folder.guesses.append(key, list(guesses))
-        self.shown, self.guesses[str(key)] = (
-            tuple(secrets),
-            {guess.secret: guess for guess in guesses},
-        )
+        self.shown = tuple(secrets)
+        self.guesses[str(key)] = {guess.secret: guess for guess in guesses}
 
 
 def _build_release_finding(
@@ -335,36 +315,30 @@ def _find_copied_passages(
 
     n: words of a passage. Return the finding, then counts of personal data by kind.
     """
-    long = [i for i, record in enumerate(release.records) if len(record.tokens) >= n]
-    few = []
-    for kind in (True, False):
-        if not any(release.records[i].member == kind for i in long):
-            few.append(kind)
-    if few:
-        flag = "--data" if few[0] else "--nonmembers"
-        unit = "characters" if release.is_unspaced else "words"
-        raise AuditError(
-            f"expected records of {n} {unit} or more in {flag}, got none (--words sets how many)"
-        )
-    nearest, coverage, index = released_passages.find_nearest_passages(
-        [release.records[i] for i in long], release.texts, n
-    )
+    is_long = [len(record.tokens) >= n for record in release.records]
+    long = list(compress(release.records, is_long))
+    for flag, kind in (("--data", True), ("--nonmembers", False)):
+        if kind not in {record.member for record in long}:
+            raise AuditError(
+                f"expected records of {n} {release.unit} or more in {flag}, got none (--words sets "
+                "how many)"
+            )
+    nearest, coverage, index = released_passages.find_nearest_passages(long, release.texts, n)
     # The target of a record is its longest released passage, else its nearest n words, else its
     # first n.
-    targets = []
-    for i, passage in zip(long, nearest, strict=True):
-        targets.append(replace(secrets[i], suffix=passage.record_words))
+    targets = {}
     guesses = []
-    for secret, passage in zip(targets, nearest, strict=True):
-        guesses.append(
-            Guesses(secret.id, (Guess(passage.released_words, float(passage.length)),), 1, 0)
-        )
-    outcome = judging.judge_guesses(guesses, {target.id: target for target in targets})
-    parts, counts = _measure_personal_data(release, [release.records[i] for i in long])
-    by_id = {target.id: i for i, target in enumerate(targets)}
-    of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
+    for secret, passage in zip(compress(secrets, is_long), nearest, strict=True):
+        targets[secret.id] = replace(secret, suffix=passage.record_words)
+        guess = Guess(passage.released_words, float(passage.length))
+        guesses.append(Guesses(secret.id, (guess,), 1, 0))
+    outcome = judging.judge_guesses(guesses, targets)
+    parts, counts = _measure_personal_data(release, long)
+    places = {id: place for place, id in enumerate(targets)}
+    order = [places[id] for id in outcome.ids]
+    of_kinds = {kind: np.array(shares)[order] for kind, shares in parts.items()}
     judged = RowValuesBySecret.from_judged_guesses(outcome, of_kinds)
-    rows.add_guesses(_CELLS[PASSAGES], targets, guesses)
+    rows.add_guesses(_CELLS[PASSAGES], [*targets.values()], guesses)
     rows.columns += judged.list_columns(_CELLS[PASSAGES])
     members = outcome.select_secrets(outcome.member)
     finding = _build_release_finding(
@@ -372,12 +346,8 @@ def _find_copied_passages(
         extraction.measure_extraction(outcome),
         tuple(_describe_released_passages(release, n, len(long), coverage, index)),
         by_repeats=extraction.measure_hit_shares(RECALL, members),
-        by_kind={kind: m for kind in of_kinds if (m := judged.remeasure_metric(RECALL, kind=kind))},
-        by_kind_nonmembers={
-            kind: m
-            for kind in of_kinds
-            if (m := judged.remeasure_metric(name_nonmember_metric(RECALL), kind=kind))
-        },
+        by_kind=judged.remeasure_kinds(RECALL, of_kinds),
+        by_kind_nonmembers=judged.remeasure_kinds(name_nonmember_metric(RECALL), of_kinds),
         curve=extraction.compute_recall_error_curve(members),
         options={"words": n},
     )
@@ -391,7 +361,7 @@ def _describe_released_passages(
     memorised_tokens: Sequence[memorised.MemorisedTokens],
     index: released_passages.NGramIndex,
 ) -> Iterator[str]:
-    unit = "characters" if release.is_unspaced else "words"
+    unit = release.unit
     yield (
         f"extracted: {n} {unit} or more in a row that only one record of --data or --nonmembers "
         f"has; near-verbatim: {n} {unit} with {judging.compute_near_verbatim_limit(n)} "
@@ -426,53 +396,42 @@ def _measure_personal_data(
     A share is NaN for a record without personal data. A string in both members and non-members does
     not count, because its source is ambiguous.
     """
-    if pii.has_pii_packages():
-        recognisers = pii.PiiRecognisers()
-    else:
-        recognisers = None
-    spans_of_records = [
-        pii.find_pii_spans(record.text, record.marks, recognisers) for record in records
-    ]
-    spans = [
-        list(
-            dict.fromkeys((span.kind, record.text[span.start : span.end]) for span in record_spans)
-        )
-        for record, record_spans in zip(records, spans_of_records, strict=True)
-    ]
+    recognisers = pii.PiiRecognisers() if pii.has_pii_packages() else None
+    marks_of_records = []
     # A mark that is only part of longer words in its record may match parts elsewhere.
-    whole_word_only = {string: True for pairs in spans for _, string in pairs}
-    whole_word_only |= {
-        string: False
-        for pairs, record in zip(spans, records, strict=True)
-        for _, string in pairs
-        if not is_whole_word_somewhere(string, record.text)
-    }
-    of_members, of_nonmembers = (
-        {
-            string: whole_word_only[string]
-            for pairs, record in zip(spans, records, strict=True)
-            if record.member == side
-            for _, string in pairs
-        }
-        for side in (True, False)
-    )
-    members, nonmembers = (
-        [record.text for record in records if record.member == side] for side in (True, False)
-    )
-    shared = _find_strings(of_members, nonmembers) | _find_strings(of_nonmembers, members)
+    whole_word_only: dict[str, bool] = {}
+    for record in records:
+        marks: dict[Mark, None] = {}
+        for span in pii.find_pii_spans(record.text, record.marks, recognisers):
+            marks[span.kind, record.text[span.start : span.end]] = None
+        marks_of_records.append(marks)
+        for _, string in marks:
+            is_word = is_whole_word_somewhere(string, record.text)
+            whole_word_only[string] = is_word and whole_word_only.get(string, True)
+    strings_by_side: dict[bool, dict[str, bool]] = {True: {}, False: {}}
+    texts_by_side: dict[bool, list[str]] = {True: [], False: []}
+    for marks, record in zip(marks_of_records, records, strict=True):
+        texts_by_side[record.member].append(record.text)
+        for _, string in marks:
+            strings_by_side[record.member][string] = whole_word_only[string]
+    shared = set()
+    for side, strings_of_side in strings_by_side.items():
+        shared |= _find_strings(strings_of_side, texts_by_side[not side])
     # Search the raw text, not its words: numbers and addresses contain punctuation.
-    text_strings = _find_strings(of_members | of_nonmembers, release.written)
+    text_strings = _find_strings(whole_word_only, release.written)
     shares_by_kind: dict[str, list[float]] = {}
     counts: dict[str, Counter[str]] = {}
-    for i, (pairs, record) in enumerate(zip(spans, records, strict=True)):
-        for kind in dict.fromkeys(kind for kind, _ in pairs):
-            strings = [string for k, string in pairs if k == kind and string not in shared]
-            counts.setdefault(kind, Counter())["members" if record.member else "nonmembers"] += len(
-                strings
-            )
+    for i, (marks, record) in enumerate(zip(marks_of_records, records, strict=True)):
+        strings_by_kind: dict[str, set[str]] = {}
+        for kind, string in marks:
+            strings_by_kind.setdefault(kind, set()).add(string)
+        for kind, strings in strings_by_kind.items():
+            strings -= shared
+            side_name = "members" if record.member else "nonmembers"
+            counts.setdefault(kind, Counter())[side_name] += len(strings)
             if strings:
                 shares = shares_by_kind.setdefault(kind, [float("nan")] * len(records))
-                shares[i] = sum(string in text_strings for string in strings) / len(strings)
+                shares[i] = len(strings & text_strings) / len(strings)
     return dict(sorted(shares_by_kind.items())), {
         kind: KindCount(**numbers) for kind, numbers in sorted(counts.items())
     }
@@ -506,35 +465,31 @@ def _build_membership_finding(
         "bigrams": model.average_laplace_log_prob(records),
         "likeness": measure_jaccard_similarity(records, release.texts, kinds),
     }
-    truth = ScoredRecords(np.array([record.member for record in release.records]), {})
+    truth = ScoredRecords(np.array([secret.member for secret in secrets]), {})
     scores = {}
     for name, values in values_by_score.items():
         scores[name] = CandidateScore(values, OF_TEXT[name])
     widening = compute_simultaneous_widening(list(scores.values()), truth)
     strongest = choose_strongest_score(scores, truth, widening, len(scores))
-    rates = [
-        tpr
-        for name, values in values_by_score.items()
-        for rate in FALSE_POSITIVES
-        if (
-            tpr := roc.estimate_tpr(
-                name_tpr_metric(name, rate), values[truth.member], values[~truth.member], rate
-            )
-        )
-    ]
-    columns = {}
-    for name, values in {"": strongest.values, **values_by_score}.items():
+    rates = []
+    columns = {name_score_column(""): strongest.values}
+    for name, values in values_by_score.items():
         columns[name_score_column(name)] = values
+        for rate in FALSE_POSITIVES:
+            sides = values[truth.member], values[~truth.member]
+            rates.append(roc.estimate_tpr(name_tpr_metric(name, rate), *sides, rate))
     rows.add_observations(_CELLS[MEMBERS], secrets, columns)
     notes = [
         f"the membership AUC is of the strongest of {len(scores)} scores; the intervals of "
         "all AUCs hold together; the published scores (2502.14921): "
         + ", ".join([OF_TEXT["bigrams"], OF_TEXT["likeness"]])
     ]
-    finding = _build_release_finding(
-        MEMBERS, [*strongest.measurements, *strongest.corrected, *rates], notes
+    return _build_release_finding(
+        MEMBERS,
+        [*strongest.measurements, *strongest.corrected, *filter(None, rates)],
+        notes,
+        scores_tried=len(scores),
     )
-    return replace(finding, scores_tried=len(scores))
 
 
 # --- canaries
@@ -551,32 +506,28 @@ def _build_epsilon_finding(
     which canaries --data contains.
     """
     words = WordIds(dict(release.words.ids))  # a copy, as reading adds words
-    texts = [words(canary.text) for canary in manifest.canaries]
-    prefix_lengths = [len(words(canary.prefix)) for canary in manifest.canaries]
+    texts = []
+    is_secret = []
+    subjects = []
+    for canary in manifest.canaries:
+        text = words(canary.text)
+        texts.append(text)
+        # Words of the prefix are public and do not count.
+        is_secret.append(np.arange(len(text)) >= len(words(canary.prefix)))
+        times = manifest.times if canary.included else 0
+        subjects.append(Secret(canary.id, (), text, times, canary.included, alias=canary.id))
     kinds = len(words.ids) + 1  # after all reads; + 1: any unknown word
     model = NGramCounts.count_ngrams(release.texts, kinds)
     reference = NGramCounts.count_ngrams(
         [record.tokens for record in release.records if not record.member], kinds
     )
     gained = model.log_probs(texts) - reference.log_probs(texts)
-    # (words of all canaries,): words of the prefix are public and do not count.
-    secret = np.concatenate(
-        [np.arange(len(text)) >= cut for text, cut in zip(texts, prefix_lengths, strict=True)]
-    )
-    scores = average_per_text(np.where(secret, gained, 0.0), texts)
-    coins = np.array([canary.included for canary in manifest.canaries])
+    # Both (words of all canaries,).
+    scores = average_per_text(np.where(np.concatenate(is_secret), gained, 0.0), texts)
     # Scores of released text are valid guesses of coins (arXiv 2502.14921): one-run bounds hold.
-    audits = audit_epsilon_bounds(scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times)
-    subjects = tuple(
-        Secret(
-            canary.id,
-            (),
-            text,
-            manifest.times if canary.included else 0,
-            canary.included,
-            alias=canary.id,
-        )
-        for canary, text in zip(manifest.canaries, texts, strict=True)
+    coins = np.array([subject.member for subject in subjects])
+    audits = audit_epsilon_bounds(
+        scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times
     )
     rows.add_observations(_CELLS[EPSILON], subjects, {"score": scores})
     main = audits[0]
@@ -586,6 +537,6 @@ def _build_epsilon_finding(
         f"the bound, at {1 - main.level:.4g}, is on epsilon at delta {main.delta:g}, for the "
         "whole training and release that made this text",
     ]
-    return _build_release_finding(
-        EPSILON, audit_measurements(audits), notes, audits=audits
-    ), subjects
+    return _build_release_finding(EPSILON, audit_measurements(audits), notes, audits=audits), tuple(
+        subjects
+    )

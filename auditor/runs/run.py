@@ -30,7 +30,8 @@ from auditor.core.result import (
     TargetRecord,
     Unlearning,
 )
-from auditor.engines.engine import Engine, make_engine
+from auditor.engines.engine import Engine
+from auditor.engines.ray_engine import make_engine
 from auditor.gate.comparability import digest_comparable_secrets
 from auditor.gate.policy import Policy
 from auditor.models.base import implies_capability
@@ -47,15 +48,14 @@ from auditor.runs.cell_work import (
     fingerprint_inputs,
 )
 from auditor.runs.cells import TargetRun, list_target_cells
-from auditor.runs.control_chains import CauseChains
+from auditor.runs.chain_steps import CauseChains
 from auditor.runs.lab_site import make_site
-from auditor.runs.per_secret_results import PerSecretCollector
+from auditor.runs.per_secret_results import PerSecretCollector, add_strongest_membership
 from auditor.runs.python_objects import NO_OBJECTS, Objects, format_python_objects
 from auditor.runs.reporter import StageClock
 from auditor.runs.scoring import measure_nonmember_recall, measure_repeat_recall
 from auditor.runs.selection import PluginSelection, select_plugins
 from auditor.runs.site import Site
-from auditor.runs.strongest_membership import add_strongest_membership
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 from auditor.statistics import judging, metrics
@@ -133,13 +133,12 @@ def _measure_audit(
     collector = PerSecretCollector(folder)
     # Not while preparing: a check counts only the secrets asked so far.
     site.benchmark.notes += audit.personal_data_of_secrets.notes
-    secrets = (*audit.benchmark.secrets, *audit.benchmark.canaries)
-    canaries = {canary.id for canary in audit.benchmark.canaries}
-    folder.save_secret_facts(
-        secret_details.build_fact_columns(
-            secrets, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
-        )
+    facts = secret_details.build_fact_columns(
+        (*audit.benchmark.secrets, *audit.benchmark.canaries),
+        aliases.salt_fingerprint(aliases.load_alias_salt()),
+        {canary.id for canary in audit.benchmark.canaries},
     )
+    folder.save_secret_facts(facts)
     greedy = _measure_greedy_recall(audit, targets.undefended, clock)
     records = list[TargetRecord]()
     findings = list[Finding]()
@@ -174,8 +173,8 @@ def _measure_audit(
         command=plan.output.command,
         plan=plan.to_json(),
         benchmark=_build_benchmark_record(audit, *greedy),
-        targets=tuple(map(chains.target_record_with_likelihood_chain, records)),
-        findings=tuple(map(chains.finding_with_cause_chain, findings)),
+        targets=tuple(map(chains.add_likelihood_chain, records)),
+        findings=tuple(map(chains.add_cause_chain, findings)),
         environment=machine.describe_environment(plan.loading.device),
         timings=clock.seconds,
         seed=plan.seed,

@@ -21,14 +21,12 @@ from auditor.plugins.defense import Defense
 from auditor.plugins.options import build_plugin, get_option_defaults
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
-from auditor.runs import shown_rows, unlearning
-from auditor.runs.forms import list_form_rows
+from auditor.runs import shown_rows
 from auditor.runs.plan import merge_plugin_options, refuse_unused_options
 from auditor.runs.python_objects import NO_OBJECTS, Objects, check_python_objects_given
-from auditor.runs.shown_rows import ShownRow
+from auditor.runs.shown_rows import ShownRow, UnlearnedModel, list_form_rows
 from auditor.runs.site import Site
 from auditor.runs.submission import check_plan_allows_submission
-from auditor.runs.unlearning import UnlearnedModel
 from auditor.statistics.metrics import is_builtin_metric
 
 
@@ -171,7 +169,7 @@ def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Plu
         method.control for method in methods if isinstance(method, Attack) and method.control
     )
     controls = [known[name]() for name in control_names]
-    unlearning_rows, models = unlearning.list_companion_rows(
+    unlearning_rows, models = shown_rows.list_companion_rows(
         plan.target, plan.defenses, plan.data.forget, defenses
     )
     rows = (

@@ -30,7 +30,8 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_date_format
-from auditor.engines.engine import Engine, make_engine
+from auditor.engines.engine import Engine
+from auditor.engines.ray_engine import make_engine
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import FLOAT32, load_causal_lm
 from auditor.models.shards import record_digests

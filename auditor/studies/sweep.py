@@ -21,7 +21,7 @@ from auditor.core.jsonable import from_json, read_json_object
 from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL
 from auditor.core.result import Frontier, Measurement
-from auditor.engines.engine import make_engine
+from auditor.engines.ray_engine import make_engine
 from auditor.records import result_file
 from auditor.records.folder import RunFolder
 from auditor.reports import files, phrases, tables

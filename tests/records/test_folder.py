@@ -23,7 +23,7 @@ from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation
 from auditor.records.attacked_secrets import read_answered_secret_ids
 from auditor.records.folder import RunFolder, batch_finished_secrets
 from auditor.records.journal import open_journals
-from auditor.runs import tuned_states
+from auditor.runs import audit
 
 
 def answer(name: str, score: float = -1.5, drawn: int = 6) -> Guesses:
@@ -229,12 +229,12 @@ def test_states_come_back(folder: RunFolder) -> None:
         "loss": [0.5, math.inf],
         "on": "target",
     }
-    assert tuned_states.load_attack_state(folder, "a/target") is None
-    tuned_states.save_attack_state(folder, "a/target", state)
-    kept = tuned_states.load_attack_state(RunFolder.reopen(folder.path), "a/target")
+    assert audit.load_attack_state(folder, "a/target") is None
+    audit.save_attack_state(folder, "a/target", state)
+    kept = audit.load_attack_state(RunFolder.reopen(folder.path), "a/target")
     assert kept is not None and torch.equal(kept["prompt"], state["prompt"])
     assert (kept["loss"], kept["on"]) == (state["loss"], state["on"])
-    assert tuned_states.load_attack_state(folder, "a/other") is None
+    assert audit.load_attack_state(folder, "a/other") is None
 
 
 def test_a_state_is_there_whole_or_not_at_all(
@@ -244,15 +244,15 @@ def test_a_state_is_there_whole_or_not_at_all(
         file.write(b"half")  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
-    tuned_states.save_attack_state(folder, "a", {"epoch": 1})
+    audit.save_attack_state(folder, "a", {"epoch": 1})
     monkeypatch.setattr(torch, "save", dies)
     with pytest.raises(KeyboardInterrupt):
-        tuned_states.save_attack_state(folder, "a", {"epoch": 2})
+        audit.save_attack_state(folder, "a", {"epoch": 2})
     with pytest.raises(KeyboardInterrupt):
-        tuned_states.save_attack_state(folder, "b", {"epoch": 2})
+        audit.save_attack_state(folder, "b", {"epoch": 2})
     assert (
-        tuned_states.load_attack_state(folder, "a") == {"epoch": 1}
-        and tuned_states.load_attack_state(folder, "b") is None
+        audit.load_attack_state(folder, "a") == {"epoch": 1}
+        and audit.load_attack_state(folder, "b") is None
     )
 
 
@@ -260,7 +260,7 @@ def test_modes(folder: RunFolder) -> None:
     before = os.umask(0)
     try:
         folder.guesses.append(CELL, [answer("s1")])
-        tuned_states.save_attack_state(folder, "a", {})
+        audit.save_attack_state(folder, "a", {})
         other = RunFolder.create(folder.path.parent / "open", "n", {})
     finally:
         os.umask(before)
@@ -373,13 +373,13 @@ def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> No
     if what == "guesses":
         folder.guesses.append(CELL, [answer("s1")])
     else:
-        tuned_states.save_attack_state(folder, "a", {"epoch": 1})
+        audit.save_attack_state(folder, "a", {"epoch": 1})
     folder.discard_if_empty()
     again = RunFolder.reopen(folder.path)
     assert (
         again.guesses.finished_secrets(CELL)
         if what == "guesses"
-        else tuned_states.load_attack_state(again, "a")
+        else audit.load_attack_state(again, "a")
     )
 
 

@@ -19,7 +19,7 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.records import manifest, table
 from auditor.records.folder import RunFolder
 from auditor.records.table import TABLE
-from auditor.runs import tuned_states
+from auditor.runs import audit
 from auditor.statistics import extraction, judging
 from tests.conftest import check_command
 
@@ -73,7 +73,7 @@ def run(tmp_path: Path) -> Path:
     folder.guesses.append(cell, [Guesses(one, (Guess((1, 2), -0.5),), 1, 2) for one in ids])
     folder.observations.append(cell, [Observation("s1", {"log_p": -0.5})])
     folder.tokens.append("undefended", [TokenLogProbs("s1", (-0.25, -0.25))])
-    tuned_states.save_attack_state(folder, "a", {"epoch": 1})
+    audit.save_attack_state(folder, "a", {"epoch": 1})
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     distance = np.where(hit, 0, 5)
     outcome = judging.Outcome(
@@ -119,7 +119,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(
     try:
         again = RunFolder.reopen(run)
         again.plan()
-        tuned_states.load_attack_state(again, "a")
+        audit.load_attack_state(again, "a")
         again.refuse_changed_weights({"model/model.safetensors": "d1"})
     except AuditError as why:
         assert "\n" not in str(why)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from auditor.conclusions.outcomes import list_secret_facts
 from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
 from auditor.plugins.probe import Probe
@@ -17,7 +18,6 @@ from auditor.runs.chain_steps import measure_row_difference
 from auditor.runs.per_secret_results import (
     PerSecretCollector,
     _build_observation_columns,
-    _list_secret_facts,
 )
 from auditor.statistics.compare import ABOVE
 
@@ -87,7 +87,7 @@ def test_columns_of_a_probe_share_their_facts_and_only_gaps_have_their_own() -> 
     ]
     other = CellKey("undefended", "white-box", "other")
     p, q = _build_observation_columns(other, SECRETS, observations)
-    assert (p.ids, p.member, p.repeats) == _list_secret_facts(SECRETS, range(len(SECRETS)))
+    assert (p.ids, p.member, p.repeats) == list_secret_facts(SECRETS)
     assert (q.ids, list(q.values)) == (p.ids[1:], [1.0] * 7)
     whole = [Observation(secret.id, {"p": 0.5, "q": 1.0}) for secret in SECRETS]
     p, q = _build_observation_columns(other, SECRETS, whole)

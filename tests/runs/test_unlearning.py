@@ -20,10 +20,10 @@ from auditor.core.plan import Plan
 from auditor.models.loading import load_causal_lm
 from auditor.runs import training
 from auditor.runs.lab_site import make_site
+from auditor.runs.shown_rows import RelearnedBaseline, RetrainedBaseline
 from auditor.runs.site import Site
+from auditor.runs.targets import UnlearningBaselines
 from auditor.runs.training import TrainingRequest
-from auditor.runs.unlearning import RelearnedBaseline, RetrainedBaseline
-from auditor.runs.unlearning_baselines import UnlearningBaselines
 from auditor.statistics.unlearning import measure_unlearning_group
 from auditor.training.finetune import compute_causal_loss
 from auditor.training.unlearning import train_relearned_copy
@@ -164,7 +164,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(
         )
         return model
 
-    monkeypatch.setattr("auditor.runs.unlearning_baselines.train_relearned_copy", seen)
+    monkeypatch.setattr("auditor.runs.shown_rows_baselines.train_relearned_copy", seen)
     plan = make_unlearning_plan(inputs, relearn=7, relearn_rate=0.002)
     own = site(plan)
     beside = UnlearningBaselines(own, plan.defenses, plan.seed)
