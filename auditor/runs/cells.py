@@ -6,24 +6,32 @@ import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections import ChainMap
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import to_json
-from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Query, Secret
+from auditor.core.nouns import (
+    UNDEFENDED,
+    CellKey,
+    Guesses,
+    Observation,
+    Query,
+    Secret,
+    select_members,
+)
 from auditor.core.result import Finding, Measurement, Stratum
 from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
-from auditor.records.journal import FinishedSecrets
+from auditor.records.journal import CellJournal, FinishedSecrets
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.applicability import check_method_applies, select_probed_secrets
 from auditor.runs.audit import Audit, State
-from auditor.runs.cell_work import Answer, Asked, CellWork, CellWorkResult, Workplace
+from auditor.runs.cell_work import CellWork, CellWorkResult, Workplace
 from auditor.runs.per_secret_results import (
     Kinds,
     PerSecretCollector,
@@ -95,25 +103,9 @@ class Cell(TargetRun, ABC):
                 blank, not_applicable=str(why), seconds=time.perf_counter() - start
             )
         if stopped := self.collector.stopped.get(self.key):
-            finding = stopping.bound_stopped_finding(
-                finding, self.collector.rows[self.key], stopped
-            )
+            row = self.collector.rows[self.key]
+            finding = stopping.bound_stopped_finding(finding, row, stopped)
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
-
-    def _refuse_answers_about_other_secrets(
-        self, answered_ids: Collection[str], secret_ids: Collection[str]
-    ) -> None:
-        """Raise AuditError if the run folder has answers about secrets that this run does not
-        query.
-
-        answered_ids: ids of secrets with answers. secret_ids: ids of this run's secrets.
-        """
-        if extra := sum(secret not in secret_ids for secret in answered_ids):
-            raise AuditError(
-                "expected answers about the secrets of this run in "
-                f"{str(self.audit.folder.path)!r}, got {extra} of {self.key.title} about others: "
-                "the journal is damaged"
-            )
 
     @abstractmethod
     def ask_ahead(self) -> None:
@@ -128,26 +120,56 @@ class Cell(TargetRun, ABC):
         measured.
         """
 
-    def _stream_answers(
-        self, work: CellWork[Asked, Answer], items: Sequence[Asked]
-    ) -> Iterator[CellWorkResult[Answer]]:
-        """Yield the engine's answers as they arrive, and add the drawn tokens to the target's
-        meter.
-        """
-        for result in self.engine.stream_results(work, items):
-            self.target.spending.meter.drawn |= result.tokens_drawn
-            yield result
-
-    def _ask_until_stopping_rule(
+    def _ask_remaining(
         self,
         items: Sequence[stopping.Item],
-        ask: stopping.Ask[stopping.Item],
+        journal: CellJournal[CellKey, Any],
         count_seen: stopping.Seen[stopping.Item],
+        state: State,
+        earlier: Mapping[str, Observation],
     ) -> Sequence[stopping.Item]:
-        """Query all items, or with `--until` only as many as the stopping rule needs.
+        """Query the items that have no answer in the journal, and append the answers.
 
-        Return the queried items in order.
+        Query all items, or with `--until` only as many as the stopping rule needs. Return these
+        items in order. Raise AuditError if the journal has answers about secrets that this run does
+        not query.
+
+        Args:
+            count_seen: function that returns the results of queried items.
+            state: an attack's tuned state; {} for a probe.
+            earlier: observations from earlier runs of the sweep, which are not repeated.
         """
+        # A view of the journal: it grows when `ask` appends, and reads the file at each access.
+        finished = journal.finished_secrets(self.key)
+        others = finished.keys() - {item.id for item in items}  # of earlier batches
+        if extra := others - self.audit.population:
+            raise AuditError(
+                "expected answers about the secrets of this run in "
+                f"{str(self.audit.folder.path)!r}, got {len(extra)} of {self.key.title} about "
+                "others: the journal is damaged"
+            )
+        work: CellWork[Any, Any] = CellWork(
+            self.key, self.view.allowance, self.target.spending.meter, state
+        )
+        title = f"{self.method.name} on {self.target.title}"
+
+        def ask(batch: Sequence[stopping.Item]) -> None:
+            missing = []
+            saved = []
+            for item in batch:
+                if item.id in earlier and item.id not in finished:
+                    saved.append(earlier[item.id])
+                elif item.id not in finished:
+                    missing.append(item)
+            if saved:
+                journal.append(self.key, saved)
+            for result in self.engine.stream_results(work, missing):
+                self.target.spending.meter.drawn |= result.tokens_drawn
+                journal.append(self.key, result.answers)
+                n_done = len(finished) - len(others)
+                self.audit.site.reporter.progress(title, n_done, len(items))
+                self._count_cost(result)
+
         if (stop := self.audit.stops.get(self.key)) is None:
             ask(items)
             return items
@@ -156,8 +178,8 @@ class Cell(TargetRun, ABC):
         )
         return [item for item in items if item.id in ids]
 
-    def _report_cell_progress(self, n_done: int, of: int) -> None:
-        self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", n_done, of)
+    def _count_cost(self, result: CellWorkResult[Any]) -> None:
+        """Count what an attack's answers cost. A probe's answers cost nothing."""
 
     def _build_finding(self) -> Finding:
         """Return a finding that describes the target, setting, and attack or probe, without
@@ -202,10 +224,8 @@ class AttackCell(Cell):
         members = outcome.select_secrets(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
-        if sampling := self.method.sampling():
-            recipe = self.view.sampling_recipe_name(sampling, "")
-        else:
-            recipe = ""
+        sampling = self.method.sampling()
+        recipe = self.view.sampling_recipe_name(sampling, "") if sampling else ""
         answers = self.collector.collect_attack_outcome(
             self.key, outcome, self.method.score_is_probability(self.view), kinds
         )
@@ -245,9 +265,7 @@ class AttackCell(Cell):
         Return () if only a part of the run's sample was queried.
         """
         counts = self.audit.benchmark.record_counts.get("members")
-        whole_sample = len(members.ids) == sum(
-            secret.member for secret in self.audit.benchmark.secrets
-        )
+        whole_sample = len(members.ids) == len(select_members(self.audit.benchmark.secrets))
         if counts is None or not whole_sample or self.key in self.audit.stops:
             return ()
         secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
@@ -271,10 +289,8 @@ class AttackCell(Cell):
         if self.key in self.collector.stopped:
             return  # the interval needs a fixed sample size
         # The undefended target comes first in a run, so its answers exist.
-        row, base_row = (
-            self.collector.answers.get(key)
-            for key in (self.key, self.key._replace(target=UNDEFENDED))
-        )
+        row = self.collector.answers.get(self.key)
+        base_row = self.collector.answers.get(self.key._replace(target=UNDEFENDED))
         if row is not None and base_row is not None and not self.target.is_undefended:
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 
@@ -284,30 +300,27 @@ class AttackCell(Cell):
         Return the judged outcome, the guesses without candidates (for costs), and the extracted
         shares of personal data by kind and secret id.
         """
-        finished, costs = self.audit.folder.guesses.finished_secrets(self.key), list[Guesses]()
+        finished = self.audit.folder.guesses.finished_secrets(self.key)
+        costs = list[Guesses]()
 
         def read() -> Iterator[Guesses]:  # fills `costs` while `judge_guesses` iterates over it
-            for guesses in map(finished.__getitem__, ids):
+            for guesses in finished.read_records(ids):
                 costs.append(dataclasses.replace(guesses, ranked=()))
                 yield guesses
 
         secrets = self.audit.secrets_by_id
         decode = make_token_decoder(self.audit.benchmark.tokenizer)
         outcome = judging.judge_guesses(read(), secrets)
-        return (
-            outcome,
-            costs,
-            self.audit.personal_data_of_secrets.measure_extracted_shares(
-                map(finished.__getitem__, ids), secrets, decode
-            ),
+        kinds = self.audit.personal_data_of_secrets.measure_extracted_shares(
+            finished.read_records(ids), secrets, decode
         )
+        return outcome, costs, kinds
 
     def _build_judged_row(self, queries: Sequence[Query]) -> RowValuesBySecret:
         """Judge the queries that have stored guesses, and return their results per secret."""
         finished = self.audit.folder.guesses.finished_secrets(self.key)
-        outcome, _, kinds = self._judge_guesses(
-            [query.id for query in queries if query.id in finished]
-        )
+        ids = filter(finished.__contains__, (query.id for query in queries))
+        outcome, _, kinds = self._judge_guesses(list(ids))
         return build_outcome_row(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
@@ -315,36 +328,20 @@ class AttackCell(Cell):
 
         Return the ids of all queries, then the ids of the queries with stored guesses.
         """
-        # A view of the journal: it grows when `ask` appends, and reads the file at each access.
-        finished, target = self.audit.folder.guesses.finished_secrets(self.key), self.target
-        attacked = {secret.id for secret in target.secrets}
-        known = []
-        for query in self.audit.challenge.queries:
-            if query.id in attacked:
-                known.append(query)
+        attacked = {secret.id for secret in self.target.secrets}
+        known = [query for query in self.audit.challenge.queries if query.id in attacked]
         queries = self.method.queries(self.view, known)
-        self._refuse_answers_about_other_secrets(
-            finished, {query.id for query in queries} | self.audit.population
-        )
-        n_others = len(finished.keys() - {query.id for query in queries})  # of earlier batches
-        work: CellWork[Query, Guesses] = CellWork(
-            self.key, self.view.allowance, target.spending.meter, state
-        )
-
-        def ask(batch: Sequence[Query]) -> None:
-            for result in self._stream_answers(
-                work, [query for query in batch if query.id not in finished]
-            ):
-                self.audit.folder.guesses.append(self.key, result.answers)
-                self._report_cell_progress(len(finished) - n_others, len(queries))
-                if self.setting is TEXT_ONLY:
-                    target.spending.seconds += result.seconds
-                    target.spending.n_drawn += sum(guesses.drawn for guesses in result.answers)
-
-        ids = []
-        for query in self._ask_until_stopping_rule(queries, ask, self._build_judged_row):
-            ids.append(query.id)
+        journal = self.audit.folder.guesses
+        queried = self._ask_remaining(queries, journal, self._build_judged_row, state, {})
+        ids = [query.id for query in queried]
+        finished = journal.finished_secrets(self.key)
         return ids, [id for id in ids if id in finished]
+
+    def _count_cost(self, result: CellWorkResult[Guesses]) -> None:
+        if self.setting is TEXT_ONLY:
+            self.target.spending.seconds += result.seconds
+            for guesses in result.answers:
+                self.target.spending.n_drawn += guesses.drawn
 
 
 @dataclass(frozen=True)
@@ -372,11 +369,9 @@ class CorpusCell(AttackCell):
         self.collector.collect_generations(self.key, judged)
         # No secrets: the queries of a corpus attack depend only on its options.
         n_queries = len(attack.queries(view, ()))
-        budget_remarks = (
-            (f"the query budget covered {len(ids)} of {n_queries} generations",)
-            if len(ids) < n_queries
-            else ()
-        )
+        budget_remarks = []
+        if len(ids) < n_queries:
+            budget_remarks.append(f"the query budget covered {len(ids)} of {n_queries} generations")
         return dataclasses.replace(
             blank,
             measurements=judged.measurements,
@@ -414,19 +409,16 @@ class ProbeCell(Cell):
         claim = target.claim
         # A probe of the claim reads `uncharged_token_count`: the attacks' draws in excess of the
         # charge to the claim.
-        if claim:
-            target.spending.meter.spent = claim.spent_queries
-        else:
-            target.spending.meter.spent = target.spending.meter.drawn_token_count
+        meter = target.spending.meter
+        meter.spent = claim.spent_queries if claim else meter.drawn_token_count
         secrets, observations = self._observe_secrets(candidates)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.collect_probe_observations(
             self.key, probe, secrets, observations, measurements[0]
         )
+        subset_remarks: tuple[str, ...] = ()
         if probe.of == "secrets":
             subset_remarks = answer_remarks.list_subset_remarks(candidates, self.audit.benchmark)
-        else:
-            subset_remarks = ()
         return dataclasses.replace(
             blank,
             measurements=measurements,
@@ -449,9 +441,8 @@ class ProbeCell(Cell):
         # Computed once: by an earlier run of the sweep, by the resumed run, or now. `facts` is
         # updated in place, like `earlier` below: all these runs share both. Facts of a part do not
         # hold for a larger part.
-        if self.audit.population:
-            saved_facts = {}
-        else:
+        saved_facts = {}
+        if not self.audit.population:
             saved_facts = facts or folder.read_probe_facts(self.key)
         facts |= saved_facts or probe.facts(self.view, secrets, values)
         folder.save_probe_facts(self.key, facts)
@@ -476,30 +467,9 @@ class ProbeCell(Cell):
         Return all queried secrets, then all observations in the folder. earlier: observations from
         earlier runs of the sweep, which are not repeated.
         """
-        folder = self.audit.folder
-        finished = folder.observations.finished_secrets(self.key)
-        self._refuse_answers_about_other_secrets(
-            finished, {secret.id for secret in secrets} | self.audit.population
-        )
-        n_others = len(finished.keys() - {secret.id for secret in secrets})  # of earlier batches
-        work: CellWork[Secret, Observation] = CellWork(
-            self.key, self.view.allowance, self.target.spending.meter
-        )
-
-        def ask(batch: Sequence[Secret]) -> None:
-            saved = []
-            for secret in batch:
-                if secret.id in earlier and secret.id not in finished:
-                    saved.append(earlier[secret.id])
-            if saved:
-                folder.observations.append(self.key, saved)
-            for result in self._stream_answers(
-                work, [secret for secret in batch if secret.id not in finished]
-            ):
-                folder.observations.append(self.key, result.answers)
-                self._report_cell_progress(len(finished) - n_others, len(secrets))
-
-        return self._ask_until_stopping_rule(secrets, ask, self._build_observed_row), finished
+        journal = self.audit.folder.observations
+        queried = self._ask_remaining(secrets, journal, self._build_observed_row, {}, earlier)
+        return queried, journal.finished_secrets(self.key)
 
     def _build_observed_row(self, secrets: Sequence[Secret]) -> RowValuesBySecret:
         """Return the results per secret of these observed secrets."""
@@ -520,12 +490,8 @@ class ProbeCell(Cell):
         if not self.target.is_undefended:
             return ChainMap(), {}
         key = (self.audit.sweep_cache_key_of_answers, self.audit.seed, self.method)
-        shared: tuple[ChainMap[str, Observation], dict[str, float]] = (
-            self.audit.site.shared.get_or_make(
-                f"{self.setting.name} {self.method.name}", key, lambda: (ChainMap(), {})
-            )
-        )
-        return shared
+        title = f"{self.setting.name} {self.method.name}"
+        return self.audit.site.shared.get_or_make(title, key, lambda: (ChainMap(), {}))
 
 
 def list_target_cells(target_run: TargetRun) -> Iterator[Cell]:
@@ -534,12 +500,14 @@ def list_target_cells(target_run: TargetRun) -> Iterator[Cell]:
     """
     selection = target_run.audit.selection
     target = target_run.target
+    kind: Any
     for setting in selection.list_row_settings(target.companion):
         for method in selection.methods:
             if isinstance(method, Probe):
-                yield ProbeCell(**vars(target_run), setting=setting, method=method)
+                kind = ProbeCell
             # Checked before the last branch, because a CorpusAttack is an Attack too.
             elif isinstance(method, CorpusAttack):
-                yield CorpusCell(**vars(target_run), setting=setting, method=method)
+                kind = CorpusCell
             else:
-                yield AttackCell(**vars(target_run), setting=setting, method=method)
+                kind = AttackCell
+            yield kind(**vars(target_run), setting=setting, method=method)

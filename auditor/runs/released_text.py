@@ -526,9 +526,7 @@ def _build_epsilon_finding(
     scores = average_per_text(np.where(np.concatenate(is_secret), gained, 0.0), texts)
     # Scores of released text are valid guesses of coins (arXiv 2502.14921): one-run bounds hold.
     coins = np.array([subject.member for subject in subjects])
-    audits = audit_epsilon_bounds(
-        scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times
-    )
+    audits = audit_epsilon_bounds(scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times)
     rows.add_observations(_CELLS[EPSILON], subjects, {"score": scores})
     main = audits[0]
     notes = [

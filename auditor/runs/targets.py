@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, Secret, Tokens
@@ -74,9 +74,9 @@ class Targets:
 
     def find_or_build_target(self, name: str) -> Target:
         """Return the target with this name. A defended target is built anew."""
-        rows = {row.name: row for row in self.scene.selection.rows}
         if name == UNDEFENDED:
             return self.undefended
+        rows = {row.name: row for row in self.scene.selection.rows}
         return self.build_row_target(rows[name])
 
     def build_row_target(self, row: ShownRow) -> Target:
@@ -107,11 +107,9 @@ class Targets:
         The lab's limit does not apply to an ensemble whose defense fixes its number of members.
         """
         benchmark = self.scene.benchmark
+        limit = self.scene.defenses.ensemble_limit
         if defense.required_member_count is None:
-            usual = benchmark.ensemble_limit
-        else:
-            usual = None
-        limit = self.scene.defenses.ensemble_limit or usual
+            limit = limit or benchmark.ensemble_limit
         if limit is None or not {"ensemble", "records"} & set(defense.needs):
             return benchmark.secrets
         return benchmark.few(limit)
@@ -121,57 +119,37 @@ class Targets:
 
         They include the number of tokens that attacks on this target will draw under the claim.
         """
-        site = self.scene.site
         scene = self.scene
+        site = scene.site
         view = scene.make_target_view(self.undefended, TEXT_ONLY)
         attacks = scene.selection.list_defense_attacks(defense)
         attacked = self.list_attacked_secrets(defense)
         # Plan on the undefended target: these numbers size the defense, which does not exist yet.
         draws = plan_token_counts(view, attacks, attacked)
-        lengths = (
-            query.length
-            for attack in attacks
-            for query in list_attack_queries(view, attack, attacked)
-        )
-        length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
+        lengths = [1]
+        for attack in attacks:
+            for query in list_attack_queries(view, attack, attacked):
+                lengths.append(query.length)
+        for secret in attacked:
+            lengths.append(len(secret.suffix))
+        inputs: dict[str, Any] = {"ensemble": None}
         if "ensemble" in defense.needs:
-            ensemble = site.ensemble_served_by_defense(defense)
-        else:
-            ensemble = None
+            inputs["ensemble"] = site.ensemble_served_by_defense(defense)
         if "trained" in defense.needs:
-            trained = site.model_trained_by_defense(defense)
-        else:
-            trained = None
-        if trained is not None:
-            scene.check_models_self_consistent([trained.model])
+            inputs["trained"] = site.model_trained_by_defense(defense)
+            scene.check_models_self_consistent([inputs["trained"].model])
         if "whole" in defense.needs:
-            control = site.control_adapter_of_ensemble(defense)
-        else:
-            control = None
+            inputs["whole"] = site.control_adapter_of_ensemble(defense)
         if "records" in defense.needs:
-            prompts = tuple(_build_prompt(secret, scene.prefix_token.tokens) for secret in attacked)
-        else:
-            prompts = ()
+            tokens = scene.prefix_token.tokens
+            inputs["prompts"] = tuple(_build_prompt(secret, tokens) for secret in attacked)
         if "corpus" in defense.needs:
-            corpus = _list_distinct_texts(scene.benchmark)
-        else:
-            corpus = ()
+            inputs["corpus"] = _list_distinct_texts(scene.benchmark)
         if "beside" in defense.needs:
-            baseline = self.beside.load_row_baseline(defense)
-        else:
-            baseline = None
+            inputs["beside"] = self.beside.load_row_baseline(defense)
         # 0 queries until the defense derives its lots from the scenario.
         scenario = Scenario(
-            site.model,
-            site.public_model,
-            ensemble,
-            0,
-            length,
-            trained,
-            control,
-            prompts,
-            corpus,
-            baseline,
+            site.model, site.public_model, queries=0, answer_length=max(lengths), **inputs
         )
         return replace(scenario, queries=count_largest_lot(draws, defense.budget_lots(scenario)))
 
@@ -199,8 +177,8 @@ class UnlearningBaselines:
 
     def __init__(self, site: Site, plan: DefensePlan, seed: int) -> None:
         self.site = site
-        self.steps = plan.relearn
         self.seed = seed
+        self.steps = plan.relearn
         self.rate = plan.relearn_rate or site.relearn_rate
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
@@ -231,16 +209,14 @@ class UnlearningBaselines:
         if isinstance(baseline, BeforeUnlearning):
             return self.site.model_before_or_retrained("before")
         if isinstance(baseline, RetrainedBaseline):
-            other = self.site.model_before_or_retrained("retrained")
-            if baseline.relearned:
-                return self._relearn_model(other)
-            return other
-        assert isinstance(baseline, RelearnedBaseline)
-        return self._relearn_model(
-            self.site.model
-            if baseline.of is None
-            else self.site.model_trained_by_defense(baseline.of).model
-        )
+            model = self.site.model_before_or_retrained("retrained")
+            if not baseline.relearned:
+                return model
+        elif isinstance(baseline, RelearnedBaseline) and baseline.of is not None:
+            model = self.site.model_trained_by_defense(baseline.of).model
+        else:
+            model = self.site.model
+        return self._relearn_model(model)
 
     def _choose_relearning_texts(self) -> Sequence[Tokens]:
         """Return training records that are neither attacked nor to be forgotten.
@@ -254,21 +230,19 @@ class UnlearningBaselines:
         return texts
 
     def _relearn_model(self, model: LanguageModel) -> LanguageModel:
-        steps, seed = self.steps, self.seed
+        steps = self.steps
         assert steps is not None  # its row requires steps
         if not isinstance(model, HuggingFaceModel):
             raise AuditError(
                 f"expected a transformers model to relearn, which can be trained, got {model.name}"
             )
-        progress, texts = (
-            partial(self.site.reporter.progress, f"relearning of {model.name}"),
-            self._choose_relearning_texts(),
-        )
         return train_relearned_copy(
             model,
-            texts,
+            self._choose_relearning_texts(),
             steps=steps,
             rate=self.rate,
-            seed=seed,
-            progress=lambda n_done: progress(n_done, steps),
+            seed=self.seed,
+            progress=lambda n_done: self.site.reporter.progress(
+                f"relearning of {model.name}", n_done, steps
+            ),
         )

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 
-from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
-from auditor.conclusions.replicates import Replicates
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
@@ -16,7 +13,7 @@ from auditor.gate.history import build_run_history
 from auditor.records.result_file import RESULT
 from auditor.reports import phrases
 from auditor.reports.history import render_history_page
-from auditor.studies.ledger import Place
+from auditor.studies.ledger import Place, measure_seed_mean
 
 _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
 
@@ -26,11 +23,10 @@ def find_checkpoints(folder: Path) -> list[str]:
 
     Raise AuditError if the folder has no checkpoints.
     """
-    steps = {
-        int(match[1]): path
-        for path in folder.glob("checkpoint-*")
-        if (match := _NAME.fullmatch(path.name))
-    }
+    steps = {}
+    for path in folder.glob("checkpoint-*"):
+        if match := _NAME.fullmatch(path.name):
+            steps[int(match[1])] = path
     if not steps:
         raise AuditError(
             f"expected folders called checkpoint-STEP in --checkpoints {str(folder)!r}, got none"
@@ -56,48 +52,35 @@ def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) ->
 
     Raise AuditError if the sweep's runs are not on checkpoints, or if no run has the metric.
     """
-    place_by_step = {
-        step: place for place in places if (step := _checkpoint_step(place)) is not None
-    }
     bounds: dict[int, Measurement] = {}
-    for step, place in sorted(place_by_step.items()):
+    for place in places:
         rows = []
         for cell in place.cells:
-            if _is_metric_measured(name, cell):
-                rows.append(_average_seed_metrics(name, cell))
-        if rows:
+            if any(name in measured for measured in cell.measured.values()):
+                rows.append(measure_seed_mean(name, cell))
+        step = _checkpoint_step(place)
+        if rows and step is not None:
             # The worst row decides.
             bounds[step] = max(rows, key=lambda m: m.high)
     if not bounds:
         raise AuditError(f"expected finished checkpoints with {name}, got none that has it")
-    # Until the first beyond, not all below; a NaN bound is not at most anything.
-    before = list(takewhile(lambda step: bounds[step].high <= most, bounds))
-    beyond = [step for step in bounds if step not in before]
-    labels = {
-        step: f"checkpoint-{step} ({phrases.format_metric(name)} "
-        f"{phrases.format_measurement_value(bounds[step])})"
-        for step in bounds
-    }
-    if not before:
-        return (
-            f"no checkpoint is below {most:g}: the first, {labels[beyond[0]]}, is not shown to be"
-        )
-    if beyond:
-        ahead = f"; the next, {labels[beyond[0]]}, is not shown to be"
+    last = ""
+    for step, bound in sorted(bounds.items()):
+        value = phrases.format_measurement_value(bound)
+        label = f"checkpoint-{step} ({phrases.format_metric(name)} {value})"
+        # Until the first beyond, not all below; a NaN bound is not at most anything.
+        if not bound.high <= most:
+            if not last:
+                return f"no checkpoint is below {most:g}: the first, {label}, is not shown to be"
+            ahead = f"the next, {label}, is not shown to be"
+            break
+        last = label
     else:
-        ahead = "; none is beyond it"
+        ahead = "none is beyond it"
     return (
-        f"{labels[before[-1]]} is the last that is below {most:g} with its whole interval, as all "
-        f"before it are{ahead}"
+        f"{last} is the last that is below {most:g} with its whole interval, as all before it are; "
+        f"{ahead}"
     )
-
-
-def _is_metric_measured(name: str, cell: Replicates) -> bool:
-    return any(name in measured for measured in cell.measured.values())
-
-
-def _average_seed_metrics(name: str, cell: Replicates) -> Measurement:
-    return measure_seed_contrast(name, [WeightedMetric(1.0, name, cell)])
 
 
 def _checkpoint_step(place: Place) -> int | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,8 +114,7 @@ class PaperClaimStatement:
         id: id of the claim.
         text: the claim in words.
         paper: the numbers in the paper.
-        of: terms that are added.
-        minus: terms that are subtracted.
+        signed_terms: sign (1.0 or -1.0) and term, for all terms of the sum.
         expect: interval that the paper claims for the sum.
         note: remark for readers.
     """
@@ -123,14 +122,9 @@ class PaperClaimStatement:
     id: str
     text: str
     paper: str
-    of: tuple[Term, ...]
-    minus: tuple[Term, ...]
+    signed_terms: tuple[tuple[float, Term], ...]
     expect: Expectation
     note: str = ""
-
-    def signed_terms(self) -> Iterable[tuple[float, Term]]:
-        yield from ((1.0, term) for term in self.of)
-        yield from ((-1.0, term) for term in self.minus)
 
 
 @dataclass(frozen=True)
@@ -182,13 +176,13 @@ def _parse_paper_claim_statement(raw: Mapping[str, Any], where: str) -> PaperCla
     for name in ("id", "text", "paper", "of", "expect"):
         if name not in raw:
             raise AuditError(f"{where}: missing field {name!r}")
-    of, minus = (
-        _parse_paper_claim_terms(raw.get(side, []), raw.get("metric"), where)
-        for side in ("of", "minus")
-    )
+    terms = []
+    for side, sign in (("of", 1.0), ("minus", -1.0)):
+        for term in _parse_paper_claim_terms(raw.get(side, []), raw.get("metric"), where):
+            terms.append((sign, term))
     expect = parse_paper_claim_expectation(raw["expect"], where)
     return PaperClaimStatement(
-        raw["id"], raw["text"], raw["paper"], of, minus, expect, raw.get("note", "")
+        raw["id"], raw["text"], raw["paper"], tuple(terms), expect, raw.get("note", "")
     )
 
 
@@ -203,12 +197,11 @@ def _parse_paper_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[
         if not metric_name:
             raise AuditError(f"{where}: names no metric")
         cell = {}
-        for key in _CELL:
-            if key in term:
-                cell[key] = term[key]
         at = {}
         for key, value in term.items():
-            if key not in ("variant", "metric", *_CELL):
+            if key in _CELL:
+                cell[key] = value
+            elif key not in ("variant", "metric"):
                 at[key] = value
         terms.append(Term(metric_name, term.get("variant"), cell, at))
     return tuple(terms)
@@ -219,13 +212,11 @@ def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
 
     where: name of the claim in messages.
     """
-    if isinstance(raw, str):
-        match = re.fullmatch(r"([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+))", raw)
-    else:
-        match = None
-    if match:
+    if match := re.fullmatch(r"([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+))", str(raw)):
         bound = float(match[2])
-        return Expectation(*((bound, math.inf) if match[1] == ">" else (-math.inf, bound)), raw)
+        if match[1] == ">":
+            return Expectation(bound, math.inf, raw)
+        return Expectation(-math.inf, bound, raw)
     pair = (
         isinstance(raw, list)
         and len(raw) == 2
@@ -238,6 +229,11 @@ def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
     return Expectation(float(raw[0]), float(raw[1]), f"in [{raw[0]:g}, {raw[1]:g}]")
 
 
+def measure_seed_mean(name: str, cell: Replicates) -> Measurement:
+    """Return the mean of a metric over the seeds of a cell, with its interval."""
+    return measure_seed_contrast(name, [WeightedMetric(1.0, name, cell)])
+
+
 # --- judging them
 # -----------------------------------------------------------------------------------------------
 
@@ -246,7 +242,7 @@ def check_paper_claim_places_are_planned(
     statement: PaperClaimStatement, places: Sequence[Place]
 ) -> None:
     """Raise AuditError if a claim names a grid point, attack or metric that the plan lacks."""
-    for _, term in statement.signed_terms():
+    for _, term in statement.signed_terms:
         for place in _find_term_places(term, places, statement.id):
             _find_term_attack(term, place, statement.id)
 
@@ -261,26 +257,19 @@ def build_ledger_row(
         plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN
     )
     try:
-        chosen = []
-        for sign, term in statement.signed_terms():
-            chosen.append((sign, term, _find_term_places(term, places, statement.id)))
-        parts = [
-            # A term of several places is their mean.
-            WeightedMetric(
-                sign / len(claim_places),
-                term.metric,
-                _collect_term_replicates(term, place, statement.id),
-            )
-            for sign, term, claim_places in chosen
-            for place in claim_places
-        ]
+        parts = []
+        subjects = set()
+        for sign, term in statement.signed_terms:
+            claim_places = _find_term_places(term, places, statement.id)
+            for place in claim_places:
+                cell = _collect_term_replicates(term, place, statement.id)
+                # A term of several places is their mean.
+                parts.append(WeightedMetric(sign / len(claim_places), term.metric, cell))
+                subjects.add(place.subject)
         contrast = measure_seed_contrast(statement.id, parts)
     except (NotRun, AuditError) as why:
         return replace(base, note=str(why))
-    about = sorted(
-        {place.subject for _, _, claim_places in chosen for place in claim_places if place.subject}
-    )
-    setting = format_paper_claim_setting(about, parts, contrast)
+    setting = format_paper_claim_setting(sorted(filter(None, subjects)), parts, contrast)
     note = "; ".join(filter(None, [statement.note, contrast.note]))
     return replace(
         base,
@@ -298,24 +287,18 @@ def format_paper_claim_setting(
 
     about: descriptions of the data. parts: terms of the claim.
     """
-    sizes = sorted(
-        {int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options}
-    )
-    # A contrast covers the seeds of all its parts.
-    seeds = sorted(
-        set.intersection(
-            *({*part.cell.member_outcomes_by_seed, *part.cell.measured} for part in parts)
-        )
-    )
+    sizes = set()
+    seeds_of_parts = []
+    for part in parts:
+        seeds_of_parts.append({*part.cell.member_outcomes_by_seed, *part.cell.measured})
+        if "samples" in part.cell.options:
+            sizes.add(int(part.cell.options["samples"]))
     words = [*about, f"n {measurement.n}"]
     if sizes:
-        words += [f"K {', '.join(map(str, sizes))}"]
-    else:
-        words += []
-    if seeds:
-        words += [f"seeds {format_study_seed_ranges(seeds)}"]
-    else:
-        words += []
+        words.append(f"K {', '.join(map(str, sorted(sizes)))}")
+    # A contrast covers the seeds of all its parts.
+    if seeds := set.intersection(*seeds_of_parts):
+        words.append(f"seeds {format_study_seed_ranges(sorted(seeds))}")
     return "; ".join(words)
 
 
@@ -327,29 +310,20 @@ def format_study_seed_ranges(seeds: Sequence[int]) -> str:
 
 
 def _find_term_places(term: Term, places: Sequence[Place], id: str) -> list[Place]:
-    if term.variant is not None and term.variant not in {place.variant for place in places}:
-        raise make_unknown_name_error(
-            f"variant in claim {id!r}:", term.variant, {place.variant for place in places}
-        )
-    matching = []
-    for place in places:
-        if term.variant in (None, place.variant):
-            matching.append(place)
+    variants = {place.variant for place in places}
+    if term.variant is not None and term.variant not in variants:
+        raise make_unknown_name_error(f"variant in claim {id!r}:", term.variant, variants)
+    matching = [place for place in places if term.variant in (None, place.variant)]
     swept = list(dict.fromkeys(key for place in places for key in place.at))
     for key, value in term.at.items():
         if key == "at" and len(swept) == 1:
             key = swept[0]
-        else:
-            key = key
         if key not in swept:
             raise make_unknown_name_error(f"swept key in claim {id!r}:", key, swept)
         values = list(dict.fromkeys(place.at[key] for place in places if key in place.at))
         # In the order of the plan's sweep, not by size.
-        swept_value = {
-            "first": values[0],
-            "middle": values[len(values) // 2],
-            "last": values[-1],
-        }.get(value, value)
+        indices = {"first": 0, "middle": len(values) // 2, "last": -1}
+        swept_value = values[indices[value]] if value in indices else value
         matching = [place for place in matching if place.at.get(key) == swept_value]
         if not matching:
             raise AuditError(f"claim {id!r}: the plan has no point at {key} = {swept_value!r}")

@@ -585,10 +585,6 @@ def _render_promise_table(claim: PublishedPromise, checks: Sequence[PromiseCheck
     return "\n".join(tables.render_markdown_lines(build_published_promise_table(claim, checks)))
 
 
-def published_promises_page(sections: Sequence[str]) -> str:
-    return "\n".join([INTRO, *sections]).rstrip() + "\n"
-
-
 def _promise_outcome_sentence(checks: Sequence[PromiseCheck]) -> str:
     worst = max(checks, key=lambda check: check.loss_ratio)
     n_bad = sum(check.verdict != "holds" for check in checks)

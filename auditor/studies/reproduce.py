@@ -33,15 +33,11 @@ def make_study(
     flags: replace the plan's fields. Variants and sweeps replace flags. Raise AuditError if the
     scale needs data that were not given, or accepts no data.
     """
-    set_flags = {}
-    for name, value in flags.items():
-        if value is not None:
-            set_flags[name] = value
-    raw = merge_raw_plans(paper.raw_plan_at_scale(plan, scale), set_flags)
+    raw = merge_raw_plans(paper.raw_plan_at_scale(plan, scale), flags)
     title = str(paper.plans[plan].get("title", plan))
     if PUBLISHED in raw:
-        if set_flags:
-            names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in set_flags))
+        if flags:
+            names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in flags))
             raise AuditError(
                 f"expected no {names} for {paper.name}/{plan}, whose distributions are given in "
                 "its plan"
@@ -81,13 +77,8 @@ def reproduce_paper_plans(
         The plans' tables, the ledger of all plans in `out`, and reasons of failures by plan and
         point.
     """
-    kinds = {}
-    for plan in plans:
-        kinds[plan] = make_study(paper, plan, scale, flags)
-    if other_folder is None:
-        other = None
-    else:
-        other = read_other_ledger(other_folder, paper)
+    kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
+    other = None if other_folder is None else read_other_ledger(other_folder, paper)
     claims = {}
     for plan in paper.plans_at_scale(scale):
         claims[plan] = list_claim_statements(paper, plan, scale)
@@ -100,7 +91,8 @@ def reproduce_paper_plans(
     for plan, study in kinds.items():
         plan_tables, failed = study.run_study_into_folder(out / plan, reporter, command)
         run_tables += plan_tables
-        failures.update({f"{plan}/{point}": reason for point, reason in failed.items()})
+        for point, reason in failed.items():
+            failures[f"{plan}/{point}"] = reason
     entries = []
     for plan in claims:
         # From the folder, not from memory: plans run on another day count alike.
@@ -108,18 +100,18 @@ def reproduce_paper_plans(
         if places is None and plan in kinds:
             places = kinds[plan].planned_places()  # it failed; its places have the reason
         if places is not None:
-            entries += [
-                ledger.build_ledger_row(plan, statement, places) for statement in claims[plan]
-            ]
+            for statement in claims[plan]:
+                entries.append(ledger.build_ledger_row(plan, statement, places))
     if any(claims.values()):
         write_ledger_files(out, paper, scale, entries, other)
-    sections = [out / plan / _SECTION for plan in paper.plans]
-    if section_texts := [
-        section.read_text(encoding="utf-8") for section in sections if section.is_file()
-    ]:
-        disk.replace_atomically(
-            out / PAGE, published_promises.published_promises_page(section_texts)
-        )
+    section_texts = []
+    for plan in paper.plans:
+        section = out / plan / _SECTION
+        if section.is_file():
+            section_texts.append(section.read_text(encoding="utf-8"))
+    if section_texts:
+        page = "\n".join([published_promises.INTRO, *section_texts]).rstrip()
+        disk.replace_atomically(out / PAGE, f"{page}\n")
     return run_tables, entries, failures
 
 
@@ -228,9 +220,7 @@ def _draw_perplexities(places: Sequence[Place]) -> str:
     """Return an SVG of perplexity over epsilon, and over the mean epsilon, which guarantees
     nothing.
     """
-    measured = []
-    for place in places:
-        measured.append(next(iter(place.cells[0].measured.values())))
+    measured = [next(iter(place.cells[0].measured.values())) for place in places]
     curves = []
     for name in ("epsilon", "epsilon_mean"):
         points = []
@@ -262,11 +252,11 @@ def list_claim_statements(paper: Paper, plan: str, scale: str) -> list[ledger.Pa
     statements = ledger.parse_paper_claim_statements(
         raw.get("claim", []), scale, f"{paper.name}/{plan}"
     )
-    return [
-        statement
-        for statement in statements
-        if not any(term.variant in omitted for _, term in statement.signed_terms())
-    ]
+    kept = []
+    for statement in statements:
+        if omitted.isdisjoint(term.variant for _, term in statement.signed_terms):
+            kept.append(statement)
+    return kept
 
 
 def _list_variant_names(raw: Mapping[str, Any]) -> set[str]:
@@ -302,22 +292,25 @@ class OtherLedger:
         equally, and claims that only one ledger decides.
         """
         decided = (ledger.HOLDS, ledger.REFUTED)
-        pairs = [(entry, self.find_same_claim(entry)) for entry in entries]
         disagreements = []
-        for e, row in pairs:
-            if e.verdict in decided and row.verdict in decided and e.verdict != row.verdict:
+        n_once = n_alike = 0
+        for e in entries:
+            row = self.find_same_claim(e)
+            n_decided = (e.verdict in decided) + (row.verdict in decided)
+            if n_decided == 1:
+                n_once += 1
+            elif n_decided and e.verdict == row.verdict:
+                n_alike += 1
+            elif n_decided:
                 disagreements.append(
                     f"{e.id} ({e.text}: {row.verdict} on {self.scale}, {e.verdict} on {scale})"
                 )
-        n_once = sum((e.verdict in decided) != (row.verdict in decided) for e, row in pairs)
-        n_alike = sum(e.verdict in decided and e.verdict == row.verdict for e, row in pairs)
+        first = "About no claim do they disagree."
         if disagreements:
             first = f"They disagree about {'; '.join(disagreements)}."
-        else:
-            first = "About no claim do they disagree."
         return (
-            f"{first} {n_alike} of {len(pairs)} claims are decided alike on both, {n_once} only on "
-            "one."
+            f"{first} {n_alike} of {len(entries)} claims are decided alike on both, {n_once} only "
+            "on one."
         )
 
 
@@ -350,42 +343,22 @@ def build_ledger_table(
         "setting",
         *_list_ledger_verdict_column_heads(scale, other),
     )
-    rows = tuple(
-        (
-            e.plan,
-            e.text,
-            e.paper,
-            e.expect,
-            e.setting,
-            *_build_measured_cells(e, other),
-        )
-        for e in entries
-    )
     numbers = ("ours", "low", "high", "n", "unit", "verdict")
     # In the order of `machine`.
     names = ["plan", "id", "claim", "paper", "setting", "expect", *numbers, "note"]
-    machine = []
-    for e in entries:
-        machine.append(
-            (
-                e.plan,
-                e.id,
-                e.text,
-                e.paper,
-                e.setting,
-                e.expect,
-                *_build_interval_cells(e),
-                e.note,
-            )
-        )
     if other is not None:
         names += [f"{other.scale}_{name}" for name in numbers]
-        machine = [
-            (*row, *_build_interval_cells(other.find_same_claim(e)))
-            for row, e in zip(machine, entries, strict=True)
-        ]
+    rows = []
+    machine = []
+    for e in entries:
+        rows.append(
+            (e.plan, e.text, e.paper, e.expect, e.setting, *_build_measured_cells(e, other))
+        )
+        texts = (e.plan, e.id, e.text, e.paper, e.setting, e.expect)
+        beside = () if other is None else _build_interval_cells(other.find_same_claim(e))
+        machine.append((*texts, *_build_interval_cells(e), e.note, *beside))
     return tables.RowTable(
-        f"Claims: {paper.title}", head, rows, ledger.RULE, tuple(names), tuple(machine)
+        f"Claims: {paper.title}", head, tuple(rows), ledger.RULE, tuple(names), tuple(machine)
     )
 
 
@@ -397,48 +370,36 @@ def _list_ledger_verdict_column_heads(scale: str, other: OtherLedger | None) -> 
 
 
 def _build_measured_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
-    if other is None:
-        ledger_rows = [entry]
-    else:
-        ledger_rows = [other.find_same_claim(entry), entry]
-    return tuple(
-        text
-        for row in ledger_rows
-        for text in (
-            phrases.format_measurement_value(row.ours) if row.ours else f"– ({row.note})",
-            row.verdict,
-        )
-    )
+    cells = []
+    for row in (other and other.find_same_claim(entry), entry):
+        if row:
+            value = f"– ({row.note})"
+            if row.ours:
+                value = phrases.format_measurement_value(row.ours)
+            cells += [value, row.verdict]
+    return tuple(cells)
 
 
 def build_terminal_ledger(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
     """Return the ledger for a terminal. Each plan's settings appear once, below the table."""
-    settings: dict[str, list[str]] = {}
+    settings: dict[str, dict[str, None]] = {}
+    rows = []
     for e in entries:
-        if e.setting and e.setting not in settings.setdefault(e.plan, []):
-            settings[e.plan].append(e.setting)
+        rows.append((f"{e.plan}: {e.text}", e.paper, *_build_measured_cells(e, other)))
+        if e.setting:
+            settings.setdefault(e.plan, {})[e.setting] = None
+    footer = []
     if other:
-        footer = [other.disagreements_paragraph(entries, scale)]
-    else:
-        footer = []
-    footer += [
-        *(
-            f"{plan}: {' | '.join(plan_settings)}"
-            for plan, plan_settings in settings.items()
-            if plan_settings
-        ),
-        ledger.RULE,
-    ]
-    rows = tuple(
-        (f"{e.plan}: {e.text}", e.paper, *_build_measured_cells(e, other)) for e in entries
-    )
+        footer.append(other.disagreements_paragraph(entries, scale))
+    for plan, plan_settings in settings.items():
+        footer.append(f"{plan}: {' | '.join(plan_settings)}")
     return tables.RowTable(
         f"Claims: {paper.title}",
         ("claim", "paper", *_list_ledger_verdict_column_heads(scale, other)),
-        rows,
-        "\n".join(footer),
+        tuple(rows),
+        "\n".join([*footer, ledger.RULE]),
     )
 
 
@@ -461,10 +422,9 @@ def write_ledger_files(
     ledger.
     """
     grid = build_ledger_table(paper, entries, scale, other)
+    first = ""
     if other:
         first = f"{other.disagreements_paragraph(entries, scale)}\n\n"
-    else:
-        first = ""
     disk.replace_atomically(out / "ledger.md", first + tables.render_markdown_table(grid))
     disk.replace_atomically(out / "ledger.csv", tables.render_csv_table(grid))
     disk.replace_atomically(out / "ledger.tex", tables.render_latex_table(grid))
@@ -473,12 +433,12 @@ def write_ledger_files(
         "title": paper.title,
         "scale": scale,
         "rule": ledger.RULE,
+        "claims": list(entries),
     }
-    document["claims"] = list(entries)
     if other is not None:
         document["beside"] = {
             "scale": other.scale,
-            "claims": [other.find_same_claim(entry) for entry in entries],
+            "claims": list(map(other.find_same_claim, entries)),
         }
     # to_json writes NaN and infinity as texts; Python's NaN is not JSON, and other readers refuse
     # it.

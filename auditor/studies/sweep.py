@@ -33,7 +33,7 @@ from auditor.runs.reporter import Reporter
 from auditor.runs.run import prepare_selection, run_audit
 from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
-from auditor.studies.ledger import Place, format_study_seed_ranges
+from auditor.studies.ledger import Place, format_study_seed_ranges, measure_seed_mean
 
 SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"
@@ -172,8 +172,7 @@ def _check_point_folder_holds_same_plan(path: Path, plan: Plan) -> None:
 def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:
     """Run a point to its end. Return the reason of failure, or "" on success."""
     # A run writes plan.json first: if it exists, the run is continued.
-    exists = (path / "plan.json").is_file()
-    if exists:
+    if (path / "plan.json").is_file():
         folder = RunFolder.reopen(path)
     else:
         folder = RunFolder.create(path, path.name, plan.to_json())
@@ -211,13 +210,8 @@ def _write_sweep_file(
     # The fields of `_RecordedPoint`, which reads them.
     rows = []
     for point in points:
-        rows.append(
-            {
-                **vars(point),
-                "folder": point.run_folder_name,
-                "failure": failures.get(point.name, ""),
-            }
-        )
+        failure = failures.get(point.name, "")
+        rows.append({**vars(point), "folder": point.run_folder_name, "failure": failure})
     disk.replace_atomically(
         folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n"
     )
@@ -282,14 +276,10 @@ def read_sweep_places(folder: Path) -> list[Place]:
 
 def build_sweep_frontiers(folder: Path) -> tuple[Frontier, ...]:
     """Return leakage frontiers over all points of the sweep; () if the points' targets differ."""
-    runs = (
-        (points[0], _list_finished_runs(points, folder))
-        for points in _group_recorded_points(folder)
-    )
     models = []
-    for first, seed_runs in runs:
-        if seed_runs:
-            models.append(frontier.list_frontier_models(seed_runs, first.variant, first.at))
+    for first, *others in _group_recorded_points(folder):
+        if runs := _list_finished_runs([first, *others], folder):
+            models.append(frontier.list_frontier_models(runs, first.variant, first.at))
     return frontier.build_frontiers(frontier.merge_frontier_models(models))
 
 
@@ -301,11 +291,12 @@ def _group_recorded_points(folder: Path) -> Iterable[list[_RecordedPoint]]:
 
 
 def _list_finished_runs(points: Sequence[_RecordedPoint], folder: Path) -> Runs:
-    return {
-        recorded.seed: (result_file.read_result(folder / recorded.folder), folder / recorded.folder)
-        for recorded in points
-        if (folder / recorded.folder / result_file.RESULT).is_file()
-    }
+    runs = {}
+    for recorded in points:
+        path = folder / recorded.folder
+        if (path / result_file.RESULT).is_file():
+            runs[recorded.seed] = result_file.read_result(path), path
+    return runs
 
 
 def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
@@ -314,15 +305,11 @@ def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
         (recorded.failure for recorded in points if recorded.failure),
         "" if finished else "not run yet",
     )
-    results = [result for result, _ in finished.values()]
     about = ""
-    if results:
-        model = results[0].plan.get("model")
-        data = results[0].benchmark.name
-        if model:
-            about = f"{Path(model).name} on {data}"
-        else:
-            about = data
+    for result, _ in [*finished.values()][:1]:
+        about = result.benchmark.name
+        if model := result.plan.get("model"):
+            about = f"{Path(model).name} on {about}"
     first = points[0]
     cells = tuple(read_replicates(finished))
     return Place(first.variant, first.at, tuple(first.plan["attack"]), cells, failure, about)
@@ -352,15 +339,9 @@ def build_sweep_table(
         for end in ("", "_low", "_high"):
             bounds.append(f"{name}{end}")
     # As `numbers` of a row: columns, then the difference.
-    heads = (
-        *columns.values(),
-        "Δ recall to first",
-    )
+    heads = (*columns.values(), "Δ recall to first")
     # Columns shown to readers; files contain all.
-    filled = []
-    for i in range(len(heads)):
-        if any(row.numbers[i] for row in rows):
-            filled.append(i)
+    filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]
     return tables.RowTable(
         title,
         ("point", *(["row"] if several else []), "attack", *(heads[i] for i in filled), "seeds"),
@@ -375,38 +356,26 @@ def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
     """Return a heading for each metric of attacks, main number of probes, and number that
     varies.
     """
-    cells = []
+    headings: dict[str, str] = {}
+    varying: dict[str, str] = {}
+    for metric in COLUMNS:
+        names = varying if metric.varies else headings
+        names[metric.name] = metric.short
+    values_by_name: dict[str, set[float]] = {}
     for place in places:
         for cell in place.cells:
-            if cell.measured:
-                cells.append(cell)
-    always = {}
-    for metric in COLUMNS:
-        if not metric.varies:
-            always[metric.name] = metric.short
-    varying = {}
-    for metric in COLUMNS:
-        if metric.varies:
-            varying[metric.name] = metric.short
-    values_by_name = {}
-    for name in varying:
-        values_by_name[name] = {
-            m[name].value for c in cells for m in c.measured.values() if name in m
-        }
-    # A probe has no outcomes; its first measurement is its main number.
-    mains = []
-    for cell in cells:
-        if not cell.member_outcomes_by_seed:
-            mains.append(next(iter(next(iter(cell.measured.values())))))
-    probed = {}
-    for name in mains:
-        if name not in varying:
-            probed[name] = phrases.format_metric(name)
-    return (
-        always
-        | probed
-        | {name: head for name, head in varying.items() if len(values_by_name[name]) > 1}
-    )
+            for measured in cell.measured.values():
+                for name, m in measured.items():
+                    values_by_name.setdefault(name, set()).add(m.value)
+            if cell.measured and not cell.member_outcomes_by_seed:
+                # A probe has no outcomes; its first measurement is its main number.
+                main = next(iter(next(iter(cell.measured.values()))))
+                if main not in varying:
+                    headings[main] = phrases.format_metric(main)
+    for name, head in varying.items():
+        if len(values_by_name.get(name, ())) > 1:
+            headings[name] = head
+    return headings
 
 
 @dataclass(frozen=True)
@@ -422,37 +391,33 @@ class _SweepTableRow:
             return format_study_seed_ranges(sorted(self.cell.measured))
         return ""
 
+    @property
+    def cell_key(self) -> tuple[str, str, str]:
+        """Target, setting and attack. Without results, only the attacks of the plan."""
+        if self.cell:
+            return self.cell.target, self.cell.setting, self.cell.attack
+        return "", "", ", ".join(self.place.attacks)
+
     def terminal_cells(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
-        if self.cell:
-            attack = self.cell.attack
-        else:
-            attack = ", ".join(self.place.attacks)
-        if self.cell:
-            row = ", ".join(filter(None, (self.cell.target, self.cell.setting)))
-        else:
-            row = ""
-        last = " · ".join(filter(None, [self.seeds_label, self.failure]))
-        name = name_grid_point(self.place.variant, self.place.at) or "plan"
-        numbers = (
-            phrases.format_measurement_value(m) if m else ""
-            for m in (self.numbers[i] for i in filled)
-        )
-        return (name, *([row] if several else []), attack, *numbers, last)
+        target, setting, attack = self.cell_key
+        cells = [name_grid_point(self.place.variant, self.place.at) or "plan"]
+        if several:
+            cells.append(", ".join(filter(None, (target, setting))))
+        cells.append(attack)
+        for i in filled:
+            m = self.numbers[i]
+            cells.append(phrases.format_measurement_value(m) if m else "")
+        return (*cells, " · ".join(filter(None, [self.seeds_label, self.failure])))
 
     def machine_readable_cells(self, keys: Sequence[str]) -> tuple[object, ...]:
-        cell = self.cell
-        place = self.place
-        if cell:
-            cell_key = (cell.target, cell.setting, cell.attack)
-        else:
-            cell_key = ("", "", ", ".join(place.attacks))
-        n = next((m.n for m in self.numbers if m), None)
-        bounds = []
+        n = None
+        bounds: list[float | None] = []
         for m in self.numbers:
-            for end in ("value", "low", "high"):
-                bounds.append(getattr(m, end) if m else None)
-        at = [place.at.get(key) for key in keys]
-        return (place.variant, *at, *cell_key, self.seeds_label, n, *bounds, self.failure)
+            bounds += (m.value, m.low, m.high) if m else (None, None, None)
+            if m and n is None:
+                n = m.n
+        at = map(self.place.at.get, keys)
+        return (self.place.variant, *at, *self.cell_key, self.seeds_label, n, *bounds, self.failure)
 
 
 def _build_sweep_table_rows(
@@ -468,26 +433,19 @@ def _build_sweep_table_rows(
             if not cell.measured:
                 yield _SweepTableRow(place, cell, nothing, f"not applicable: {cell.not_applicable}")
                 continue
-            numbers = []
+            numbers: list[Measurement | None] = []
             for name in columns:
-                numbers.append(
-                    measure_seed_contrast(name, [WeightedMetric(1.0, name, cell)])
-                    if _has_sweep_cell_metric(cell, name)
-                    else None
-                )
+                has_metric = _has_sweep_cell_metric(cell, name)
+                numbers.append(measure_seed_mean(name, cell) if has_metric else None)
             # A probe has no recall to compare.
+            base = cell
             if cell.member_outcomes_by_seed:
                 base = first.setdefault(cell.setting, cell)
-            else:
-                base = cell
-            paired = base is not cell and set(base.member_outcomes_by_seed) & set(
-                cell.member_outcomes_by_seed
-            )
-            parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
-            if paired:
+            difference = None
+            seeds = base.member_outcomes_by_seed.keys() & cell.member_outcomes_by_seed.keys()
+            if seeds and base is not cell:
+                parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
                 difference = measure_seed_contrast(DIFFERENCE, parts)
-            else:
-                difference = None
             yield _SweepTableRow(place, cell, (*numbers, difference), place.failure)
 
 

@@ -506,7 +506,7 @@ def test_every_claim_names_points_and_metrics_that_exist(
     )
     for statement in statements:
         ledger.check_paper_claim_places_are_planned(statement, kind.planned_places())
-        for _, term in statement.signed_terms():
+        for _, term in statement.signed_terms:
             named = term.metric.split("(")[0]
             assert named in known, (statement.id, term.metric)
         assert statement.paper and statement.text
