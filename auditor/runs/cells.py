@@ -225,7 +225,9 @@ class AttackCell(Cell):
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
         sampling = self.method.sampling()
-        recipe = self.view.sampling_recipe_name(sampling, "") if sampling else ""
+        recipe = ""
+        if sampling:
+            recipe = self.view.sampling_recipe_name(sampling, "")
         answers = self.collector.collect_attack_outcome(
             self.key, outcome, self.method.score_is_probability(self.view), kinds
         )

@@ -106,9 +106,10 @@ class SiteModels:
         provider, request = self._provider_and_request
         allowed = {*provider.takes}
         for form in self.target.forms:
-            form_provider = self._resolve_form(form)[0] if "://" in form else None
-            if form_provider is not None and form_provider.network:
-                allowed |= {*form_provider.takes}
+            if "://" in form:
+                form_provider = self._resolve_form(form)[0]
+                if form_provider.network:
+                    allowed |= {*form_provider.takes}
         if self.target.public is not None or self.target.reference is not None:
             allowed |= {*list_ruled_fields(PLACED)}
         for name in fields:

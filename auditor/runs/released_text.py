@@ -89,6 +89,7 @@ _SHARES = 10  # shares of the level: one for each bound of epsilon, the rest for
 WORDS = 10
 # about 10 words of Chinese, Japanese or Thai, whose characters count as words
 CHARACTERS = 20
+_SIDES = {True: "members", False: "nonmembers"}  # fields of `KindCount`
 
 
 @dataclass(frozen=True)
@@ -427,8 +428,7 @@ def _measure_personal_data(
             strings_by_kind.setdefault(kind, set()).add(string)
         for kind, strings in strings_by_kind.items():
             strings -= shared
-            side_name = "members" if record.member else "nonmembers"
-            counts.setdefault(kind, Counter())[side_name] += len(strings)
+            counts.setdefault(kind, Counter())[_SIDES[record.member]] += len(strings)
             if strings:
                 shares = shares_by_kind.setdefault(kind, [float("nan")] * len(records))
                 shares[i] = len(strings & text_strings) / len(strings)
@@ -514,7 +514,7 @@ def _build_epsilon_finding(
         texts.append(text)
         # Words of the prefix are public and do not count.
         is_secret.append(np.arange(len(text)) >= len(words(canary.prefix)))
-        times = manifest.times if canary.included else 0
+        times = manifest.times * canary.included
         subjects.append(Secret(canary.id, (), text, times, canary.included, alias=canary.id))
     kinds = len(words.ids) + 1  # after all reads; + 1: any unknown word
     model = NGramCounts.count_ngrams(release.texts, kinds)

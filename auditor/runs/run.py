@@ -149,7 +149,9 @@ def _measure_audit(
     else:
         rendered_plan = plan.with_fields(template=form.template, date=form.day)
     # After all loading and pinning: each worker must read the same inputs.
-    fingerprints = fingerprint_inputs(plan, site) if engine.workers else {}
+    fingerprints = {}
+    if engine.workers:
+        fingerprints = fingerprint_inputs(plan, site)
     engine.set_work_context(
         workplace,
         WorkerWorkplace(

@@ -323,10 +323,11 @@ def _find_term_places(term: Term, places: Sequence[Place], id: str) -> list[Plac
         values = list(dict.fromkeys(place.at[key] for place in places if key in place.at))
         # In the order of the plan's sweep, not by size.
         indices = {"first": 0, "middle": len(values) // 2, "last": -1}
-        swept_value = values[indices[value]] if value in indices else value
-        matching = [place for place in matching if place.at.get(key) == swept_value]
+        if value in indices:
+            value = values[indices[value]]
+        matching = [place for place in matching if place.at.get(key) == value]
         if not matching:
-            raise AuditError(f"claim {id!r}: the plan has no point at {key} = {swept_value!r}")
+            raise AuditError(f"claim {id!r}: the plan has no point at {key} = {value!r}")
     return matching
 
 

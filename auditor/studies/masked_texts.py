@@ -281,7 +281,8 @@ class _LastAnswerCache(MaskedModel):
         question = (contexts, positions)
         if self._question is None or not all(map(torch.equal, self._question, question)):
             self.forget()  # two distributions need not fit in memory
-            self._question, self._answer = question, self.model.log_probs(contexts, positions)
+            self._question = question
+            self._answer = self.model.log_probs(contexts, positions)
         assert self._answer is not None
         return self._answer
 

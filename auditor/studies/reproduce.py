@@ -78,7 +78,9 @@ def reproduce_paper_plans(
         point.
     """
     kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
-    other = None if other_folder is None else read_other_ledger(other_folder, paper)
+    other = None
+    if other_folder is not None:
+        other = read_other_ledger(other_folder, paper)
     claims = {}
     for plan in paper.plans_at_scale(scale):
         claims[plan] = list_claim_statements(paper, plan, scale)
@@ -252,11 +254,11 @@ def list_claim_statements(paper: Paper, plan: str, scale: str) -> list[ledger.Pa
     statements = ledger.parse_paper_claim_statements(
         raw.get("claim", []), scale, f"{paper.name}/{plan}"
     )
-    kept = []
+    claims = []
     for statement in statements:
         if omitted.isdisjoint(term.variant for _, term in statement.signed_terms):
-            kept.append(statement)
-    return kept
+            claims.append(statement)
+    return claims
 
 
 def _list_variant_names(raw: Mapping[str, Any]) -> set[str]:
@@ -355,8 +357,10 @@ def build_ledger_table(
             (e.plan, e.text, e.paper, e.expect, e.setting, *_build_measured_cells(e, other))
         )
         texts = (e.plan, e.id, e.text, e.paper, e.setting, e.expect)
-        beside = () if other is None else _build_interval_cells(other.find_same_claim(e))
-        machine.append((*texts, *_build_interval_cells(e), e.note, *beside))
+        cells = [*texts, *_build_interval_cells(e), e.note]
+        if other is not None:
+            cells += _build_interval_cells(other.find_same_claim(e))
+        machine.append(tuple(cells))
     return tables.RowTable(
         f"Claims: {paper.title}", head, tuple(rows), ledger.RULE, tuple(names), tuple(machine)
     )

@@ -405,8 +405,10 @@ class _SweepTableRow:
             cells.append(", ".join(filter(None, (target, setting))))
         cells.append(attack)
         for i in filled:
-            m = self.numbers[i]
-            cells.append(phrases.format_measurement_value(m) if m else "")
+            text = ""
+            if m := self.numbers[i]:
+                text = phrases.format_measurement_value(m)
+            cells.append(text)
         return (*cells, " · ".join(filter(None, [self.seeds_label, self.failure])))
 
     def machine_readable_cells(self, keys: Sequence[str]) -> tuple[object, ...]:
