@@ -20,7 +20,7 @@ from auditor.core.result import Measurement
 from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.models.base import DivergenceCheck
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import CountOrZero
 from auditor.plugins.probe import (
     DELTA,
     Observed,
@@ -59,12 +59,9 @@ class ClaimCheck(Probe):
     page = "how-to/audit-an-epsilon"
     measures = "claim"
     needs = ("distribution",)
-    positions: int = 4
-    order: int = 0
-    draws: int = 16
-
-    def __post_init__(self) -> None:
-        require_options_at_least(self, 0, "positions", "order", "draws")
+    positions: CountOrZero = 4
+    order: CountOrZero = 0
+    draws: CountOrZero = 16
 
     def sampling(self) -> Sampling:
         """Return ancestral sampling at every access, because no claim covers another decoding."""

@@ -19,7 +19,7 @@ from auditor.attacks.likelihood_ranking import (
     require_reference_model,
     score_reference_model,
 )
-from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Pair
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.generation.sample import SuffixCandidates
@@ -31,7 +31,7 @@ from auditor.plugins.attack import (
     add_required_capability,
     compute_mean_nlls,
 )
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import Count, CountOrZero, Nonnegative, Positive, Share
 from auditor.plugins.view import Batch, View
 
 _PAIRS_AT_ONCE = 32  # in one pass of tuning
@@ -60,29 +60,18 @@ class Ethicist(SamplingAttack):
     name = "ethicist"
     needs = ("draw",)
     deep = True
-    prompt_length: int = 100
-    alpha: float = 0.7
-    smooth_tokens: int = 5
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    warmup_steps: int = 0
-    batch: int = 32
-    epochs: int = 20
-    patience: int = 5
-    validation: float = 0.1
+    prompt_length: Count = 100
+    alpha: Nonnegative = 0.7
+    smooth_tokens: Count = 5
+    learning_rate: Positive = 1e-3
+    weight_decay: Nonnegative = 0.01
+    warmup_steps: CountOrZero = 0
+    batch: Count = 32
+    epochs: Count = 20
+    patience: Count = 5
+    validation: Share = 0.1
     tune_on: Literal["auto", "target", "public", "none"] = "auto"
     confidence: Literal["calibrated", "perplexity", "reference"] = "calibrated"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_options_at_least(
-            self, 1, "prompt_length", "smooth_tokens", "batch", "epochs", "patience"
-        )
-        require_options_at_least(self, 0, "alpha", "weight_decay", "warmup_steps")
-        if self.learning_rate <= 0:
-            raise AuditError(f"expected learning_rate > 0, got {self.learning_rate}")
-        if not 0 < self.validation < 1:
-            raise AuditError(f"expected validation in (0, 1), got {self.validation}")
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:

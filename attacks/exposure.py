@@ -10,17 +10,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 
 from auditor.core.arrays import Bools
 from auditor.core.canary_space import CanarySpace
-from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret, Tokens
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.generation import constrained, tries
 from auditor.models.decoding import ANCESTRAL
+from auditor.plugins.options import Count, CountOrZero, Limits, Share
 from auditor.plugins.probe import (
     Observed,
     Probe,
@@ -53,18 +55,11 @@ class Exposure(Probe):
     page = "how-to/canaries"
     measures = "exposure"
     of = "canaries"
-    nodes: int = 0
-    enumerate: int = 2_000_000
-    draws: int = 4096
-    references: int = 1000
-    alpha: float = 0.05
-
-    def __post_init__(self) -> None:
-        for option, least in (("nodes", 0), ("enumerate", 0), ("draws", 1), ("references", 2)):
-            if getattr(self, option) < least:
-                raise AuditError(f"expected {option} >= {least}, got {getattr(self, option)}")
-        if not 0 < self.alpha < 1:
-            raise AuditError(f"expected alpha in (0, 1), got {self.alpha}")
+    nodes: CountOrZero = 0
+    enumerate: CountOrZero = 2_000_000
+    draws: Count = 4096
+    references: Annotated[int, Limits(2)] = 1000
+    alpha: Share = 0.05
 
     def sampling(self) -> Sampling:
         """Return decoding without truncation, because the probe inspects the full distribution."""

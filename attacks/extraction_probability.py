@@ -17,7 +17,6 @@ from torch import Tensor
 
 from auditor.attacks.near_verbatim import (
     bound_near_verbatim_probability,
-    check_near_verbatim_beam_options,
     choose_batch_size,
 )
 from auditor.core.arrays import Bools, Floats
@@ -27,7 +26,7 @@ from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import Decoding
 from auditor.models.partial_distributions import PartialDistribution, decoded_log_prob_bounds
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import Count, CountOrZero, Share
 from auditor.plugins.probe import (
     DistributionProbe,
     Observed,
@@ -84,12 +83,12 @@ class ExtractionProbability(DistributionProbe):
     quick: ClassVar[Mapping[str, Any]] = {}
     n: str = "1,10,100,1000,10000"
     p: str = "0.1,0.9"
-    alpha: float = 0.05
+    alpha: Share = 0.05
     bracket: bool = False
-    near_distance: int = 5
-    near_beams: int = 20
+    near_distance: CountOrZero = 5
+    near_beams: Count = 20
     windows: str = "8,16"
-    one_in: int = 1000
+    one_in: Count = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,19 +98,15 @@ class ExtractionProbability(DistributionProbe):
                 raise AuditError(
                     f"{name} goes with bracket=true, got {name}={getattr(self, name)} without it"
                 )
-        check_near_verbatim_beam_options(self.near_distance, self.near_beams)
         for length in self.window_token_lengths():
             if length < 1:
                 raise AuditError(f"expected windows of 1 token or more, got {length}")
-        require_options_at_least(self, 1, "one_in")
         for n in self.any_of_n_sample_counts():
             if n < 1:
                 raise AuditError(f"expected n >= 1, got {n}")
         for p in self.discoverability_levels():
             if not 0 < p < 1:
                 raise AuditError(f"expected p in (0, 1), got {p}")
-        if not 0 < self.alpha < 1:
-            raise AuditError(f"expected alpha in (0, 1), got {self.alpha}")
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from auditor.generation.constrained import find_common_proper_prefix
 from auditor.generation.tries import add_tie_margin, encode_without_special_tokens
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import Count, CountOrZero, Share
 from auditor.plugins.probe import Observed, Probe, mask_members
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import rank_tests
@@ -85,18 +85,15 @@ class Identifiers(Probe):
     metrics: ClassVar[Mapping[str, str]] = {
         f"{RANKED}_{kind}": f"Personal data ranked above chance ({kind})" for kind in _KINDS
     }
-    alternatives: int = 999
-    fdr: float = 0.05
-    enumerate: int = 10_000
-    after: int = 8
+    alternatives: Count = 999
+    fdr: Share = 0.05
+    enumerate: Count = 10_000
+    after: CountOrZero = 8
     formats: str = ""
     phone_region: str = ""
 
     def __post_init__(self) -> None:
-        require_options_at_least(self, 1, "alternatives", "enumerate")
-        require_options_at_least(self, 0, "after")
-        if not 0 < self.fdr < 1:
-            raise AuditError(f"expected fdr in (0, 1), got {self.fdr}")
+        super().__post_init__()
         if self._is_too_few(self.alternatives):
             raise AuditError(
                 f"expected at least {self._least_alternatives} alternatives for a false-discovery "

@@ -23,7 +23,7 @@ from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import ReferenceModels
-from auditor.plugins.options import require_listed_options
+from auditor.plugins.options import ShareOrAll
 from auditor.plugins.probe import (
     Observed,
     Probe,
@@ -82,16 +82,14 @@ class Membership(Probe):
     least_nonmembers = roc.LEAST
     score: str = "ez_mia"
     text: Literal["suffix", "all"] = "suffix"
-    k: float = 0.2
+    k: ShareOrAll = 0.2
     references: str = ""
     lowercase: bool = True
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:
             raise AuditError(f"expected score in {tuple(SCORES)}, got {self.score!r}")
-        require_listed_options(self)
-        if not 0 < self.k <= 1:
-            raise AuditError(f"expected k in (0, 1], got {self.k}")
+        super().__post_init__()
         if self.score == "lowercase" and not self.lowercase:
             raise AuditError("expected lowercase=true with score=lowercase, got false")
         if self.score in _OF_REFERENCES and not self.references:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import Decoding
+from auditor.plugins.options import Count, CountOrZero, Share
 from auditor.plugins.probe import (
     DistributionProbe,
     Observed,
@@ -66,15 +66,9 @@ class NearVerbatim(DistributionProbe):
     measures = "near-verbatim"
     means = ("near_verbatim_probability",)
     deep = True
-    distance: int = 5
-    beams: int = 20
-    alpha: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.alpha < 1:
-            raise AuditError(f"expected alpha between 0 and 1, got {self.alpha}")
-        check_near_verbatim_beam_options(self.distance, self.beams)
+    distance: CountOrZero = 5
+    beams: Count = 20
+    alpha: Share = 0.05
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
@@ -170,14 +164,6 @@ class NearVerbatim(DistributionProbe):
             "near-verbatim samples at least double the probability of "
             f"{int((near > 2 * verbatim).sum())} suffixes",
         )
-
-
-def check_near_verbatim_beam_options(distance: int, beams: int) -> None:
-    """Raise AuditError for an invalid distance or number of beams."""
-    if distance < 0:
-        raise AuditError(f"expected distance >= 0, got {distance}")
-    if beams < 1:
-        raise AuditError(f"expected beams >= 1, got {beams}")
 
 
 def choose_batch_size(model: LanguageModel, beams: int) -> int:

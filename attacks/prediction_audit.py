@@ -36,7 +36,7 @@ from auditor.core.result import Audited, Measurement
 from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
 from auditor.models.base import LanguageModel, Neighbours
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import Count, CountOrZero
 from auditor.plugins.probe import (
     DELTA,
     Observed,
@@ -87,20 +87,19 @@ class PredictionAudit(Probe):
     measures = "epsilon of tokens"
     needs = ("draw",)
     games: int = 0
-    tokens: int = 1024
+    tokens: Count = 1024
     relation: str = ""
-    positions: int = 4
+    positions: CountOrZero = 4
     delta: float = 0.0
     level: float = LEVEL
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.games and self.games < FEWEST:
             raise AuditError(
                 f"expected games >= {FEWEST} (0: as many as make a million tokens), got "
                 f"{self.games}"
             )
-        require_options_at_least(self, 1, "tokens")
-        require_options_at_least(self, 0, "positions")
         check_audit_parameters(self.delta, self.level)
 
     def sampling(self) -> Sampling:

@@ -19,7 +19,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Guesses, Pair, Query, Tokens
 from auditor.models.decoding import Cooling, Decoding
 from auditor.plugins.attack import CorpusAttack, candidate_values_tensor, rank_candidates
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import CountOrZero
 from auditor.plugins.view import Batch, Sampling, View
 
 
@@ -47,12 +47,11 @@ class Untargeted(CorpusAttack):
     temperature: float = 1.0
     top_k: int = 40
     hot: float = 10.0
-    cooling: int = 20
+    cooling: CountOrZero = 20
     prompts: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_options_at_least(self, 0, "cooling")
         self.sampling()  # raises for a bad temperature or top_k
 
     def sampling(self) -> Sampling:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from auditor.defenses.pmixed import MOST_ORDER, build_ensemble_cause_chain
 from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel
 from auditor.models.base import DivergenceCheck, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario
+from auditor.plugins.options import Limits
 from auditor.privacy.accounting import compute_two_sided_renyi
 
 _MOST_RADIUS = 1000  # nats: a larger radius restricts no member
@@ -47,13 +49,12 @@ class AdaPMixed(Defense):
     title = "AdaPMixED"
     needs = ("public", "ensemble")
     claims = "none: its epsilon depends on the private data; claim-check shows it to the auditor"
-    alpha: int = 15
+    alpha: Annotated[int, Limits(2, MOST_ORDER, "[]")] = 15
     beta: float = 0.3
     ensemble: str = ""
 
     def __post_init__(self) -> None:
-        if not 2 <= self.alpha <= MOST_ORDER:
-            raise AuditError(f"expected alpha in 2..{MOST_ORDER}, got {self.alpha:,}")
+        super().__post_init__()
         if not 0 <= self.beta * self.alpha <= _MOST_RADIUS:
             raise AuditError(
                 f"expected beta >= 0 and alpha beta of at most {_MOST_RADIUS:,} nats, got "

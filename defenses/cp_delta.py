@@ -27,7 +27,6 @@ from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.rows import Rows
 from auditor.models.wrapping import MappedRows, WrappingModel
 from auditor.plugins.defense import Defense, Scenario
-from auditor.plugins.options import require_listed_options
 
 _HALVES = (1, 2)  # parts of the ensemble; part 0, the public model, is not used here
 Distance = Literal["max", "kl"]
@@ -55,9 +54,6 @@ class CpDelta(Defense):
     )
     distance: Distance = "max"
     ensemble: str = ""
-
-    def __post_init__(self) -> None:
-        require_listed_options(self)
 
     @property
     def required_member_count(self) -> int:
@@ -89,9 +85,6 @@ class PublicCommon(Defense):
     needs = ("public",)
     claims = "none: how much more likely a text is than under the public model depends on the data"
     distance: Distance = "max"
-
-    def __post_init__(self) -> None:
-        require_listed_options(self)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         assert scenario.public is not None  # the run checks `needs`

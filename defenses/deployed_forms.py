@@ -26,6 +26,7 @@ from auditor.models.configuration import get_quantisation_method
 from auditor.models.consistency import SEED
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense, Scenario
+from auditor.plugins.options import Share
 
 _GROUP = 64  # weights of a row that share a scale
 _TEST_LENGTH = 16  # tokens of the texts on which merging is checked
@@ -130,11 +131,7 @@ class PrunedForm(DeployedForm):
 
     name = "pruned"
     title = "Pruned"
-    share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise AuditError(f"expected share between 0 and 1, got {self.share:g}")
+    share: Share = 0.5
 
     def convert_model(self, model: Any) -> Any:
         for layer in list_compressible_layers(model):

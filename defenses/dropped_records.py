@@ -14,7 +14,7 @@ from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.models.shards import read_shard_record_list, record_digests
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import Count, ShareOrAll
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.variants import DataVariant
 
@@ -32,11 +32,7 @@ class CopyCap(DataVariant):
     name = "cap"
     title = "Capped copies"
     main = "most"
-    most: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_options_at_least(self, 1, "most")
+    most: Count = 1
 
     def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
         n_copies = Counter[str]()
@@ -76,13 +72,8 @@ class Dedup(DataVariant):
     name = "dedup"
     title = "Deduplicated"
     main = "threshold"
-    threshold: float = 0.8
+    threshold: ShareOrAll = 0.8
     exact: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.threshold <= 1:
-            raise AuditError(f"expected threshold in (0, 1], got {self.threshold}")
 
     def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
         first_indices: dict[str, int] = {}

@@ -13,7 +13,7 @@ import torch
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import make_keyed_generator
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import Count, CountOrZero, Share
 from auditor.plugins.trainer import TrainingJob, TrainingRecord
 from auditor.training import loss_masks
 from auditor.training.finetune import (
@@ -44,17 +44,9 @@ class EarlyStop(Variant):
     name = "early-stop"
     title = "Early stopping"
     chooses = True
-    looks: int = 4
-    patience: int = 4
-    heldout: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_options_at_least(self, 1, "looks")
-        if self.patience < 0:
-            raise AuditError(f"expected patience >= 0 (0: all epochs), got {self.patience}")
-        if not 0 < self.heldout < 1:
-            raise AuditError(f"expected heldout in (0, 1), got {self.heldout}")
+    looks: Count = 4
+    patience: CountOrZero = 4
+    heldout: Share = 0.1
 
     def check(self, job: TrainingJob) -> None:
         super().check(job)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import Count
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.members import Layers, LoraAdapterRecipe, add_lora_adapter
 from auditor.training.variants import FineTuning, Variant
@@ -75,13 +75,9 @@ class Lora(Variant):
     title = "LoRA"
     adapters = True
     whole = True
-    rank: int = 8
-    alpha: int = 16
+    rank: Count = 8
+    alpha: Count = 16
     layers: Layers = "all"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_options_at_least(self, 1, "rank", "alpha")
 
     def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         model = add_lora_adapter(job.load(), LoraAdapterRecipe(self.rank, self.alpha, self.layers))

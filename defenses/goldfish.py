@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import Count, Limits
 from auditor.plugins.trainer import TrainingJob
 from auditor.training import loss_masks
 from auditor.training.variants import Variant
@@ -36,15 +36,9 @@ class Goldfish(Variant):
 
     name = "goldfish"
     title = "Goldfish loss"
-    k: int = 4
-    width: int = 13
+    k: Annotated[int, Limits(2)] = 4
+    width: Count = 13
     mask: Literal["hash", "static"] = "hash"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.k < 2:
-            raise AuditError(f"expected k >= 2 (k=1 would leave no token to learn), got {self.k}")
-        require_options_at_least(self, 1, "width")
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         sequences = []

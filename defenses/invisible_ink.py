@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ from auditor.models.in_context import InContextEnsemble, InContextRecordBatches
 from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Cause, Defense, QueryBudget, Scenario
-from auditor.plugins.options import require_listed_options
+from auditor.plugins.options import CountOrZero, Limits, Nonnegative, Positive, Share
 from auditor.privacy.accounting import (
     compute_bounded_range_rho,
     compute_two_sided_renyi,
@@ -60,8 +60,6 @@ from auditor.privacy.accounting import (
 
 UNIT = "reference"
 _RELATIONS = ("zero_out", "replace")
-_MOST_BATCH = 1024
-_MOST_EPSILON = 1000
 # a clip that is solved for costs no more than was asked, however it is rounded
 _PRIVATE_END = 1 - 1e-12
 # of the divergences that are looked at: the lowest whole one, where a bounded range uses most of
@@ -91,39 +89,14 @@ class InvisibleInk(Defense):
     title = "InvisibleInk"
     needs = ("public", "records")
     claims = "(epsilon, delta) for one record in the context, over the tokens drawn of its batch"
-    epsilon: float = 8.0
-    delta: float = 1e-5
-    batch: int = 8
-    clip: float = 0.0
-    temperature: float = 1.1
-    top_k: int = 0
-    queries: int = 0
+    epsilon: Annotated[float, Limits(0, 1000, "(]")] = 8.0
+    delta: Share = 1e-5
+    batch: Annotated[int, Limits(1, 1024, "[]")] = 8
+    clip: Nonnegative = 0.0
+    temperature: Positive = 1.1
+    top_k: CountOrZero = 0
+    queries: CountOrZero = 0
     on_exhaustion: Literal["stop", "public"] = "stop"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.epsilon <= _MOST_EPSILON:
-            raise AuditError(
-                f"expected epsilon > 0 and at most {_MOST_EPSILON:,}, got {self.epsilon:g}"
-            )
-        if not 0 < self.delta < 1:
-            raise AuditError(f"expected delta in (0, 1), got {self.delta:g}")
-        if not 1 <= self.batch <= _MOST_BATCH:
-            raise AuditError(f"expected batch in 1..{_MOST_BATCH:,}, got {self.batch:,}")
-        if not 0 <= self.clip < math.inf:
-            raise AuditError(
-                f"expected clip >= 0 and finite (0: solved from epsilon), got {self.clip:g}"
-            )
-        if not 0 < self.temperature < math.inf:
-            raise AuditError(f"expected temperature > 0 and finite, got {self.temperature:g}")
-        for option, meaning in (
-            ("top_k", "the whole vocabulary"),
-            ("queries", "as many as the row draws"),
-        ):
-            if getattr(self, option) < 0:
-                raise AuditError(
-                    f"expected {option} >= 0 (0: {meaning}), got {getattr(self, option)}"
-                )
-        require_listed_options(self)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = self._clip_and_decoding_parameters(scenario)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from rbloom import Bloom
@@ -18,7 +18,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, Scenario
-from auditor.plugins.options import require_listed_options
+from auditor.plugins.options import Limits, Share
 
 _MAX_CACHED_CONTEXTS = 100_000  # contexts whose forbidden tokens are cached
 
@@ -41,16 +41,9 @@ class MemFree(Defense):
     title = "MemFree decoding"
     needs = ("corpus",)
     claims = "none: it forbids verbatim n-grams, and near-verbatim text passes"
-    n: int = 10
+    n: Annotated[int, Limits(2)] = 10
     filter: Literal["exact", "bloom"] = "exact"
-    false_positives: float = 0.01
-
-    def __post_init__(self) -> None:
-        if self.n < 2:
-            raise AuditError(f"expected n >= 2 tokens, got {self.n}")
-        require_listed_options(self)
-        if not 0 < self.false_positives < 1:
-            raise AuditError(f"expected false_positives in (0, 1), got {self.false_positives}")
+    false_positives: Share = 0.01
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         return MemFreeModel(scenario.target, self.n, self.build_ngram_filter(scenario))

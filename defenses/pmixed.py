@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Literal, cast, get_args
+from typing import Annotated, Literal, cast, get_args
 
-from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
 from auditor.defenses.control_rows import CONTROL, OneAdapterControl, PublicModelControl
 from auditor.defenses.pmixed_model import (
@@ -19,7 +18,7 @@ from auditor.defenses.pmixed_model import (
 )
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Cause, Defense, QueryBudget, Scenario
-from auditor.plugins.options import require_listed_options
+from auditor.plugins.options import CountOrZero, Limits, ShareOrAll
 from auditor.privacy.accounting import compute_rdp_budget, convert_rdp
 from auditor.privacy.mixing import (
     Adjacency,
@@ -31,7 +30,6 @@ from auditor.privacy.mixing import (
 )
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
-_MOST_EPSILON = 1000  # a larger epsilon is no protection
 MOST_ORDER = 256  # higher orders gain nothing and take minutes to solve
 
 
@@ -75,31 +73,20 @@ class PMixed(Defense):
     title = "PMixED"
     needs = ("public", "ensemble")
     claims = "(epsilon, delta) for one shard, over the tokens drawn under ancestral decoding"
-    epsilon: float = 8.0
+    epsilon: Annotated[float, Limits(0, 1000, "(]")] = 8.0  # more is no protection
     delta: float = 1e-5
-    alpha: int = 4
-    q: float = 0.03
+    alpha: Annotated[int, Limits(2, MOST_ORDER, "[]")] = 4
+    q: ShareOrAll = 0.03
     accounting: Literal["sound", "published"] = "sound"
     adjacency: Literal["zero_out", "add_remove", "replace"] = "zero_out"
-    queries: int = 0
+    queries: CountOrZero = 0
     on_exhaustion: Literal["stop", "public"] = "stop"
     ensemble: str = ""
 
     def __post_init__(self) -> None:
-        for option, limit in (("epsilon", _MOST_EPSILON), ("alpha", MOST_ORDER)):
-            value = getattr(self, option)
-            if value > limit:
-                raise AuditError(f"expected {option} of at most {limit:,}, got {value:,}")
-        compute_rdp_budget(
-            self.epsilon, self.delta, self.alpha
-        )  # rejects values that leave no budget
-        if not 0 < self.q <= 1:
-            raise AuditError(f"expected q in (0, 1], got {self.q}")
-        if self.queries < 0:
-            raise AuditError(
-                f"expected queries >= 0 (0: as many as the row draws), got {self.queries}",
-            )
-        require_listed_options(self)
+        super().__post_init__()
+        # Rejects values that leave no budget.
+        compute_rdp_budget(self.epsilon, self.delta, self.alpha)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         make_projection = partial(self._make_projection, self._count_covered_tokens(scenario))

@@ -11,10 +11,10 @@ from torch.nn import Dropout
 
 from auditor.core.errors import AuditError
 from auditor.models.shards import WHOLE, write_ensemble_metadata
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import Count, CountOrZero
 from auditor.plugins.trainer import Trainer, TrainerCheckpoint, TrainingJob
 from auditor.training import loss_masks
-from auditor.training.finetune import FineTuningRecipe, check_training_rates
+from auditor.training.finetune import Epochs, FineTuningRecipe, LearningRate
 from auditor.training.members import (
     Layers,
     LoraAdapterRecipe,
@@ -49,20 +49,15 @@ class PMixedTrainer(Trainer):
     adapters = True
     whole = True
     immaterial: ClassVar[frozenset[str]] = frozenset({"together"})
-    members: int = 80
-    epochs: int = 15
-    learning_rate: float = 2e-4
-    rank: int = 4
-    alpha: int = 32
+    members: Count = 80
+    epochs: Epochs = 15
+    learning_rate: LearningRate = 2e-4
+    rank: Count = 4
+    alpha: Count = 32
     layers: Layers = "attention"
-    batch: int = 8
-    together: int = 0
+    batch: Count = 8
+    together: CountOrZero = 0
     control: bool = False
-
-    def __post_init__(self) -> None:
-        require_options_at_least(self, 1, "members", "rank", "alpha", "batch")
-        require_options_at_least(self, 0, "together")
-        check_training_rates(self.epochs, self.learning_rate)
 
     def check(self, job: TrainingJob) -> None:
         # Units that share a record count as one: a record in two shards would void both claims.

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from auditor.core.errors import AuditError
 from auditor.defenses.control_rows import PublicModelControl
 from auditor.defenses.private_training_controls import NoClipping, NoNoise
 from auditor.plugins.defense import Cause
+from auditor.plugins.options import Limits, Share
 from auditor.plugins.trainer import TrainingJob
 from auditor.privacy.gaussian import (
     MOST_EPSILON,
@@ -27,11 +28,10 @@ from auditor.privacy.gaussian import (
     compute_rdp_epsilon,
     compute_tightest_epsilon,
     find_noise_multiplier,
-    require_valid_gaussian_mechanism,
 )
 from auditor.privacy.promises import SENSITIVITY, Mechanism, PrivacyRecord, read_privacy_record
 from auditor.training.clipping import ROUNDING
-from auditor.training.finetune import LARGEST
+from auditor.training.finetune import LARGEST, ClippingNorm
 from auditor.training.poisson import MechanismTerms, PoissonTraining, UnitTreatment
 
 if TYPE_CHECKING:
@@ -63,27 +63,13 @@ class PrivateTraining(PoissonTraining):
     noise_changes: ClassVar[str] = "Gaussian noise on the sum of the gradients of a batch"
     clipping_changes: ClassVar[str] = "each unit's gradient is clipped"
     main = "epsilon"
-    epsilon: float = 8.0
-    delta: float = 1e-5
-    noise_multiplier: float = 0.0
-    clip: float = 1.0
+    epsilon: Annotated[float, Limits(0, MOST_EPSILON, "(]")] = 8.0
+    delta: Share = 1e-5
+    noise_multiplier: Annotated[float, Limits(0, LARGEST, "[]")] = 0.0
+    clip: ClippingNorm = 1.0
     noise: Literal["secret", "seeded"] = "secret"
     no_noise: str = ""
     no_clipping: str = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for option, most in (("epsilon", MOST_EPSILON), ("clip", LARGEST)):
-            if not 0 < getattr(self, option) <= most:
-                raise AuditError(
-                    f"expected {option} > 0 and at most {most:g}, got {getattr(self, option):g}",
-                )
-        if not 0 <= self.noise_multiplier <= LARGEST:
-            raise AuditError(
-                f"expected noise_multiplier between 0 (solved from epsilon) and {LARGEST:g}, got "
-                f"{self.noise_multiplier:g}"
-            )
-        require_valid_gaussian_mechanism(1.0, 1.0, 1, self.delta)  # rejects a delta outside (0, 1)
 
     # --- control rows ---
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import TrainingJob
-from auditor.training.finetune import LARGEST
+from auditor.training.finetune import ClippingNorm
 from auditor.training.poisson import NonPrivateControl, UnitTreatment
 from auditor.training.rarity import check_clipping_share_options, compute_clipping_shares
 
@@ -45,15 +45,13 @@ class NoNoise(NonPrivateControl):
 
     name = "no-noise"
     title = "Clipped, no noise"
-    clip: float = 1.0
+    clip: ClippingNorm = 1.0
     kappa_least: float = 1.0
     lowest_perplexity: float = 0.0
     highest_perplexity: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.clip <= LARGEST:
-            raise AuditError(f"expected clip > 0 and at most {LARGEST:g}, got {self.clip:g}")
         check_clipping_share_options(
             self.kappa_least,
             self.lowest_perplexity,

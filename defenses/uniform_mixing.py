@@ -30,7 +30,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ from auditor.models.masked import MaskedModel
 from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
-from auditor.plugins.options import require_listed_options
+from auditor.plugins.options import CountOrZero, Limits
 from auditor.privacy.accounting import compute_uniform_mixing_epsilon, realised_pure_dp
 
 ANY_TWO = "any two models"
@@ -63,18 +63,12 @@ class UniformMixing(Defense):
     name = "uniform-mixing"
     title = "Uniform mixing"
     claims = "pure epsilon, any two models, per token drawn under ancestral decoding"
-    weight: float = 0.9
-    public_top_k: int = 0
+    weight: Annotated[float, Limits(0, 1, "[]")] = 0.9
+    public_top_k: CountOrZero = 0
     tail: Literal["none", "public"] = "none"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight <= 1:
-            raise AuditError(f"expected weight in [0, 1], got {self.weight}")
-        if self.public_top_k < 0:
-            raise AuditError(
-                f"expected public_top_k >= 0 (0: the whole vocabulary), got {self.public_top_k}"
-            )
-        require_listed_options(self)
+        super().__post_init__()
         if self.tail == "public" and not self.public_top_k:
             raise AuditError(
                 "expected public_top_k >= 1 with tail=public: without it no token is left out"

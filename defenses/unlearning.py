@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from auditor.core.errors import AuditError
+from auditor.plugins.options import Positive
+from auditor.training.finetune import Epochs
 from auditor.training.unlearning import UnlearningTrainer
 
 
@@ -22,7 +22,7 @@ class GradientAscent(UnlearningTrainer):
 
     name = "gradient-ascent"
     title = "Gradient ascent"
-    epochs: int = 3
+    epochs: Epochs = 3
 
     def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
         return log_probs.mean()  # minimising it raises the loss of these records
@@ -41,12 +41,7 @@ class NPO(UnlearningTrainer):
 
     name = "npo"
     title = "NPO"
-    beta: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (math.isfinite(self.beta) and self.beta > 0):
-            raise AuditError(f"expected beta > 0, got {self.beta:g}")
+    beta: Positive = 0.1
 
     def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
         # Eq. 3: -2/beta E log sigmoid(-beta log(p / p_before)).

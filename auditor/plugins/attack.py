@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,14 +18,15 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Pair, Query, Tokens
 from auditor.generation.sample import SuffixCandidates
-from auditor.generation.search import SearchResult, TreeLeaves, check_tree_search_threshold
+from auditor.generation.search import SearchResult, TreeLeaves
 from auditor.models.decoding import Decoding
 from auditor.plugins.method import Method
-from auditor.plugins.options import require_listed_options, require_options_at_least
+from auditor.plugins.options import Count, Limits, ShareOrAll
 from auditor.plugins.view import Batch, Sampling, Search, View
 
-_MOST_TEXTS = 1_000_000  # a larger number is a mistake
-_MOST_CANDIDATES = 100_000  # of a prefix: all are in memory together
+# A larger number is a mistake; all candidates of a prefix are in memory together.
+_Texts = Annotated[int, Limits(1, 1_000_000, "[]")]
+_Candidates = Annotated[int, Limits(1, 100_000, "[]")]
 
 
 @dataclass(frozen=True)
@@ -126,16 +127,12 @@ class CorpusAttack(Attack):
     """
 
     of_learnt = True
-    generations: int = 1000
-    length: int = 256
+    generations: _Texts = 1000
+    length: Count = 256
     n: int = 0
 
     def __post_init__(self) -> None:
-        require_options_at_least(self, 1, "generations", "length")
-        if self.generations > _MOST_TEXTS:
-            raise AuditError(
-                f"expected generations of at most {_MOST_TEXTS:,}, got {self.generations:,}"
-            )
+        super().__post_init__()
         if not 0 <= self.n <= self.length:
             raise AuditError(
                 f"expected n in 0..{self.length}, the tokens of a generation, got {self.n}"
@@ -188,24 +185,17 @@ class SamplingAttack(Attack):
     because all samples are equal.
     """
 
-    samples: int = 100
+    samples: _Candidates = 100
     temperature: float = 0.8
     top_p: float = 0.7
     top_k: int = 0
     eos: Literal["ordinary", "masked"] = "ordinary"
     search: Search = "sample"
-    threshold: float = 0.01
-    beams: int = 10
+    threshold: ShareOrAll = 0.01
+    beams: _Candidates = 10
 
     def __post_init__(self) -> None:
-        require_options_at_least(self, 1, "samples", "beams")
-        for name in ("samples", "beams"):
-            if getattr(self, name) > _MOST_CANDIDATES:
-                raise AuditError(
-                    f"expected {name} of at most {_MOST_CANDIDATES:,}, got {getattr(self, name):,}"
-                )
-        require_listed_options(self)
-        check_tree_search_threshold(self.threshold)
+        super().__post_init__()
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     @property

@@ -11,6 +11,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim, Tokens
 from auditor.models.base import LanguageModel
 from auditor.models.masked import MaskedModel
+from auditor.plugins.options import Configured
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 
@@ -92,7 +93,7 @@ class MaskedScenario:
 
 
 @dataclass(frozen=True)
-class Defense:
+class Defense(Configured):
     """Base class of all defenses: `protect` returns the defended model, `claim` its privacy claim.
 
     needs: required fields of the `Scenario` besides the target: "public", "ensemble", "trained",

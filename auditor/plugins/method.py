@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from auditor.core.result import Finding, OwnSection
+from auditor.plugins.options import Configured
 from auditor.plugins.view import Sampling
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Configured):
     """Base class of attacks and probes: frozen dataclasses whose fields are their options.
 
     The first paragraph of a subclass's docstring describes the method.

@@ -10,12 +10,68 @@ import inspect
 import math
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
 
 from auditor.core.errors import AuditError, make_unknown_name_error
 
 Plugin = TypeVar("Plugin")
 ENTRY_POINTS = "audit.plugins"  # other distributions name their plug-ins here
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The valid numbers of an option, an interval: `Annotated[float, Limits(0, 1, "()")]`.
+
+    ends: a bracket for an end that is valid, a parenthesis for an end that is not.
+    """
+
+    low: float
+    high: float = math.inf
+    ends: str = "[)"
+
+    def __contains__(self, value: float) -> bool:
+        is_above = value > self.low or (value == self.low and self.ends[0] == "[")
+        return is_above and (value < self.high or (value == self.high and self.ends[1] == "]"))
+
+    def __str__(self) -> str:
+        if self.high == 1:
+            return f"in {self.ends[0]}{self.low:g}, 1{self.ends[1]}"
+        least = f"{'>=' if self.ends[0] == '[' else '>'} {self.low:g}"
+        return least if self.high == math.inf else f"{least} and at most {self.high:,.12g}"
+
+
+# Kinds of options.
+Count = Annotated[int, Limits(1)]
+CountOrZero = Annotated[int, Limits(0)]
+Nonnegative = Annotated[float, Limits(0)]
+Positive = Annotated[float, Limits(0, ends="()")]
+Share = Annotated[float, Limits(0, 1, "()")]
+ShareOrAll = Annotated[float, Limits(0, 1, "(]")]
+
+
+class Configured:
+    """Base of plug-ins: frozen dataclasses whose fields are their options."""
+
+    def __post_init__(self) -> None:
+        """Raise AuditError if an option has a value that its annotation excludes.
+
+        Annotations with `Literal` or `Limits` exclude values.
+        """
+        for option, kind in _list_option_kinds(type(self)).items():
+            value = getattr(self, option)
+            if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+                raise AuditError(f"expected {option} in {typing.get_args(kind)}, got {value!r}")
+            for limits in getattr(kind, "__metadata__", ()):
+                if isinstance(limits, Limits) and value not in limits:
+                    raise AuditError(f"expected {option} {limits}, got {value:,}")
+
+
+@cache
+def _list_option_kinds(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {option: hints[option] for option in get_option_defaults(cls)}
 
 
 def build_plugin(
@@ -79,16 +135,6 @@ def require_options_at_least(plugin: Any, least: int, *options: str) -> None:
     for option in options:
         if getattr(plugin, option) < least:
             raise AuditError(f"expected {option} >= {least}, got {getattr(plugin, option)}")
-
-
-def require_listed_options(plugin: Any) -> None:
-    """Raise AuditError if a `Literal` option of a plug-in has an unlisted value."""
-    for option, kind in typing.get_type_hints(type(plugin)).items():
-        if typing.get_origin(kind) is not Literal:
-            continue
-        value = getattr(plugin, option)
-        if value not in typing.get_args(kind):
-            raise AuditError(f"expected {option} in {typing.get_args(kind)}, got {value!r}")
 
 
 def get_option_defaults(cls: type) -> dict[str, Any]:

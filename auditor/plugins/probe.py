@@ -176,6 +176,7 @@ class DistributionProbe(Probe):
     eos: Literal["ordinary", "masked"] = "ordinary"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     def sampling(self) -> Sampling:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.base import LanguageModel
+from auditor.plugins.options import Configured
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class RequestedModel:
 
 
 @dataclass(frozen=True)
-class Provider:
+class Provider(Configured):
     """Base class of all providers of models.
 
     takes: fields of the plan on loading that this provider uses.

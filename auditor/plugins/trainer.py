@@ -15,6 +15,7 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.options import Configured
 
 RECORD = "training.json"  # next to a trained model: its configuration
 
@@ -76,7 +77,7 @@ class TrainingJob:
 
 
 @dataclass(frozen=True)
-class Trainer:
+class Trainer(Configured):
     """Base class of the methods of `audit train`: a frozen dataclass like an `Attack`.
 
     `train` writes one or several model folders to `job.out`. It continues existing models after

@@ -22,6 +22,7 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models import consistency
 from auditor.models.base import LanguageModel, check_logits_finite
 from auditor.models.loading import load_tokenizer_if_present
+from auditor.plugins.options import Count
 from auditor.plugins.provider import Provider, RequestedModel
 
 # Tokenizers differ first in digits, white space, other scripts and signs within words.
@@ -112,13 +113,9 @@ class LlamaCpp(Provider):
 
     name = "llama"
     takes = ("model_args", "tokenizer")
-    positions: int = 2048
+    positions: Count = 2048
     threads: int = 0
     gpu_layers: int = 0
-
-    def __post_init__(self) -> None:
-        if self.positions < 1:
-            raise AuditError(f"expected positions >= 1, got {self.positions}")
 
     def check(self, request: RequestedModel) -> None:
         if not Path(request.name).is_file():

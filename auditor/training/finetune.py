@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,12 +17,15 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
+from auditor.plugins.options import Limits
 from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training import loss_masks
 
 LARGEST = 1e6  # learning rate, clip, noise multiplier: far beyond any useful value
-
-_MOST_EPOCHS = 100_000
+# Other values would train nothing or never finish.
+Epochs = Annotated[int, Limits(1, 100_000, "[]")]
+LearningRate = Annotated[float, Limits(0, LARGEST, "(]")]
+ClippingNorm = Annotated[float, Limits(0, LARGEST, "(]")]
 
 Loss = Callable[[Any, Tensor], Tensor]  # (model, blocks (B, block)) -> mean nll, nats a token
 
@@ -123,16 +126,6 @@ def refuse_trained_model(name: str, model: str) -> None:
     if model:
         raise AuditError(
             f"-D model= names a trained {name} model for audit run: audit train makes it"
-        )
-
-
-def check_training_rates(epochs: int, learning_rate: float) -> None:
-    """Raise AuditError for values that would train nothing or never finish."""
-    if not 1 <= epochs <= _MOST_EPOCHS:
-        raise AuditError(f"expected epochs >= 1 and at most {_MOST_EPOCHS:,}, got {epochs:,}")
-    if not 0 < learning_rate <= LARGEST:
-        raise AuditError(
-            f"expected learning_rate > 0 and at most {LARGEST:g}, got {learning_rate:g}",
         )
 
 

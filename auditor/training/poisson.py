@@ -20,6 +20,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim, Tokens
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Defense, Scenario
+from auditor.plugins.options import Count, CountOrZero
 from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.privacy import gradient_canaries
 from auditor.privacy.gaussian import MOST_STEPS
@@ -31,7 +32,7 @@ from auditor.privacy.promises import (
     write_privacy_record,
 )
 from auditor.training import loss_masks
-from auditor.training.finetune import check_training_rates, refuse_trained_model
+from auditor.training.finetune import Epochs, LearningRate, refuse_trained_model
 
 if TYPE_CHECKING:
     from auditor.training.dp_loop import PrivateModel
@@ -90,32 +91,25 @@ class PoissonTraining(Defense, Trainer):
 
     needs = ("trained",)
     later: ClassVar[frozenset[str]] = frozenset({"gradient_canaries"})
-    epochs: int = 3
-    batch: int = 256
-    learning_rate: float = 2e-4
+    epochs: Epochs = 3
+    batch: Count = 256
+    learning_rate: LearningRate = 2e-4
     optimizer: Literal["adam", "sgd"] = "adam"
     sampling: Literal["poisson", "shuffled"] = "poisson"
     unit: Literal["record", "user"] = "record"
-    units: int = 0
+    units: CountOrZero = 0
     ghost: bool = False
-    physical_batch: int = 16
+    physical_batch: Count = 16
     model: str = ""
-    gradient_canaries: int = 0
+    gradient_canaries: CountOrZero = 0
 
     def __post_init__(self) -> None:
-        for option in ("batch", "physical_batch"):
-            if getattr(self, option) < 1:
-                raise AuditError(f"expected {option} >= 1, got {getattr(self, option)}")
-        check_training_rates(self.epochs, self.learning_rate)
-        if self.gradient_canaries < 0:
-            raise AuditError(f"expected gradient_canaries >= 0, got {self.gradient_canaries}")
+        super().__post_init__()
         if self.gradient_canaries and self.model:
             raise AuditError(
                 "expected gradient_canaries or model=, got both: gradient canaries are planted in "
                 "a training, and model= names a trained model"
             )
-        if self.units < 0:
-            raise AuditError(f"expected units >= 0 (0: as many as the data have), got {self.units}")
         if self.sampling != "poisson":
             raise AuditError(
                 "expected sampling=poisson, got shuffled: epsilon is accounted for Poisson "

@@ -8,7 +8,6 @@ forgotten.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +20,13 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.options import Count, Nonnegative
 from auditor.plugins.trainer import TrainingJob
 from auditor.training import loss_masks
 from auditor.training.finetune import (
+    Epochs,
     FineTuningRecipe,
+    LearningRate,
     StepwiseFineTuning,
     check_weights_finite,
     compute_causal_loss,
@@ -48,15 +50,10 @@ class UnlearningTrainer(Variant):
     """
 
     unlearns = True
-    epochs: int = 10
-    batch: int = 32
-    learning_rate: float = 1e-5
-    retain: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (math.isfinite(self.retain) and self.retain >= 0):
-            raise AuditError(f"expected retain >= 0, got {self.retain:g}")
+    epochs: Epochs = 10
+    batch: Count = 32
+    learning_rate: LearningRate = 1e-5
+    retain: Nonnegative = 0.0
 
     def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
         """Return the loss of a batch of records to forget.

@@ -17,11 +17,13 @@ from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Defense, Scenario
+from auditor.plugins.options import Count
 from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.training import loss_masks
 from auditor.training.finetune import (
+    Epochs,
+    LearningRate,
     cast_frozen_linear_weights,
-    check_training_rates,
     make_autocast_loss,
     refuse_trained_model,
     train_packed_blocks,
@@ -41,14 +43,9 @@ class FineTuning(Trainer):
     changes, for the user.
     """
 
-    epochs: int = 3
-    batch: int = 16
-    learning_rate: float = 1e-4
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise AuditError(f"expected batch >= 1, got {self.batch}")
-        check_training_rates(self.epochs, self.learning_rate)
+    epochs: Epochs = 3
+    batch: Count = 16
+    learning_rate: LearningRate = 1e-4
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """Return the sequences to train on, with loss masks applied, and sentences for the user."""

@@ -90,7 +90,7 @@ def test_each_group_of_weights_has_its_own_levels(bits: int) -> None:
 
 
 def test_a_share_that_is_none_is_refused() -> None:
-    with pytest.raises(AuditError, match="expected share between 0 and 1, got 1"):
+    with pytest.raises(AuditError, match=r"expected share in \(0, 1\), got 1"):
         PrunedForm(1.0)
 
 

@@ -203,7 +203,7 @@ def test_on_a_model_of_ones_own_it_filters_the_data(inputs: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["-D", "n=1"], "expected n >= 2 tokens, got 1"),
+        (["-D", "n=1"], "expected n >= 2, got 1"),
         (["-D", "n=200"], "expected training records of n=200 tokens or more for memfree, got"),
         (["-D", "filter=blum"], "expected memfree.filter in ('exact', 'bloom'), got 'blum'"),
         (["-D", "false_positives=0"], "expected false_positives in (0, 1), got 0"),

@@ -4,15 +4,19 @@ else."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.result import OwnTable
 from auditor.plugins import registry
+from auditor.plugins.options import Limits
 from auditor.statistics import metrics
 from tests.conftest import check_command, fits_schema, save_tiny
 
@@ -126,3 +130,25 @@ def test_a_name_of_ours_is_refused_before_anything_is_made(
 def test_a_ragged_table_is_refused() -> None:
     with pytest.raises(AuditError):
         OwnTable("By row", ("one", "two"), (("1", "2"), ("1",)))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"alpha": math.nan}, r"expected alpha in \(0, 1\), got nan"),
+        ({"eos": "none"}, r"expected eos in \('ordinary', 'masked'\), got 'none'"),
+        ({"one_in": 0}, "expected one_in >= 1, got 0"),
+    ],
+)
+def test_every_option_is_within_the_limits_of_its_annotation(
+    options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(AuditError, match=sentence):
+        ExtractionProbability(bracket=True, **options)
+
+
+def test_limits_state_which_ends_are_valid() -> None:
+    assert 0 not in Limits(0, 1, "(]")
+    assert 1 in Limits(0, 1, "(]")
+    assert math.inf not in Limits(0)
+    assert str(Limits(1, 1e6, "[]")) == ">= 1 and at most 1,000,000"

@@ -289,7 +289,7 @@ def refused(
             "expected -A untargeted.n of at most 12, the longest training record, got 13",
         ),
         ({"length": 200}, "tokens, but"),
-        ({"generations": 0}, "expected generations >= 1, got 0"),
+        ({"generations": 0}, "expected generations >= 1 and at most 1,000,000, got 0"),
         ({"cooling": 5, "hot": 0}, "expected temperatures > 0 to fall, got 0.0 and 1.0"),
         ({"top_k": -1}, "expected top_k >= 0 (0: off), got -1"),
         (

@@ -171,7 +171,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "rate": (
         {"options": {"learning_rate": 0}},
-        "expected learning_rate > 0 and at most 1e+06, got 0",
+        "expected learning_rate > 0 and at most 1,000,000, got 0",
     ),
     "infinite rate": (
         {"options": {"learning_rate": float("inf")}},
