@@ -38,8 +38,6 @@ _SLACK = 1e-6
 _LEAST = 1e-9
 _FALSE_ALARM = 1e-9  # false alarm rate for draws that do have the distribution
 _PRIVATE = "realised divergences depend on the private data: do not publish"
-_COST = ("loss", "realised", "order")  # if nothing is claimed
-_SEEN = ("realised", "claimed", "order", "neighbour", "position")
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class ClaimCheck(Probe):
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             length = suffixes.shape[1]
-            results = list[Observation]()
+            observed = list[Observation]()
             positions = space_suffix_positions(self.positions, length)
             # Without the last token: suffix token i is drawn from the distribution after position
             # i.
@@ -89,11 +87,11 @@ class ClaimCheck(Probe):
             )
             excess = self._drawn_token_probability_excess(view, batch, prefixes)
             for i, secret in enumerate(batch):
-                values = summarise_text_checks(checks, i, positions) | {
-                    name: float(x[i]) for name, x in excess.items()
-                }
-                results.append(Observation(secret.id, values))
-            return results
+                values = summarise_text_checks(checks, i, positions)
+                for name, x in excess.items():
+                    values[name] = float(x[i])
+                observed.append(Observation(secret.id, values))
+            return observed
 
         yield from observe_in_batches(view, secrets, size, look)
 
@@ -141,9 +139,8 @@ class ClaimCheck(Probe):
         return {"draw_excess": excess, "draw_variance": variance}
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        queries, n_violations = (
-            int(value_column(observations, name).sum()) for name in ("queries", "violations")
-        )
+        queries = int(value_column(observations, "queries").sum())
+        n_violations = int(value_column(observations, "violations").sum())
         faults = list_claim_faults(observations)
         if n_violations or faults:
             verdict = "VIOLATED"
@@ -165,9 +162,8 @@ class ClaimCheck(Probe):
                 _measure_checked_queries(f"realised_{relation}", most, queries, "nats", _PRIVATE),
             ]
         for relation in list_claimed_relations(observations):
-            values = _find_tightest_observation(observations, relation).values
-            realised = values[f"realised_{relation}"]
-            claimed = values[f"claimed_{relation}"]
+            worst = _find_tightest_observation(observations, relation)
+            realised, claimed = _read_divergences(worst, relation)
             margin = 1 - _compute_realised_ratio(realised, claimed)
             measured += [
                 _measure_checked_queries(
@@ -187,20 +183,19 @@ class ClaimCheck(Probe):
         for relation in list_claimed_relations(observations):
             worst = _find_tightest_observation(observations, relation)
             if not _is_claim_violated(worst, relation):
-                realised = worst.values[f"realised_{relation}"]
-                claimed = worst.values[f"claimed_{relation}"]
+                realised, claimed = _read_divergences(worst, relation)
                 # below 0 only by rounding
                 margin = max(0.0, 1 - _compute_realised_ratio(realised, claimed))
                 sentences.append(
                     f"holds with margin {margin:.1%}: {_format_divergences(worst, relation)}"
                 )
-        sentences += [
-            f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the "
-            "examined queries cost ε "
-            f"{compose_query_epsilons(observations, relation):.6g} at δ {DELTA:g}: only for "
-            "the auditor"
-            for relation in list_unclaimed_relations(observations)
-        ]
+        for relation in list_unclaimed_relations(observations):
+            sentences.append(
+                f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) "
+                "the examined queries cost ε "
+                f"{compose_query_epsilons(observations, relation):.6g} at δ {DELTA:g}: only for "
+                "the auditor"
+            )
         unlisted = int(observations.facts.get("unlisted_shards", 0))
         if unlisted:
             sentences.append(
@@ -217,9 +212,8 @@ class ClaimCheck(Probe):
         for relation in list_claimed_relations(observations):
             worst = _find_tightest_observation(observations, relation)
             if _is_claim_violated(worst, relation):
-                position, neighbour = (
-                    worst.values[f"{field}_{relation}"] for field in ("position", "neighbour")
-                )
+                position = worst.values[f"position_{relation}"]
+                neighbour = worst.values[f"neighbour_{relation}"]
                 sentences.append(
                     f"{_format_divergences(worst, relation)}, at "
                     f"{alias[worst.secret]}, position {position:.0f}, neighbour {neighbour:.0f}"
@@ -249,36 +243,35 @@ def summarise_text_checks(
     worst: dict[str, tuple[float, dict[str, float]]] = {}
     costs: dict[str, float] = {}
     for check in checks:
+        relation = check.relation
         realised = check.realised[row].cpu()  # (positions, neighbours)
         if check.claimed is None:
             # Renyi divergences of one order add up over queries (Mironov 2017, Proposition 1).
-            cost = (float(realised.amax(-1).sum()), float(realised.max()), check.order)
-            costs |= {f"{name}_{check.relation}": x for name, x in zip(_COST, cost, strict=True)}
+            costs |= {
+                f"loss_{relation}": float(realised.amax(-1).sum()),
+                f"realised_{relation}": float(realised.max()),
+                f"order_{relation}": check.order,
+            }
             continue
         # NaN is not within a claim
         is_violated |= ~(realised <= check.claimed * (1 + _SLACK) + _LEAST).all(-1)
         # argmax treats NaN as the largest
         position, neighbour = divmod(int(realised.argmax()), realised.shape[-1])
         most = float(realised[position, neighbour])
-        values = dict(
-            zip(_SEEN, (most, check.claimed, check.order, neighbour, at[position]), strict=True)
-        )
-        if (
-            check.relation not in worst
-            or _compute_realised_ratio(most, check.claimed) > worst[check.relation][0]
-        ):
-            worst[check.relation] = _compute_realised_ratio(most, check.claimed), values
-    by_relation = {
-        f"{name}_{relation}": float(x)
-        for relation, (_, values) in worst.items()
-        for name, x in values.items()
-    }
-    return {
-        "queries": float(len(at)),
-        "violations": float(is_violated.sum()),
-        **by_relation,
-        **costs,
-    }
+        ratio = _compute_realised_ratio(most, check.claimed)
+        if relation not in worst or ratio > worst[relation][0]:
+            values = {
+                f"realised_{relation}": most,
+                f"claimed_{relation}": float(check.claimed),
+                f"order_{relation}": float(check.order),
+                f"neighbour_{relation}": float(neighbour),
+                f"position_{relation}": float(at[position]),
+            }
+            worst[relation] = ratio, values
+    summary = {"queries": float(len(at)), "violations": float(is_violated.sum())}
+    for _, values in worst.values():
+        summary |= values
+    return summary | costs
 
 
 def list_claimed_relations(observations: Sequence[Observation]) -> list[str]:
@@ -310,9 +303,8 @@ def list_claim_faults(observations: Observed) -> list[str]:
     divergence.
     """
     faults = []
-    excess, variance = (
-        float(value_column(observations, name).sum()) for name in ("draw_excess", "draw_variance")
-    )
+    excess = float(value_column(observations, "draw_excess").sum())
+    variance = float(value_column(observations, "draw_variance").sum())
     log_odds = math.log(2 / _FALSE_ALARM)
     # `not ... <=`, so that NaN is a fault too.
     if (
@@ -322,9 +314,8 @@ def list_claim_faults(observations: Observed) -> list[str]:
             "drawn tokens do not have the distribution that the claim is about: decoding is not "
             "ancestral"
         )
-    shared, uncharged = (
-        int(observations.facts.get(name, 0)) for name in ("shared_records", "uncharged_tokens")
-    )
+    shared = int(observations.facts.get("shared_records", 0))
+    uncharged = int(observations.facts.get("uncharged_tokens", 0))
     if shared:
         faults.append(f"{shared} records are in more than one shard, and the claim is about one")
     if uncharged:
@@ -332,27 +323,25 @@ def list_claim_faults(observations: Observed) -> list[str]:
     return faults
 
 
+def _read_divergences(observation: Observation, relation: str) -> tuple[float, float]:
+    """Return the realised and the claimed divergence, in nats."""
+    return observation.values[f"realised_{relation}"], observation.values[f"claimed_{relation}"]
+
+
 def _is_claim_violated(worst: Observation, relation: str) -> bool:
-    realised = worst.values[f"realised_{relation}"]
-    claimed = worst.values[f"claimed_{relation}"]
+    realised, claimed = _read_divergences(worst, relation)
     return not realised <= claimed * (1 + _SLACK) + _LEAST  # NaN is not within a claim
 
 
 def _format_divergences(worst: Observation, relation: str) -> str:
-    realised, claimed, order = (
-        worst.values[f"{name}_{relation}"] for name in ("realised", "claimed", "order")
-    )
+    realised, claimed = _read_divergences(worst, relation)
+    order = worst.values[f"order_{relation}"]
     words = f"{relation.replace('_', ' ')}, order {order:g}"
     return f"{words}: {realised:.6g} nats realised, {claimed:.6g} claimed"
 
 
 def _find_tightest_observation(observations: Sequence[Observation], relation: str) -> Observation:
-    return max(
-        observations,
-        key=lambda o: _compute_realised_ratio(
-            o.values[f"realised_{relation}"], o.values[f"claimed_{relation}"]
-        ),
-    )
+    return max(observations, key=lambda o: _compute_realised_ratio(*_read_divergences(o, relation)))
 
 
 def _compute_realised_ratio(realised: float, claimed: float) -> float:

@@ -85,7 +85,7 @@ class Exposure(Probe):
         adjusted = holm.adjust_p_values([observations[i].values["null_p"] for i in inserted])
         completed = list(observations)
         for i, p in zip(inserted, adjusted, strict=True):
-            completed[i] = replace(observations[i], values={**observations[i].values, "holm_p": p})
+            completed[i] = observations[i].add_values({"holm_p": p})
         return completed
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
@@ -101,10 +101,7 @@ class Exposure(Probe):
         # An interval over canaries would not show how badly the distribution fits.
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
         main, *others = (_scale_exposure_bits(m, most) for m in (*measured, *pointwise))
-        chosen = []
-        for o, inside in zip(observations, member, strict=True):
-            if inside:
-                chosen.append(o)
+        chosen = [o for o, inside in zip(observations, member, strict=True) if inside]
         exposed = self._significantly_exposed_canary_mask(secrets, observations)
         share = measure_share("exposed_share", exposed, f"Holm-corrected, {self.alpha:g}")
         return [_widen_exposure_interval(main, chosen), share, *others]
@@ -116,17 +113,13 @@ class Exposure(Probe):
         groups = measure_repeat_probability(
             "exposure", secrets, value_column(observations, "exposure_bits") / most
         )
-        inserted = {}
-        for count in groups:
-            inserted[count] = [
-                o
-                for s, o in zip(secrets, observations, strict=True)
-                if s.member and str(s.repeats) == count
-            ]
-        return {
-            count: _widen_exposure_interval(_scale_exposure_bits(m, most), inserted[count])
-            for count, m in groups.items()
-        }
+        for count, m in groups.items():
+            inserted = []
+            for s, o in zip(secrets, observations, strict=True):
+                if s.member and str(s.repeats) == count:
+                    inserted.append(o)
+            groups[count] = _widen_exposure_interval(_scale_exposure_bits(m, most), inserted)
+        return groups
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
@@ -184,10 +177,8 @@ class Exposure(Probe):
     def _significantly_exposed_canary_mask(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Bools:
-        p_values = []
-        for s, o in zip(secrets, observations, strict=True):
-            if s.member:
-                p_values.append(o.values["holm_p"])
+        pairs = zip(secrets, observations, strict=True)
+        p_values = [o.values["holm_p"] for s, o in pairs if s.member]
         return np.array(p_values) <= self.alpha
 
 
@@ -230,9 +221,7 @@ class _CanarySpaceRanking:
 
     def observe_canary_exposures(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
         texts = [_get_canary(secret).text for secret in secrets]
-        encoded = []
-        for ids in tries.encode_without_special_tokens(self.view.tokenizer, texts):
-            encoded.append(tuple(ids))
+        encoded = list(map(tuple, tries.encode_without_special_tokens(self.view.tokenizer, texts)))
         if self.exact:
             exposures = self._exact_exposures(encoded)
         else:
@@ -260,9 +249,7 @@ class _CanarySpaceRanking:
         context = self._require_token_before_canaries(tree.head)
         tails = [tokens[len(tree.head) :] for tokens in suffixes]
         nll = tries.compute_continuation_nlls(view.target, context, tails)
-        uniform = []
-        for text in self.references:
-            uniform.append(self.tokens[text][len(tree.head) :])
+        uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
         references = tries.compute_continuation_nlls(view.target, context, uniform)
         # Ties count against exposure (formulas B6), including those that float noise may have
         # split.
@@ -384,8 +371,7 @@ def _compute_maximum_exposure(observations: Sequence[Observation]) -> float:
 
 
 def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
-    value, low, high = (most * x for x in (m.value, m.low, m.high))
-    return replace(m, value=value, low=low, high=high, unit="bits")
+    return replace(m, value=most * m.value, low=most * m.low, high=most * m.high, unit="bits")
 
 
 def _widen_exposure_interval(m: Measurement, observations: Sequence[Observation]) -> Measurement:
@@ -395,7 +381,6 @@ def _widen_exposure_interval(m: Measurement, observations: Sequence[Observation]
     """
     if not observations or math.isnan(m.value):
         return m
-    low, high = (
-        float(value_column(observations, f"exposure_{end}_bits").mean()) for end in ("low", "high")
-    )
+    low = float(value_column(observations, "exposure_low_bits").mean())
+    high = float(value_column(observations, "exposure_high_bits").mean())
     return replace(m, low=min(m.low, low), high=max(m.high, high))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 from auditor.attacks.near_verbatim import (
     bound_near_verbatim_probability,
     choose_batch_size,
+    compute_member_p_values,
 )
 from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
@@ -32,6 +33,7 @@ from auditor.plugins.probe import (
     Observed,
     mask_members,
     measure_baselined_probability,
+    measure_baselined_share,
     measure_repeat_probability,
     observe_in_batches,
     read_token_statistics,
@@ -42,10 +44,9 @@ from auditor.statistics.extraction import (
     compute_any_sample_probability,
     compute_greedy_window_share,
     compute_least_window_bits,
-    compute_suffix_p_values,
 )
 from auditor.statistics.intervals import compute_mean_probability, measure_share
-from auditor.statistics.metrics import AT_LEAST, AT_MOST, name_nonmember_metric
+from auditor.statistics.metrics import AT_LEAST, AT_MOST
 from auditor.statistics.roc import compute_conformal_threshold, count_threshold_nonmembers
 
 _SECRETS_AT_ONCE = 64
@@ -171,28 +172,16 @@ class ExtractionProbability(DistributionProbe):
             return list(observations)
         # (1 + #{non-members as likely}) / (n + 1), only for members: a non-member is its own
         # control.
-        p_values = iter(self._member_p_values(secrets, observations))
-        return [
-            replace(
-                observation, values={**observation.values, "conformal_p": float(next(p_values))}
-            )
-            if secret.member
-            else observation
-            for secret, observation in zip(secrets, observations, strict=True)
-        ]
+        completed = list(observations)
+        p_values = self._member_p_values(secrets, observations)
+        for i, p in zip(np.flatnonzero(member), p_values, strict=True):
+            completed[i] = observations[i].add_values({"conformal_p": float(p)})
+        return completed
 
     def _member_p_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Floats:
-        """Return each member's conformal p-value against non-members of similar suffix length,
-        (members,).
-        """
-        member = mask_members(secrets)
-        log_p = value_column(observations, "log_p")
-        lengths = np.array([len(secret.suffix) for secret in secrets])
-        return compute_suffix_p_values(
-            log_p[member], lengths[member], log_p[~member], lengths[~member], self.alpha
-        )
+        return compute_member_p_values(secrets, value_column(observations, "log_p"), self.alpha)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = mask_members(secrets)
@@ -219,15 +208,10 @@ class ExtractionProbability(DistributionProbe):
         ):
             name = f"discoverable_{n}_{p:g}{end}"
             reached = _mask_discoverable_secrets(log_p, n, p)
-            measured.append(measure_share(name, reached[member]))
-            if not member.all():
-                floor = name_nonmember_metric(name)
-                measured.append(measure_share(floor, reached[~member], "the baseline"))
+            measured += measure_baselined_share(name, reached, member)
         for name, reached in extracted.items():
             note = f"and above the threshold that non-members set at alpha {self.alpha:g}"
-            measured.append(measure_share(name, reached[member], note))
-            floor = name_nonmember_metric(name)
-            measured.append(measure_share(floor, reached[~member], "the baseline"))
+            measured += measure_baselined_share(name, reached, member, note)
         ancestral = np.exp(value_column(observations, "log_p_ancestral")[member])
         note = "one sample from the untruncated distribution"
         measured.append(
@@ -266,9 +250,7 @@ class ExtractionProbability(DistributionProbe):
                     name, p, member, notes.get(name, ""), excess=False
                 )
         for name, reached in self._mask_one_in_n(observations).items():
-            yield measure_share(name, reached[member])
-            if not member.all():
-                yield measure_share(name_nonmember_metric(name), reached[~member], "the baseline")
+            yield from measure_baselined_share(name, reached, member)
 
     def _bound_brackets(self, observations: Sequence[Observation]) -> dict[str, Floats]:
         """Return lower bounds, upper bounds and greedy shares, (secrets,) each, by measurement
@@ -399,10 +381,8 @@ class ExtractionProbability(DistributionProbe):
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        exact, (_, most) = (
-            _has_exact_probability(observations),
-            _list_log_prob_columns(observations)[-1],
-        )
+        exact = _has_exact_probability(observations)
+        _, most = _list_log_prob_columns(observations)[-1]
         # Use the upper bound: an impossible suffix is impossible there too.
         impossible = int(np.isneginf(most[mask_members(secrets)]).sum())
         sentences = ["no soft prompt"]
@@ -521,20 +501,18 @@ def compute_suffix_log_probs(
         bits = decoding.rank_ties_first(rows, tokens).double().log2()
         return decoding.score_decoded_tokens(rows, tokens), ancestral, bits
 
-    parts = read_token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, of_rows)
+    statistics = read_token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, of_rows)
     # Bits stay by token, (B, L): windows need their own sums.
-    sums = [(log_q.sum(-1), ancestral.sum(-1), bits) for log_q, ancestral, bits in parts]
-    log_p, ancestral, bits = (torch.cat(columns).cpu() for columns in zip(*sums, strict=True))
-    least = {}
+    sums = [(log_q.sum(-1), ancestral.sum(-1), bits) for log_q, ancestral, bits in statistics]
+    log_p, ancestral, bits = (torch.cat(parts).cpu() for parts in zip(*sums, strict=True))
+    columns = {"log_p": log_p, "log_p_ancestral": ancestral, "rank_bits": bits.sum(-1)}
     for length in windows:
-        least[f"window_bits_{length}"] = compute_least_window_bits(bits.numpy(), length)
-    greedy = {}
+        window_bits = compute_least_window_bits(bits.numpy(), length)
+        columns[f"window_bits_{length}"] = torch.from_numpy(window_bits)
     for length in windows:
-        greedy[f"greedy_windows_{length}"] = compute_greedy_window_share(bits.numpy(), length)
-    of_windows = {}
-    for name, values in {**least, **greedy}.items():
-        of_windows[name] = torch.from_numpy(values)
-    return {"log_p": log_p, "log_p_ancestral": ancestral, "rank_bits": bits.sum(-1), **of_windows}
+        share = compute_greedy_window_share(bits.numpy(), length)
+        columns[f"greedy_windows_{length}"] = torch.from_numpy(share)
+    return columns
 
 
 def _bound_suffix_log_probs(

@@ -32,7 +32,7 @@ from auditor.generation.tries import add_tie_margin, encode_without_special_toke
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import Count, CountOrZero, Share
-from auditor.plugins.probe import Observed, Probe, mask_members
+from auditor.plugins.probe import Observed, Probe, count_member_repeats, mask_members
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import rank_tests
 from auditor.statistics.intervals import estimate_mean, measure_share
@@ -187,9 +187,7 @@ class Identifiers(Probe):
         for text in (value.text, *alternatives):
             texts.append(value.text_before + text + value.tail)
         # Sorted, so that texts share beginnings as in a tree.
-        encoded = []
-        for ids in encode_without_special_tokens(view.tokenizer, texts):
-            encoded.append(tuple(ids))
+        encoded = list(map(tuple, encode_without_special_tokens(view.tokenizer, texts)))
         context = find_common_proper_prefix(encoded)
         if len(set(encoded)) < len(encoded) or not (context or view.target.prefix_token):
             return None
@@ -391,16 +389,11 @@ class RanksOfValues:
                     owners.append(owner)
                     for name, column in columns.items():
                         column.append(observation.values[f"{name}_{i}"])
-        arrays: dict[str, Any] = {}
-        for name, column in columns.items():
-            arrays[name] = np.array(column, dtype=float)
-        copies = []
-        for s in secrets:
-            copies.append(-1 if s.repeats is None or not s.member else s.repeats)
+        arrays: dict[str, Any] = {name: np.array(columns[name], dtype=float) for name in columns}
         return cls(
             **(arrays | {"kind": arrays["kind"].astype(int)}),
             member=mask_members(secrets)[owners],
-            copies=np.array(copies, dtype=int)[owners],
+            copies=count_member_repeats(secrets)[owners],
             has_base=bool(observations and observations[0].values["has_base"]),
             fdr=fdr,
         )

@@ -76,11 +76,7 @@ class ExactProbabilityRanking(SamplingAttack):
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         # all candidates are leaves
-        leaves = []
-        for _, candidates in batch:
-            if isinstance(candidates, TreeLeaves):
-                leaves.append(candidates)
-        return [candidates.log_q for candidates in leaves]
+        return [leaves.log_q for _, leaves in batch if isinstance(leaves, TreeLeaves)]
 
 
 @dataclass(frozen=True)
@@ -150,10 +146,7 @@ class LowercaseRanking(SamplingAttack):
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         self.check_inputs(view, ())
-        pairs = []
-        for query, group in batch:
-            for suffix in list_candidate_suffixes(group):
-                pairs.append((query.prefix, suffix))
+        pairs = _list_candidate_texts(batch)
         nll = torch.cat([compute_mean_nlls(candidates) for _, candidates in batch]).tolist()
         scores = candidate_values_tensor(score_lower_case(view, pairs, nll))
         by_query = scores.split([len(candidates.suffixes) for _, candidates in batch])
@@ -161,6 +154,15 @@ class LowercaseRanking(SamplingAttack):
             _score_capitals(query_scores, group)
             for query_scores, (_, group) in zip(by_query, batch, strict=True)
         ]
+
+
+def _list_candidate_texts(batch: Batch) -> list[tuple[Tokens, Tokens]]:
+    """Return the prefix and the suffix of every candidate."""
+    texts = []
+    for query, candidates in batch:
+        for suffix in list_candidate_suffixes(candidates):
+            texts.append((query.prefix, suffix))
+    return texts
 
 
 def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
@@ -195,9 +197,8 @@ def score_lower_case(
         else:
             room = view.target.max_positions - len(prefix)
         text = view.tokenizer.decode(suffix)
-        as_is, lowered = (
-            _encode_text(view.tokenizer, form)[:room] for form in (text, text.lower())
-        )
+        as_is = _encode_text(view.tokenizer, text)[:room]
+        lowered = _encode_text(view.tokenizer, text.lower())[:room]
         if as_is and lowered and as_is != lowered:
             texts_by_index[i] = (prefix, as_is), (prefix, lowered)
     rewritten = [as_is for i, (as_is, _) in texts_by_index.items() if as_is != pairs[i]]
@@ -251,10 +252,7 @@ def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list
     form: as in `ReferenceModelRanking`. Raise NotApplicable without a reference model.
     """
     reference_model = require_reference_model(view)
-    pairs = []
-    for query, candidates in batch:
-        for suffix in list_candidate_suffixes(candidates):
-            pairs.append((query.prefix, suffix))
+    pairs = _list_candidate_texts(batch)
     sizes = [len(candidates.counts) for _, candidates in batch]
     # All candidates in one call, to read the shared part of each prefix once.
     reference = candidate_values_tensor(view.mean_nll(reference_model, pairs)).split(sizes)

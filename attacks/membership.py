@@ -23,6 +23,11 @@ from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import ReferenceModels
+from auditor.plugins.membership_score import (
+    build_text_features,
+    explain_too_few_records,
+    explain_unrankable_scores,
+)
 from auditor.plugins.options import ShareOrAll
 from auditor.plugins.probe import (
     Observed,
@@ -54,7 +59,6 @@ _OF_DISTRIBUTION = {  # needs of a score besides the log-probabilities of the te
 _SHADOW = ("log_prob", "saw")  # columns of each reference model
 _RATIO = "rmia_ratio"  # RMIA's ranking of the population, which uses no label
 _STACKED = (*(name for name in SCORES if name not in ("rmia", "stacked")), _RATIO)
-_SIZES = ("characters", "compressed_bytes")  # of the entire text, for the blind baseline
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class Membership(Probe):
         return self.references
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
-        if fault := _explain_too_few_records(mask_members(secrets)):
+        if fault := explain_too_few_records(mask_members(secrets)):
             raise AuditError(
                 f"--attack {self.name} {fault}: give --nonmembers FILE, records like the data"
             )
@@ -229,18 +233,17 @@ class Membership(Probe):
         """
         if view.tokenizer is None:
             return {}
-        suffix, text = (
-            view.tokenizer.decode([*head, *secret.suffix]) for head in ((), secret.prefix)
-        )
-        sizes = len(text), count_compressed_bytes(text)
+        suffix = view.tokenizer.decode([*secret.suffix])
+        text = view.tokenizer.decode([*secret.prefix, *secret.suffix])
         # `mean` is a log-probability: signs are those of formulas A2.
         scores = {
             "zlib": mean / count_compressed_bytes(suffix),
-            **dict(zip(_SIZES, map(float, sizes), strict=True)),
+            "characters": float(len(text)),
+            "compressed_bytes": float(count_compressed_bytes(text)),
         }
-        if lowered is None:
-            return scores
-        return {**scores, "lowercase": lowered}
+        if lowered is not None:
+            scores["lowercase"] = lowered
+        return scores
 
     def _score_lower_case_readings(
         self, view: View, batch: Sequence[Secret], readings: TokenReadings
@@ -284,35 +287,27 @@ class Membership(Probe):
         fit.
         """
         member = mask_members(secrets)
-        if _explain_too_few_records(member):
+        if explain_too_few_records(member):
             return list(observations)
         group = blind_classifier.assign_folds(secrets)
         added = self._score_references(observations, member, group)
-        single = {}
+        usable = []
         for name in _STACKED:
-            single[name] = added.get(name, _align_record_scores(name, observations))
-        fit = []
-        for name, scores in single.items():
-            if not self._unusable_reason(name, scores, observations):
-                fit.append(scores)
-        usable = [scores for scores in fit if np.isfinite(scores).all()]
+            scores = added.get(name, _align_record_scores(name, observations))
+            if np.isfinite(scores).all() and not self._unusable_reason(name, scores, observations):
+                usable.append(scores)
         if usable:
             added["stacked"] = blind_classifier.combine_membership_scores(
                 np.column_stack(usable), member, group
             )
-        features = _build_text_features(secrets, observations)
+        features = build_text_features(secrets, observations)
         added["blind"] = blind_classifier.score_membership_blindly(features, member, group)
         added["group"] = group.astype(np.float64)
-        return [
-            replace(
-                observation,
-                values={
-                    **observation.values,
-                    **{name: float(values[i]) for name, values in added.items()},
-                },
-            )
-            for i, observation in enumerate(observations)
-        ]
+        completed = []
+        for i, observation in enumerate(observations):
+            values = {name: float(column[i]) for name, column in added.items()}
+            completed.append(observation.add_values(values))
+        return completed
 
     def _score_references(
         self,
@@ -340,7 +335,7 @@ class Membership(Probe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = mask_members(secrets)
-        if shortage := _explain_too_few_records(member):
+        if shortage := explain_too_few_records(member):
             raise NotApplicable(shortage)
         main = _align_record_scores(self.score, observations)
         if fault := self._unusable_reason(self.score, main, observations):
@@ -350,17 +345,10 @@ class Membership(Probe):
             **self._target_free_baseline_scores(observations),
             **self._select_usable_scores(observations),
         }
-        measured = [
-            measure_membership_score("", main, member, widen[self.score], SCORES[self.score])
-        ]
-        measured += [
-            measure_membership_score(name, scores, member, widen[name])
-            for name, scores in scores_by_name.items()
-        ]
-        return [
-            *(m for part in measured for m in part),
-            *self._user_inference_aucs(secrets, observations),
-        ]
+        measured = measure_membership_score("", main, member, widen[self.score], SCORES[self.score])
+        for name, scores in scores_by_name.items():
+            measured += measure_membership_score(name, scores, member, widen[name])
+        return [*measured, *self._user_inference_aucs(secrets, observations)]
 
     def _user_inference_aucs(
         self, secrets: Sequence[Secret], observations: Observed
@@ -391,33 +379,29 @@ class Membership(Probe):
         """
         baselines = {}
         for name in ("blind", "reference_alone"):
-            baselines[name] = _align_record_scores(name, observations)
-        return {
-            name: scores
-            for name, scores in baselines.items()
-            if not _explain_unrankable_scores(scores)
-        }
+            scores = _align_record_scores(name, observations)
+            if not explain_unrankable_scores(scores):
+                baselines[name] = scores
+        return baselines
 
     def _select_usable_scores(self, observations: Sequence[Observation]) -> dict[str, Floats]:
         """Return the scores that can rank the records, in the order of the scores' table."""
-        all_scores = {}
+        usable = {}
         for name in SCORES:
-            all_scores[name] = _align_record_scores(name, observations)
-        return {
-            name: scores
-            for name, scores in all_scores.items()
-            if not self._unusable_reason(name, scores, observations)
-        }
+            scores = _align_record_scores(name, observations)
+            if not self._unusable_reason(name, scores, observations):
+                usable[name] = scores
+        return usable
 
     def _unusable_reason(
         self, name: str, scores: Floats, observations: Sequence[Observation]
     ) -> str:
         """Return why a score cannot rank the records; "" if the score can."""
-        # All differences are 0. (NaN is true: `_explain_unrankable_scores` reports a missing
+        # All differences are 0. (NaN is true: `explain_unrankable_scores` reports a missing
         # score.)
         if name in _OF_REFERENCE and not _align_record_scores("reference", observations).any():
             return "says nothing: the reference is the target itself"
-        return _explain_unrankable_scores(scores)
+        return explain_unrankable_scores(scores)
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
@@ -456,7 +440,7 @@ class Membership(Probe):
         weights = adjusted_auc.weigh_scored_records(
             usable,
             self._target_free_baseline_scores(observations),
-            _build_text_features(secrets, observations),
+            build_text_features(secrets, observations),
             member,
             value_column(observations, "group").astype(int),
         )
@@ -479,10 +463,8 @@ class Membership(Probe):
                     f"{roc.count_threshold_nonmembers(rate):,} non-members, there are "
                     f"{int((~member).sum()):,}"
                 )
-        sentences += [
-            f"{SCORES[name]}: {reason}"
-            for name, reason in self._missing_score_reasons(observations).items()
-        ]
+        for name, reason in self._missing_score_reasons(observations).items():
+            sentences.append(f"{SCORES[name]}: {reason}")
         group = value_column(observations, "group").astype(int)
         if related := int((np.bincount(group)[group] > 1).sum()):
             sentences.append(
@@ -553,20 +535,6 @@ class Membership(Probe):
                 )
 
 
-def _build_text_features(secrets: Sequence[Secret], observations: Sequence[Observation]) -> Any:
-    """Return a sparse matrix (records, features) of the texts, which needs no model."""
-    sizes = []
-    for size in _SIZES:
-        if size in observations[0].values:
-            sizes.append(value_column(observations, size))
-    if sizes:
-        lengths = np.column_stack(sizes)
-    else:
-        lengths = np.empty((len(secrets), 0))
-    texts = [secret.prefix + secret.suffix for secret in secrets]
-    return blind_classifier.build_text_features(texts, lengths)
-
-
 def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
     if count := _count_rmia_lira_references(observations):
         saw = np.column_stack([value_column(observations, f"saw_{i}") for i in range(count)]) == 1
@@ -595,29 +563,6 @@ def _align_record_scores(name: str, observations: Sequence[Observation]) -> Floa
     """Return a score of all records, (records,); NaN for a record without this score."""
     return np.array(
         [observation.values.get(name, np.nan) for observation in observations], dtype=float
-    )
-
-
-def _explain_unrankable_scores(scores: Floats) -> str:
-    """Return why scores cannot rank the records: one is NaN, or all are equal; "" if they can."""
-    if missing := int(np.isnan(scores).sum()):
-        return f"is no number for {missing} of {len(scores)} records"
-    if (scores == scores[0]).all():
-        return f"is the same for all {len(scores)} records"
-    return ""
-
-
-def _explain_too_few_records(member: Bools) -> str:
-    """Return whether members or non-members are too few for a comparison; "" if there are
-    enough.
-    """
-    n_members = int(member.sum())
-    n_nonmembers = int((~member).sum())
-    if min(n_members, n_nonmembers) >= roc.LEAST:
-        return ""
-    return (
-        f"needs at least {roc.LEAST} members and {roc.LEAST} non-members to distinguish, got "
-        f"{n_members} and {n_nonmembers}"
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from auditor.core.arrays import Floats
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
@@ -119,14 +120,10 @@ class NearVerbatim(DistributionProbe):
         The lower bound can be compared like any other score, because members and non-members have
         equally many beams.
         """
-        member = mask_members(secrets)
         log_p = value_column(observations, "log_p_near")
-        lengths = np.array([len(secret.suffix) for secret in secrets])
-        p_values = compute_suffix_p_values(
-            log_p[member], lengths[member], log_p[~member], lengths[~member], self.alpha
-        )
+        p_values = compute_member_p_values(secrets, log_p, self.alpha)
         note = (
-            f"above a threshold that {int((~member).sum())} non-members set at alpha "
+            f"above a threshold that {len(log_p) - len(p_values)} non-members set at alpha "
             f"{self.alpha:g}, by the length of the suffix"
         )
         return measure_share("near_verbatim_conformal_share", p_values <= self.alpha, note)
@@ -145,18 +142,15 @@ class NearVerbatim(DistributionProbe):
             name_upper_bound_metric(NEAR_PROBABILITY),
             "extraction_probability",
         )
-        log_p = {}
+        values = {}
         for name, field in zip(names, _BOUNDS, strict=True):
-            log_p[name] = value_column(observations, field)
-        return {
-            name: compute_any_sample_probability(column, 1).tolist()
-            for name, column in log_p.items()
-        }
+            log_p = value_column(observations, field)
+            values[name] = compute_any_sample_probability(log_p, 1).tolist()
+        return values
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        near, verbatim = (
-            np.exp(value_column(observations, name)) for name in ("log_p_near", "log_p")
-        )
+        near = np.exp(value_column(observations, "log_p_near"))
+        verbatim = np.exp(value_column(observations, "log_p"))
         return (
             "no soft prompt",
             "a beam drops partial samples that could still end within the distance: lower bounds "
@@ -164,6 +158,18 @@ class NearVerbatim(DistributionProbe):
             "near-verbatim samples at least double the probability of "
             f"{int((near > 2 * verbatim).sum())} suffixes",
         )
+
+
+def compute_member_p_values(secrets: Sequence[Secret], log_p: Floats, alpha: float) -> Floats:
+    """Return each member's conformal p-value against non-members of similar length, (members,).
+
+    log_p: (secrets,) scores.
+    """
+    member = mask_members(secrets)
+    lengths = np.array([len(secret.suffix) for secret in secrets])
+    return compute_suffix_p_values(
+        log_p[member], lengths[member], log_p[~member], lengths[~member], alpha
+    )
 
 
 def choose_batch_size(model: LanguageModel, beams: int) -> int:

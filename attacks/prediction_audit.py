@@ -156,10 +156,8 @@ class PredictionAudit(Probe):
                 for relation, reach in reaches.items():
                     position, neighbour = divmod(int(reach[i].argmax()), reach.shape[-1])
                     values[f"reach_{relation}"] = float(reach[i].max())
-                    values[f"position_{relation}"], values[f"neighbour_{relation}"] = (
-                        float(positions[position]),
-                        neighbour,
-                    )
+                    values[f"position_{relation}"] = float(positions[position])
+                    values[f"neighbour_{relation}"] = neighbour
                 results.append(Observation(secret.id, values))
             return results
 
@@ -246,9 +244,8 @@ class PredictionAudit(Probe):
         """Play the games, and return their terms, the confusion counts and the exact epsilon, by
         name.
         """
-        position, neighbour = (
-            int(observation.values[f"{field}_{relation}"]) for field in ("position", "neighbour")
-        )
+        position = int(observation.values[f"position_{relation}"])
+        neighbour = int(observation.values[f"neighbour_{relation}"])
         terms = self._game_terms(view.claim)
         tokens = int(terms["tokens"])
         games = int(terms["games"])
@@ -288,10 +285,8 @@ class PredictionAudit(Probe):
         values = observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
         # Without a claim, use the relation of the games, and a shard.
-        (claimed_relation, *_), (unit, *_) = (
-            strip_observed_prefix("claimed_", values) or [relation],
-            strip_observed_prefix("unit_", values) or [_SHARD],
-        )
+        claimed_relation = [*strip_observed_prefix("claimed_", values), relation][0]
+        unit = [*strip_observed_prefix("unit_", values), _SHARD][0]
         covered = values.get("covered", math.inf)
         audit = replace(
             audit_games((tp, fn, fp, tn), values["delta"], self.level),
@@ -311,7 +306,8 @@ class PredictionAudit(Probe):
         return [*audit_measurements([audit]), point]
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        (audit,), values = self.epsilon_lower_bounds(secrets, observations), observations.facts
+        (audit,) = self.epsilon_lower_bounds(secrets, observations)
+        values = observations.facts
         relation = _choose_relation(observations)
         tokens = int(values["tokens"])
         covered = values.get("covered", 0)
@@ -357,11 +353,10 @@ class PredictionDistinguishingGame:
     @cached_property
     def log_distributions_of_both_models(self) -> tuple[Floats, Floats]:
         """Return the next-token log-probabilities that either model reports, in nats, (V,) each."""
-        first, second = (
-            _normalise_log_probs(m.log_probs(self.context, 1)[0, 0])
-            for m in (self.inside, self.outside)
+        return (
+            _normalise_log_probs(self.inside.log_probs(self.context, 1)[0, 0]),
+            _normalise_log_probs(self.outside.log_probs(self.context, 1)[0, 0]),
         )
-        return first, second
 
     @torch.no_grad()
     def draw_game_scores(self, games: int, *key: str | int) -> tuple[Floats, Bools]:

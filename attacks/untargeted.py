@@ -75,8 +75,6 @@ class Untargeted(CorpusAttack):
             token = getattr(view.tokenizer, f"{kind}_token_id", None)
             if token is None:
                 token = view.target.special_token_id(kind)
-            else:
-                token = token
             if (
                 token is not None and token < view.target.vocab_size
             ):  # a tokenizer may have more tokens than the model

@@ -316,6 +316,9 @@ class Observation:
     secret: str
     values: dict[str, float]
 
+    def add_values(self, values: dict[str, float]) -> Observation:
+        return Observation(self.secret, self.values | values)
+
 
 @dataclass(frozen=True)
 class TokenLogProbs:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -28,6 +29,7 @@ from auditor.statistics.strongest_score import CandidateScore, measure_membershi
 
 _SECRETS_AT_ONCE = 64
 _SCORE = "score"
+_SIZES = ("characters", "compressed_bytes")  # of the entire text, for the blind baseline
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class MembershipScore(Probe):
         return Sampling(1, ANCESTRAL)
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
-        if reason := self._too_few_records_reason(secrets):
+        if reason := explain_too_few_records(mask_members(secrets)):
             raise AuditError(
                 f"--attack {self.name} {reason}: give --nonmembers FILE, records like the data"
             )
@@ -98,30 +100,23 @@ class MembershipScore(Probe):
         This score measures a shift between members and non-members.
         """
         member = mask_members(secrets)
-        if self._too_few_records_reason(secrets):
+        if explain_too_few_records(member):
             return list(observations)
         group = blind_classifier.assign_folds(secrets)
-        features = _build_text_features(secrets)
+        features = build_text_features(secrets, observations)
         blind = blind_classifier.score_membership_blindly(features, member, group)
         return [
-            replace(
-                observation,
-                values={**observation.values, "blind": float(value), "group": float(fold)},
-            )
+            observation.add_values({"blind": float(value), "group": float(fold)})
             for observation, value, fold in zip(observations, blind, group, strict=True)
         ]
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        if reason := self._too_few_records_reason(secrets):
-            raise NotApplicable(reason)
         member = mask_members(secrets)
+        if reason := explain_too_few_records(member):
+            raise NotApplicable(reason)
         scores = value_column(observations, _SCORE)
-        if missing := int(np.isnan(scores).sum()):
-            raise NotApplicable(
-                f"{self.name} is not a number for {missing} of {len(scores)} records"
-            )
-        if (scores == scores[0]).all():
-            raise NotApplicable(f"{self.name} is the same for all {len(scores)} records")
+        if reason := explain_unrankable_scores(scores):
+            raise NotApplicable(f"{self.name} {reason}")
         results = measure_membership_score("", scores, member, note=self._score_title)
         results += measure_membership_score(self.score_name, scores, member)
         blind = value_column(observations, "blind")
@@ -166,7 +161,7 @@ class MembershipScore(Probe):
         weights = adjusted_auc.weigh_scored_records(
             {self.score_name: scores},
             controls,
-            _build_text_features(secrets),
+            build_text_features(secrets, observations),
             mask_members(secrets),
             value_column(observations, "group").astype(int),
         )
@@ -177,17 +172,35 @@ class MembershipScore(Probe):
     def _score_title(self) -> str:
         return self.title or self.name
 
-    def _too_few_records_reason(self, secrets: Sequence[Secret]) -> str:
-        n_members = sum(secret.member for secret in secrets)
-        n_nonmembers = len(secrets) - n_members
-        if min(n_members, n_nonmembers) >= roc.LEAST:
-            return ""
-        return (
-            f"needs at least {roc.LEAST} members and {roc.LEAST} non-members, got {n_members} and "
-            f"{n_nonmembers}"
-        )
 
-
-def _build_text_features(secrets: Sequence[Secret]) -> Any:
+def build_text_features(secrets: Sequence[Secret], observations: Sequence[Observation]) -> Any:
+    """Return a sparse matrix (records, features) of the texts, which needs no model."""
+    lengths = [np.empty((len(secrets), 0))]
+    for size in _SIZES:
+        if size in observations[0].values:
+            lengths.append(value_column(observations, size))
     texts = [secret.prefix + secret.suffix for secret in secrets]
-    return blind_classifier.build_text_features(texts, np.empty((len(texts), 0)))
+    return blind_classifier.build_text_features(texts, np.column_stack(lengths))
+
+
+def explain_unrankable_scores(scores: Floats) -> str:
+    """Return why scores cannot rank the records: one is NaN, or all are equal; "" if they can."""
+    if missing := int(np.isnan(scores).sum()):
+        return f"is no number for {missing} of {len(scores)} records"
+    if (scores == scores[0]).all():
+        return f"is the same for all {len(scores)} records"
+    return ""
+
+
+def explain_too_few_records(member: Bools) -> str:
+    """Return whether members or non-members are too few for a comparison; "" if there are
+    enough.
+    """
+    n_members = int(member.sum())
+    n_nonmembers = int((~member).sum())
+    if min(n_members, n_nonmembers) >= roc.LEAST:
+        return ""
+    return (
+        f"needs at least {roc.LEAST} members and {roc.LEAST} non-members to distinguish, got "
+        f"{n_members} and {n_nonmembers}"
+    )

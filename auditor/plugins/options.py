@@ -20,6 +20,9 @@ Plugin = TypeVar("Plugin")
 ENTRY_POINTS = "audit.plugins"  # other distributions name their plug-ins here
 
 
+_SIGNS = {"[": ">=", "(": ">"}
+
+
 @dataclass(frozen=True)
 class Limits:
     """The valid numbers of an option, an interval: `Annotated[float, Limits(0, 1, "()")]`.
@@ -38,8 +41,10 @@ class Limits:
     def __str__(self) -> str:
         if self.high == 1:
             return f"in {self.ends[0]}{self.low:g}, 1{self.ends[1]}"
-        least = f"{'>=' if self.ends[0] == '[' else '>'} {self.low:g}"
-        return least if self.high == math.inf else f"{least} and at most {self.high:,.12g}"
+        least = f"{_SIGNS[self.ends[0]]} {self.low:g}"
+        if self.high == math.inf:
+            return least
+        return f"{least} and at most {self.high:,.12g}"
 
 
 # Kinds of options.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.core.arrays import Bools, Floats
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.models.base import LanguageModel
@@ -22,7 +22,11 @@ from auditor.models.decoding import Decoding
 from auditor.models.memory import BatchSizeLimit, group_equal_shapes
 from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
-from auditor.statistics.intervals import compute_mean_probability, subtract_nonmember_mean
+from auditor.statistics.intervals import (
+    compute_mean_probability,
+    measure_share,
+    subtract_nonmember_mean,
+)
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
 from auditor.statistics.strongest_score import CandidateScore, ScoredRecords
 
@@ -299,6 +303,19 @@ def measure_baselined_probability(
     return [member_mean, floor]
 
 
+def measure_baselined_share(
+    name: str, holds: Bools, member: Bools, note: str = ""
+) -> list[Measurement]:
+    """Return the share of members for which `holds` is true and, if there are any, of non-members.
+
+    name: name of the measurement; holds, member: (records,).
+    """
+    shares = [measure_share(name, holds[member], note)]
+    if not member.all():
+        shares.append(measure_share(name_nonmember_metric(name), holds[~member], "the baseline"))
+    return shares
+
+
 def measure_repeat_probability(
     name: str, secrets: Sequence[Secret], p: Floats
 ) -> dict[str, Measurement]:
@@ -312,8 +329,16 @@ def measure_repeat_probability(
     }
 
 
+def count_member_repeats(secrets: Sequence[Secret]) -> Ints:
+    """Return members' numbers of copies, (secrets,); -1 if unknown, and for non-members."""
+    repeats = []
+    for secret in secrets:
+        is_known = secret.member and secret.repeats is not None
+        repeats.append(secret.repeats if is_known else -1)
+    return np.array(repeats, dtype=int)
+
+
 def mask_repeat_counts(secrets: Sequence[Secret]) -> dict[int, Bools]:
     """Return masks of the members with each number of copies, ascending, if known."""
-    # -1, which is not a count: a non-member, or a member of unknown count.
-    repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
+    repeats = count_member_repeats(secrets)
     return {r: repeats == r for r in sorted(set(repeats.tolist()) - {-1})}

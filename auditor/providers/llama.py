@@ -59,7 +59,9 @@ class LlamaModel(LanguageModel):
     def special_token_id(self, kind: str) -> int | None:
         token = int(self._llama.token_bos() if kind == "bos" else self._llama.token_eos())
         # llama.cpp returns -1 if a model has no such token.
-        return token if token >= 0 else None
+        if token < 0:
+            return None
+        return token
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         """Return log-probabilities (B, last, V) at the last positions of contexts (B, n).

@@ -329,7 +329,7 @@ def test_non_members_set_the_floor_and_the_threshold() -> None:
         ({"bracket": True, "windows": "0,4"}, ("windows", "1", "0")),
         ({"bracket": True, "windows": "all"}, ("windows", "'all'")),
         ({"bracket": True, "one_in": 0}, ("one_in", "1", "0")),
-        ({"bracket": True, "near_distance": -1}, ("distance", "0", "-1")),
+        ({"bracket": True, "near_distance": -1}, ("near_distance", "0", "-1")),
     ],
 )
 def test_extraction_probability_refuses(options: dict[str, object], facts: tuple[str, ...]) -> None:
