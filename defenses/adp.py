@@ -16,13 +16,14 @@ import numpy as np
 from auditor.core.nouns import Tokens
 from auditor.defenses.private_training import PrivateTraining
 from auditor.defenses.private_training_controls import NoNoise
+from auditor.plugins.options import ShareOrAll
 from auditor.plugins.trainer import TrainingJob
 from auditor.privacy.gaussian import compute_quick_rdp_epsilon, compute_tightest_epsilon
 from auditor.privacy.promises import NOMINAL, PrivacyRecord
 from auditor.training.poisson import MechanismTerms, UnitTreatment
 from auditor.training.rarity import (
     Normalisation,
-    check_clipping_share_options,
+    check_perplexity_bounds,
     compute_clipping_shares,
     compute_log_perplexities,
     scale_perplexities_within_data,
@@ -124,13 +125,13 @@ class AdpSound(PrivateTraining):
     claims = "(epsilon, delta) for one record (or user), under any access and decoding"
     promises = True
     clipping_changes = "each unit's gradient is clipped, harder the rarer a public model finds it"
-    kappa_least: float = 0.1
+    kappa_least: ShareOrAll = 0.1
     lowest_perplexity: float = 0.0
     highest_perplexity: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_clipping_share_options(*self._clipping_share_options)
+        check_perplexity_bounds(self.lowest_perplexity, self.highest_perplexity)
 
     @property
     def _clipping_share_options(self) -> tuple[float, float, float]:

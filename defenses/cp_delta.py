@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
+from auditor.defenses.pmixed_model import EnsembleModel
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble, ModelEnsemble
-from auditor.models.rows import Rows
-from auditor.models.wrapping import MappedRows, WrappingModel
 from auditor.plugins.defense import Defense, Scenario
 
 _HALVES = (1, 2)  # parts of the ensemble; part 0, the public model, is not used here
@@ -92,32 +91,16 @@ class PublicCommon(Defense):
         return CpDeltaModel(ensemble, self.distance, (0, 1))
 
 
-class CpDeltaModel(WrappingModel):
+class CpDeltaModel(EnsembleModel):
     """A model that samples, by CP-Δ, texts that two members of an ensemble both find likely."""
 
     def __init__(self, ensemble: Ensemble, distance: Distance, pair: tuple[int, int]) -> None:
-        super().__init__(ensemble.public)
-        self.ensemble = ensemble
+        super().__init__(ensemble, f"CP-Δ's rule over {ensemble.public.name}")
         self.distance = distance
         self.pair = pair
-        self.name = f"CP-Δ's rule over {ensemble.public.name}"
-        self.parts = 1 + ensemble.size
 
-    def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        ensemble_bytes = self.parts * self.ensemble.public.row_bytes(positions)
-        return ensemble_bytes + super().row_bytes(positions)
-
-    def start(
-        self,
-        prefixes: Tensor,
-        length: int,
-        *,
-        prompt: Tensor | None = None,
-        distribution: bool = True,
-    ) -> Rows:
-        rows = self.ensemble.start(prefixes, length, prompt=prompt)
-        # Two of (rows, 1 + N, V).
-        return MappedRows(rows, lambda parts: self.mix_pair(parts[:, list(self.pair)]))
+    def released_token_distribution(self, distributions: Tensor) -> Tensor:
+        return self.mix_pair(distributions[..., list(self.pair), :])
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.tensor(self.pair, device=self.device)

@@ -88,7 +88,7 @@ class EarlyStop(Variant):
         if job.heldout:
             source = "from a separate file"
         note = f"held out to choose the step, not trained on: {len(heldout):,} records, {source}"
-        return [loss_masks.apply_loss_mask(record) for record in records], (note,)
+        return list(map(loss_masks.apply_loss_mask, records)), (note,)
 
     def fit_model(
         self,
@@ -102,9 +102,7 @@ class EarlyStop(Variant):
         fitting = StepwiseFineTuning(parameters, sequences, course, order)
         compute_loss = make_autocast_loss(job.half)
         _, heldout_records = self.split_heldout_records(job)
-        heldout = []
-        for record in heldout_records:
-            heldout.append(loss_masks.apply_loss_mask(record))
+        heldout = list(map(loss_masks.apply_loss_mask, heldout_records))
         heldout_loss = _HeldoutLoss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
         # The steps of an epoch after which it looks. A set: with more looks than steps, several

@@ -86,11 +86,10 @@ class GgufWeightMatrix:
 
 def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
     """Yield each weight matrix of the model, with the matrix's type in a file of type `type`."""
-    conv_layers = []
+    transposed = set()
     for layer in model.modules():
         if isinstance(layer, Conv1D):
-            conv_layers.append(layer)
-    transposed = {id(layer.weight) for layer in conv_layers}
+            transposed.add(id(layer.weight))
     matrices = []
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and not name.endswith(_POSITIONS):

@@ -41,12 +41,8 @@ class Goldfish(Variant):
     mask: Literal["hash", "static"] = "hash"
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        sequences = []
-        for record in job.records:
-            sequences.append(loss_masks.apply_loss_mask(record))
-        masked = []
-        for sequence in sequences:
-            masked.append(self.mask_dropped_tokens(sequence))
+        sequences = list(map(loss_masks.apply_loss_mask, job.records))
+        masked = list(map(self.mask_dropped_tokens, sequences))
         n_before = _count_loss_tokens(sequences)
         n_after = _count_loss_tokens(masked)
         if n_before and n_after == n_before:

@@ -41,14 +41,14 @@ from torch import Tensor
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
 from auditor.defenses.control_rows import PublicModelControl
-from auditor.defenses.pmixed_model import list_neighbour_parts
+from auditor.defenses.pmixed_model import EnsembleModel, list_neighbour_parts
 from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
 from auditor.models.in_context import InContextEnsemble, InContextRecordBatches
 from auditor.models.rows import Rows
-from auditor.models.wrapping import WrappingModel, WrappingRows
-from auditor.plugins.defense import Cause, Defense, QueryBudget, Scenario
+from auditor.models.wrapping import WrappingRows
+from auditor.plugins.defense import BudgetedDefense, Cause, Defense, Scenario
 from auditor.plugins.options import CountOrZero, Limits, Nonnegative, Positive, Share
 from auditor.privacy.accounting import (
     compute_bounded_range_rho,
@@ -68,7 +68,7 @@ _ORDER = 2
 
 
 @dataclass(frozen=True)
-class InvisibleInk(Defense):
+class InvisibleInk(BudgetedDefense):
     """Let a public model write with clipped private context (InvisibleInk, 2025).
 
     The method is InvisibleInk (Vinod et al. 2025).
@@ -105,11 +105,6 @@ class InvisibleInk(Defense):
             ensemble, ink, "InvisibleInk", InkLogRatioRange.from_ink_options(ink, self.batch)
         )
 
-    def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        if self.queries:
-            return QueryBudget(self.queries, self.on_exhaustion)
-        return None
-
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
         batches = deal_records_into_context_batches(scenario, self.batch)
         return {prompt.secret: batches.batch_by_start[prompt.given] for prompt in scenario.prompts}
@@ -131,13 +126,7 @@ class InvisibleInk(Defense):
                 f"{elsewhere} records share their prefix with one of another batch, whose model "
                 "answers: the extraction rate of these records is a lower bound"
             )
-        if not self.queries and not scenario.queries:
-            sentences.append(
-                "no attack here draws tokens inside the claim, so epsilon is spent on one token "
-                "and records weigh more than in service: give -D invisible-ink.queries=N, or add "
-                "an attack that draws"
-            )
-        return tuple(sentences)
+        return (*sentences, *super().remarks(scenario))
 
     def cause_chain(self) -> tuple[Cause, ...]:
         in_context = "records are read in a context, and nothing is trained on them"
@@ -149,31 +138,21 @@ class InvisibleInk(Defense):
             ),
         )
 
-    def _covered_token_count(self, scenario: Scenario) -> int:
-        """Return T, the number of tokens of one batch that epsilon covers.
-
-        T is `queries`, else the number that the run draws, else 1.
-        """
-        return self.queries or scenario.queries or 1
-
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
         """Return the parameters of a draw.
 
         Without a given clip, C = tau B sqrt(2 rho / T) (formulas C4).
         """
         # zCDP adds up over tokens (Bun and Steinke 2016, Lemma 1.7): each has an equal share.
-        rho = compute_zcdp_budget(self.epsilon, self.delta) / self._covered_token_count(scenario)
+        rho = compute_zcdp_budget(self.epsilon, self.delta) / self.count_covered_tokens(scenario)
         clip = self.clip or self.temperature * self.batch * math.sqrt(2 * rho) * _PRIVATE_END
         return InkOptions(clip, self.temperature, self.top_k)
 
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim:
-        queries = self._covered_token_count(scenario)
+        queries = self.count_covered_tokens(scenario)
         ink = self._clip_and_decoding_parameters(scenario)
-        # beyond, no record has a say
-        promise, n_tokens = (
-            InkLogRatioRange.from_ink_options(ink, self.batch),
-            min(n_tokens, queries),
-        )
+        promise = InkLogRatioRange.from_ink_options(ink, self.batch)
+        n_tokens = min(n_tokens, queries)  # beyond, no record has a say
 
         def epsilon(tokens: int) -> dict[str, float]:
             return {
@@ -319,7 +298,7 @@ def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
     return InContextEnsemble(scenario.public, deal_records_into_context_batches(scenario, size))
 
 
-class InvisibleInkModel(WrappingModel):
+class InvisibleInkModel(EnsembleModel):
     """A model that writes with a batch of records in context.
 
     Its members are the public model with one of the records in context. promise: the claim (None:
@@ -333,10 +312,8 @@ class InvisibleInkModel(WrappingModel):
         name: str,
         promise: InkLogRatioRange | None = None,
     ) -> None:
-        super().__init__(ensemble.public)
-        self.held = ensemble
+        super().__init__(ensemble, name)
         self.ink = ink
-        self.name = name
         self.promise = promise
         # A neighbour is a permuted ensemble around the one that knows the records.
         if isinstance(ensemble, PermutedEnsemble):
@@ -348,15 +325,10 @@ class InvisibleInkModel(WrappingModel):
             self.longest = inner.batches.longest_record_token_count
         else:
             self.longest = 0
-        self.parts = 1 + ensemble.size
         if self.max_positions is not None:
             self.max_positions -= self.longest  # the record in the context takes its room
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        """Return the distribution from which the token is drawn, (..., V) nats.
-
-        distributions: (..., 1 + B, V) nats, the public distribution first.
-        """
         return self.ink.clipped_mean_distribution(distributions)
 
     def start(
@@ -368,20 +340,7 @@ class InvisibleInkModel(WrappingModel):
         distribution: bool = True,
     ) -> Rows:
         self.check_text_fits(prefixes.shape[1], length, prompt)
-        return _InkRows(self, self.held.start(prefixes, length, prompt=prompt), distribution)
-
-    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.released_token_distribution(
-            self._public_and_member_distributions(contexts, last, prompt)
-        )
-
-    def _public_and_member_distributions(
-        self, contexts: Tensor, last: int, prompt: Tensor | None = None
-    ) -> Tensor:
-        """Return distributions (contexts, last, 1 + B, V) in nats, the public model's first."""
-        return self.held.distributions(
-            contexts, torch.arange(self.parts, device=self.device), last, prompt=prompt
-        )
+        return _InkRows(self, self.ensemble.start(prefixes, length, prompt=prompt), distribution)
 
     @torch.no_grad()
     def divergence_checks(
@@ -398,7 +357,7 @@ class InvisibleInkModel(WrappingModel):
         order = order or _ORDER
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
-        distributions = self._public_and_member_distributions(contexts, last)[:, at]
+        distributions = self.query_all_parts(contexts, last)[:, at]
         released = self.released_token_distribution(distributions).unsqueeze(-2).cpu().numpy()
         checks = []
         for relation in _RELATIONS:
@@ -421,7 +380,7 @@ class InvisibleInkModel(WrappingModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        distributions = self._public_and_member_distributions(contexts, last)[:, at]
+        distributions = self.query_all_parts(contexts, last)[:, at]
         relations = _RELATIONS if self.promise else _RELATIONS[:1]
         return [
             Neighbours(relation, self._neighbour_token_distributions(relation, distributions))
@@ -429,7 +388,8 @@ class InvisibleInkModel(WrappingModel):
         ]
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
-        other = PermutedEnsemble(self.held, list_neighbour_parts(relation, index, self.held.size))
+        places = list_neighbour_parts(relation, index, self.ensemble.size)
+        other = PermutedEnsemble(self.ensemble, places)
         return type(self)(other, self.ink, self.name, self.promise)
 
     def _neighbour_token_distributions(self, relation: str, distributions: Tensor) -> Tensor:
@@ -438,15 +398,14 @@ class InvisibleInkModel(WrappingModel):
         distributions: (..., 1 + B, V) nats, the public distribution first.
         """
         neighbours = []
-        for j in range(self.held.size):
-            parts = list_neighbour_parts(relation, j, self.held.size)
+        for j in range(self.ensemble.size):
+            parts = list_neighbour_parts(relation, j, self.ensemble.size)
             neighbours.append(self.released_token_distribution(distributions[..., parts, :]))
         return torch.stack(neighbours, dim=-2)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         # In every part a record may stand before the text.
-        model_bytes = self.held.public.row_bytes(positions + self.longest)
-        return self.parts * model_bytes + super().row_bytes(positions)
+        return super().row_bytes(positions + self.longest)
 
 
 class _InkRows(WrappingRows):
@@ -458,10 +417,8 @@ class _InkRows(WrappingRows):
 
     def _read_token_distributions(self) -> None:
         distributions = self.rows.log_probs()
-        self._public, self._own = (
-            distributions[:, 0].double(),
-            self.model.released_token_distribution(distributions),
-        )
+        self._public = distributions[:, 0].double()
+        self._own = self.model.released_token_distribution(distributions)
 
     def log_probs(self) -> Tensor:
         if not self.distribution:

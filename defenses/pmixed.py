@@ -17,7 +17,7 @@ from auditor.defenses.pmixed_model import (
     build_unmixed_projection,
 )
 from auditor.models.base import LanguageModel
-from auditor.plugins.defense import Cause, Defense, QueryBudget, Scenario
+from auditor.plugins.defense import BudgetedDefense, Cause, Defense, Scenario
 from auditor.plugins.options import CountOrZero, Limits, ShareOrAll
 from auditor.privacy.accounting import compute_rdp_budget, convert_rdp
 from auditor.privacy.mixing import (
@@ -49,7 +49,7 @@ def build_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
 
 
 @dataclass(frozen=True)
-class PMixed(Defense):
+class PMixed(BudgetedDefense):
     """Mix the members of an ensemble with the public model, then sample (PMixED, Flemings et al.
     2024).
 
@@ -89,31 +89,13 @@ class PMixed(Defense):
         compute_rdp_budget(self.epsilon, self.delta, self.alpha)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        make_projection = partial(self._make_projection, self._count_covered_tokens(scenario))
+        make_projection = partial(self._make_projection, self.count_covered_tokens(scenario))
         claim = self._make_query_claim(scenario)
         return PMixedModel(scenario.ensemble, self.q, make_projection, "PMixED", claim)
-
-    def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        if self.queries:
-            return QueryBudget(self.queries, self.on_exhaustion)
-        return None
-
-    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
-        if self.queries or scenario.queries:
-            return ()
-        return (
-            "no attack here draws tokens inside the claim, so epsilon is spent on one token and "
-            "private members weigh more than in service: give -D pmixed.queries=N, the tokens to "
-            "answer, or add an attack that draws",
-        )
 
     def cause_chain(self) -> tuple[Cause, ...]:
         mixing = "each distribution is mixed with the public one"
         return build_ensemble_cause_chain(self.ensemble, mixing)
-
-    def _count_covered_tokens(self, scenario: Scenario) -> int:
-        """Return T, the number of drawn tokens that epsilon covers; 1 if the run draws none."""
-        return self.queries or scenario.queries or 1
 
     def _make_projection(self, queries: int, members: int) -> PMixedMemberProjection:
         """Return the projection whose radius spends the budget on this many queries.
@@ -129,20 +111,11 @@ class PMixed(Defense):
             radii = (radius,) * members
             return PMixedMemberProjection(self.alpha, radii, cap=cap, two_sided=False)
         # The paper's beta depends on the size of the subset, not on N (formulas B2.1).
-        betas = []
+        budget = (self.epsilon, self.delta, self.alpha, queries, self.q)
+        sized_radii = []
         for size in range(1, members + 1):
-            betas.append(
-                find_largest_published_beta(
-                    self.epsilon,
-                    self.delta,
-                    self.alpha,
-                    queries,
-                    self.q,
-                    size,
-                )
-            )
-        radii = tuple(self.alpha * beta for beta in betas)
-        return PMixedMemberProjection(self.alpha, radii, cap=1.0, two_sided=True)
+            sized_radii.append(self.alpha * find_largest_published_beta(*budget, size))
+        return PMixedMemberProjection(self.alpha, tuple(sized_radii), cap=1.0, two_sided=True)
 
     def _list_claimed_adjacencies(self) -> tuple[Adjacency, ...]:
         """Return the neighbouring relations for which the radius is valid.
@@ -161,7 +134,7 @@ class PMixed(Defense):
         For the relation `adjacency`, the claim is the token's share of the budget. For other
         relations, it is the RDP that follows from the radius.
         """
-        queries = self._count_covered_tokens(scenario)
+        queries = self.count_covered_tokens(scenario)
         members = scenario.ensemble.size
         projection = self._make_projection(queries, members)
         share = compute_rdp_budget(self.epsilon, self.delta, self.alpha) / queries
@@ -186,7 +159,7 @@ class PMixed(Defense):
 
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim:
         ensemble = scenario.ensemble
-        queries = self._count_covered_tokens(scenario)
+        queries = self.count_covered_tokens(scenario)
         # After the budget, the public model answers, or nothing does.
         n_spent = min(n_tokens, queries)
         counts = ensemble.count_shard_overlaps()
@@ -253,7 +226,7 @@ class PMixed(Defense):
         """
         if queries == 0:
             return 0.0
-        n_covered = self._count_covered_tokens(scenario)
+        n_covered = self.count_covered_tokens(scenario)
         if relation == "as published":
             # RDP adds up over queries: these have this share of the budget.
             share = queries / n_covered

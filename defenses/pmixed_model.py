@@ -84,7 +84,48 @@ class QueryRDP:
     query_rdp: Mapping[tuple[Adjacency, int], float]  # nats, by relation and order
 
 
-class PMixedModel(WrappingModel):
+class EnsembleModel(WrappingModel):
+    """Base of models that mix the distributions of the parts of an ensemble."""
+
+    def __init__(self, ensemble: Ensemble, name: str) -> None:
+        super().__init__(ensemble.public)
+        self.ensemble = ensemble
+        self.name = name
+        self.parts = 1 + ensemble.size
+
+    def released_token_distribution(self, distributions: Tensor) -> Tensor:
+        """Return the distribution from which the token is drawn, (..., V) nats.
+
+        distributions: (..., 1 + N, V) nats, the public distribution first.
+        """
+        raise NotImplementedError
+
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
+        # The exact distribution, for which each token queries every part.
+        rows = self.ensemble.start(prefixes, length, prompt=prompt)
+        return MappedRows(rows, self.released_token_distribution)
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        return self.released_token_distribution(self.query_all_parts(contexts, last, prompt))
+
+    def query_all_parts(self, contexts: Tensor, last: int, prompt: Tensor | None = None) -> Tensor:
+        """Return distributions (contexts, last, 1 + N, V) in nats, the public model's first."""
+        parts = torch.arange(self.parts, device=self.device)
+        return self.ensemble.distributions(contexts, parts, last, prompt=prompt)
+
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
+        part_bytes = self.ensemble.public.row_bytes(positions)
+        return self.parts * part_bytes + super().row_bytes(positions)
+
+
+class PMixedModel(EnsembleModel):
     """A model that serves the mixed ensemble; a draw queries at most one member.
 
     Its distribution is that of the released token (formulas B2.4).
@@ -101,16 +142,11 @@ class PMixedModel(WrappingModel):
         name: str,
         promise: QueryRDP | None = None,
     ) -> None:
-        super().__init__(ensemble.public)
-        self.ensemble, self.q, self.served, self.name, self.promise = (
-            ensemble,
-            q,
-            served,
-            name,
-            promise,
-        )
+        super().__init__(ensemble, name)
+        self.q = q
+        self.served = served
+        self.promise = promise
         self.projection = projection = served(ensemble.size)
-        self.parts = 1 + ensemble.size
         sizes = compute_subset_sizes(q, ensemble.size)
         self.size_cdf = torch.from_numpy(np.cumsum(sizes)).to(self.device)
         # By the size of the subset, from 0: nobody is asked there.
@@ -137,16 +173,8 @@ class PMixedModel(WrappingModel):
         distribution: bool = True,
     ) -> Rows:
         if distribution:
-            # The exact distribution, for which each token queries every part.
-            rows = self.ensemble.start(prefixes, length, prompt=prompt)
-            return MappedRows(rows, self.released_token_distribution)
+            return super().start(prefixes, length, prompt=prompt)
         return _PMixedDrawRows(self, prefixes.to(self.device), length, prompt)
-
-    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        parts = torch.arange(self.parts, device=self.device)
-        return self.released_token_distribution(
-            self.ensemble.distributions(contexts, parts, last, prompt=prompt)
-        )
 
     def tuning_log_probs(
         self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator
@@ -170,10 +198,9 @@ class PMixedModel(WrappingModel):
         over subset sizes (formulas B2.4).
         """
         log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
-        radii, shares = (
-            torch.tensor(list(values), dtype=torch.float64, device=distributions.device)
-            for values in (self.shares.keys(), self.shares.values())
-        )
+        radii, shares = torch.tensor(
+            list(self.shares.items()), dtype=torch.float64, device=distributions.device
+        ).T
         # (radii, 1, ..., 1), each against the members (..., n).
         # (radii, ..., n)
         by_radius = self.projection.mixing_weights_within_radius(
@@ -251,11 +278,12 @@ class PMixedModel(WrappingModel):
                 f"expected order in 2..{promise.projection.alpha}, which the claim controls, got "
                 f"{order}"
             )
-        distributions = self._public_and_member_distributions(contexts, last, at)
+        distributions = self.query_all_parts(contexts, last)[:, at]
         released = _compute_float64_member_probabilities(
             self.released_token_distribution(distributions)
         )[..., None, :]
-        exact, checks = _compute_float64_member_probabilities(distributions), []
+        exact = _compute_float64_member_probabilities(distributions)
+        checks = []
         for (adjacency, k), claimed in promise.query_rdp.items():
             if k == order:
                 with np.errstate(divide="ignore"):
@@ -279,7 +307,7 @@ class PMixedModel(WrappingModel):
 
         Without a claim, each member is emptied.
         """
-        distributions = self._public_and_member_distributions(contexts, last, at)
+        distributions = self.query_all_parts(contexts, last)[:, at]
         return [
             Neighbours(
                 adjacency,
@@ -304,14 +332,6 @@ class PMixedModel(WrappingModel):
         claimed = () if self.promise is None else self.promise.query_rdp
         return tuple(dict.fromkeys(adjacency for adjacency, _ in claimed)) or ("zero_out",)
 
-    def _public_and_member_distributions(
-        self, contexts: Tensor, last: int, at: Sequence[int]
-    ) -> Tensor:
-        """Return distributions (B, positions, 1 + N, V) in nats, the public model's first."""
-        return self.ensemble.distributions(
-            contexts, torch.arange(self.parts, device=self.device), last
-        )[:, at]
-
     def _neighbour_token_distributions(
         self, adjacency: Adjacency, distributions: Tensor
     ) -> np.ndarray:
@@ -319,11 +339,10 @@ class PMixedModel(WrappingModel):
 
         distributions: (B, positions, 1 + N, V) nats, the public distribution first.
         """
-        fewer = adjacency == "add_remove" and self.ensemble.size > 1
-        served, exact = (
-            self.served(self.ensemble.size - 1) if fewer else self.projection,
-            _compute_float64_member_probabilities(distributions),
-        )
+        served = self.projection
+        if adjacency == "add_remove" and self.ensemble.size > 1:
+            served = self.served(self.ensemble.size - 1)
+        exact = _compute_float64_member_probabilities(distributions)
         weights = _tabulate_mixing_weights(served, distributions)
         return neighbour_distributions(
             adjacency, exact[..., 0, :], exact[..., 1:, :], weights, self.q
@@ -335,10 +354,9 @@ class PMixedModel(WrappingModel):
         return self.ensemble.count_shard_overlaps()
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        model_bytes = self.ensemble.public.row_bytes(positions)
         if not distribution:  # a draw asks one member at most
-            return 2 * model_bytes
-        return self.parts * model_bytes + super().row_bytes(positions)
+            return 2 * self.ensemble.public.row_bytes(positions)
+        return super().row_bytes(positions)
 
 
 def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:

@@ -158,7 +158,7 @@ class PMixedTrainer(Trainer):
     ) -> MemberToTrain:
         records = [job.records[i] for i in indices]
         texts = [record.text for record in records]
-        sequences = [loss_masks.apply_loss_mask(record) for record in records]
+        sequences = list(map(loss_masks.apply_loss_mask, records))
         return MemberToTrain(folder, texts, sequences, seed, ("train", job.seed, *key))
 
 

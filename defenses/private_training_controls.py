@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
+from auditor.plugins.options import ShareOrAll
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.finetune import ClippingNorm
 from auditor.training.poisson import NonPrivateControl, UnitTreatment
-from auditor.training.rarity import check_clipping_share_options, compute_clipping_shares
+from auditor.training.rarity import check_perplexity_bounds, compute_clipping_shares
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,13 @@ class NoNoise(NonPrivateControl):
     name = "no-noise"
     title = "Clipped, no noise"
     clip: ClippingNorm = 1.0
-    kappa_least: float = 1.0
+    kappa_least: ShareOrAll = 1.0
     lowest_perplexity: float = 0.0
     highest_perplexity: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_clipping_share_options(
-            self.kappa_least,
-            self.lowest_perplexity,
-            self.highest_perplexity,
-        )
+        check_perplexity_bounds(self.lowest_perplexity, self.highest_perplexity)
 
     @property
     def control_clipping_norm(self) -> float:

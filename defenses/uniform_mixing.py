@@ -75,9 +75,7 @@ class UniformMixing(Defense):
             )
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        mixing = self._uniform_mixture_for_vocabulary(
-            scenario.target.vocab_size, scenario.public is not None
-        )
+        mixing = self._make_mixture(scenario)
         return UniformMixingModel(
             scenario.target,
             self.weight,
@@ -88,9 +86,7 @@ class UniformMixing(Defense):
         )
 
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim:
-        mixing = self._uniform_mixture_for_vocabulary(
-            scenario.target.vocab_size, scenario.public is not None
-        )
+        mixing = self._make_mixture(scenario)
         return _build_claim(mixing, scenario.queries or 1, scenario.answer_length, n_tokens)
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
@@ -102,14 +98,13 @@ class UniformMixing(Defense):
         )
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim]:
-        mixing = self._uniform_mixture_for_vocabulary(
-            scenario.target.vocab_size, scenario.public is not None
-        )
+        mixing = self._make_mixture(scenario)
         claim = _build_claim(mixing, scenario.queries, scenario.queries, 0)
         return UniformMixingMasked(scenario.target, mixing, scenario.public), claim
 
-    def _uniform_mixture_for_vocabulary(self, vocab_size: int, public: bool) -> UniformMixture:
-        if self.public_top_k and not public:
+    def _make_mixture(self, scenario: Scenario | MaskedScenario) -> UniformMixture:
+        vocab_size = scenario.target.vocab_size
+        if self.public_top_k and scenario.public is None:
             raise AuditError(
                 "public_top_k restricts the distribution to what a public model finds likeliest: "
                 "give --public"

@@ -171,6 +171,34 @@ class Defense(Configured):
         return ()
 
 
+class BudgetedDefense(Defense):
+    """Base of defenses with the option `queries`, the drawn tokens that their epsilon covers.
+
+    The option `on_exhaustion` is that of `QueryBudget`.
+    """
+
+    queries: int
+    on_exhaustion: Literal["stop", "public"]
+
+    def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
+        if self.queries:
+            return QueryBudget(self.queries, self.on_exhaustion)
+        return None
+
+    def count_covered_tokens(self, scenario: Scenario) -> int:
+        """Return T, the number of drawn tokens that epsilon covers; 1 if the run draws none."""
+        return self.queries or scenario.queries or 1
+
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        if self.queries or scenario.queries:
+            return ()
+        return (
+            "no attack here draws tokens inside the claim, so epsilon is spent on one token and "
+            f"private data weigh more than in service: give -D {self.name}.queries=N, the tokens "
+            "to answer, or add an attack that draws",
+        )
+
+
 @dataclass(frozen=True)
 class Cause:
     """A step of a defense's chain of controls: one change from the previous step.

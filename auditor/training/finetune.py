@@ -90,11 +90,10 @@ def cast_frozen_linear_weights(model: Any, half: torch.dtype | None) -> None:
     """
     if half is None:
         return
-    embeddings = []
+    shared = set()
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
-            embeddings.append(module)
-    shared = {id(embedding.weight) for embedding in embeddings}
+            shared.add(id(module.weight))
     for module in model.modules():
         if not isinstance(module, torch.nn.Linear):
             continue

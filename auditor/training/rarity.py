@@ -75,10 +75,8 @@ def scale_perplexities_within_bounds(
     return np.asarray(((log_perplexity - low) / (high - low)).clip(0, 1))
 
 
-def check_clipping_share_options(kappa_least: float, lowest: float, highest: float) -> None:
-    """Raise AuditError for options that `compute_clipping_shares` cannot use."""
-    if not 0 < kappa_least <= 1:
-        raise AuditError(f"expected kappa_least in (0, 1], got {kappa_least}")
+def check_perplexity_bounds(lowest: float, highest: float) -> None:
+    """Raise AuditError for bounds that `compute_clipping_shares` cannot use."""
     # highest=0 means the vocabulary size, which is not known here: any large number passes.
     scale_perplexities_within_bounds(np.zeros(0), lowest or 1, highest or 1e9)
 

@@ -166,8 +166,8 @@ def _list_retained_sequences(job: TrainingJob) -> list[Tokens]:
     retained = []
     for record in job.records:
         if record.text not in forgotten:
-            retained.append(record)
-    return [loss_masks.apply_loss_mask(record) for record in retained]
+            retained.append(loss_masks.apply_loss_mask(record))
+    return retained
 
 
 def pad_unlearning_records(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:

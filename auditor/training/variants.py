@@ -49,7 +49,7 @@ class FineTuning(Trainer):
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """Return the sequences to train on, with loss masks applied, and sentences for the user."""
-        return [loss_masks.apply_loss_mask(record) for record in job.records], ()
+        return list(map(loss_masks.apply_loss_mask, job.records)), ()
 
     def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         """Return the model, and sentences for the user. Its trained parameters require

@@ -390,7 +390,7 @@ class DrawsUnclipped(InvisibleInkModel):
     ) -> Any:
         if distribution:
             return super().start(prefixes, length, prompt=prompt)
-        return ClipForgotten(self.held, self.ink, self.name).start(
+        return ClipForgotten(self.ensemble, self.ink, self.name).start(
             prefixes, length, distribution=False
         )
 
@@ -450,7 +450,7 @@ def test_games_see_a_forgotten_clip_and_accuse_nobody(
         ({"epsilon": 0.0}, ("epsilon", "0", "1,000", "0")),
         ({"epsilon": math.nan}, ("epsilon", "1,000", "nan")),
         ({"delta": 1.0}, ("delta", "0", "1", "1")),
-        ({"batch": 0}, ("batch", "1..1,024", "0")),
+        ({"batch": 0}, ("batch", "1,024", "0")),
         ({"clip": -1.0}, ("clip", "0")),
         ({"temperature": 0.0}, ("temperature", "0", "0")),
         ({"top_k": -1}, ("top_k", "0", "-1")),
