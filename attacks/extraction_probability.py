@@ -174,7 +174,7 @@ class ExtractionProbability(DistributionProbe):
         # control.
         completed = list(observations)
         p_values = self._member_p_values(secrets, observations)
-        for i, p in zip(np.flatnonzero(member), p_values, strict=True):
+        for i, p in zip(np.flatnonzero(member).tolist(), p_values, strict=True):
             completed[i] = observations[i].add_values({"conformal_p": float(p)})
         return completed
 

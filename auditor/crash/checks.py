@@ -69,12 +69,6 @@ def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
     most, worst = max(
         repeats, key=lambda repeat: repeat[0], default=(0, runs.first_training.steps[0])
     )
-    message = f"no record twice in any of {len(repeats)} steps"
-    if most > 1:
-        message = (
-            f"a record was read {most} times in {sum(count > 1 for count, _ in repeats)} of "
-            f"{len(repeats)} steps"
-        )
 
     def witness() -> WorstViolation:
         record = Counter(worst.records).most_common(1)[0][0]
@@ -88,7 +82,9 @@ def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
     return judge_certain_check(
         "once a step",
         most > 1,
-        message,
+        f"a record was read {most} times in {sum(count > 1 for count, _ in repeats)} of "
+        f"{len(repeats)} steps",
+        f"no record twice in any of {len(repeats)} steps",
         "one such step",
         witness,
         lambda: runs.compute_noise_epsilon(noise),
@@ -139,12 +135,15 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     # r times Poisson's variance gives r chi-squared. This r puts it below the critical value with
     # probability POWER.
     least = stats.chi2.ppf(SHARE, len(sizes)) / stats.chi2.ppf(POWER, len(sizes))
+    # Each pass reads each record once, with the claimed noise: a bound for any order.
+    noise = runs.claim.noise_multiplier
+    shuffled = runs.compute_noise_epsilon(noise, quick=True, sampling="shuffled")
     return judge_p_value(
         "Poisson sampling",
         float(stats.chi2.cdf(varies * freedom / len(sizes), freedom)),
         f"batches of {sizes.min()} to {sizes.max()} records vary less than {law} sampling's: "
         "epsilon was accounted for another kind of sampling; of batches in random order at most "
-        f"{_bound_shuffled_epsilon(runs):.2f} follows",
+        f"{shuffled:.2f} follows",
         f"batches of {sizes.min()} to {sizes.max()} records, as {law} sampling draws them",
         f"batches whose size has {100 * least:.0f}% of Poisson sampling's variance",
         lambda: WorstViolation(
@@ -152,14 +151,6 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
             f"{n * q * (1 - q):.2f}",
         ),
     )
-
-
-def _bound_shuffled_epsilon(runs: WatchedTrainings) -> float:
-    """Return an upper bound of epsilon if each pass over the data reads each record once.
-
-    The noise is the claimed noise. The bound holds for any order of the records.
-    """
-    return runs.compute_noise_epsilon(runs.claim.noise_multiplier, quick=True, sampling="shuffled")
 
 
 def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
@@ -199,10 +190,12 @@ def check_step_count(runs: WatchedTrainings) -> LoopCheck:
     """Check that the training takes no more steps than the claim accounts for."""
     trace_lengths = [len(trace.steps) for trace in runs.traces]
     step_count, claimed = max(trace_lengths), runs.claim.steps
+    counts = f"{step_count} steps were taken, {claimed} are claimed"
     return judge_certain_check(
         "steps",
         step_count > claimed,
-        f"{step_count} steps were taken, {claimed} are claimed",
+        counts,
+        counts,
         "one step more",
         lambda: WorstViolation(
             f"{step_count} steps", str(claimed), trace_lengths.index(step_count), claimed
@@ -229,16 +222,12 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(
             "accounting", UNKNOWN, message + "was not counted here", "2% of epsilon", source=COUNTED
         )
-    message = f"claimed is epsilon {value:g}, which follows ({derived:.2f})"
-    if is_exceeded:
-        message = (
-            f"claimed is epsilon {value:g}; its own noise, {runs.claim.sampling} batches and steps "
-            f"give {derived:.2f}"
-        )
     return judge_certain_check(
         "accounting",
         is_exceeded,
-        message,
+        f"claimed is epsilon {value:g}; its own noise, {runs.claim.sampling} batches and steps "
+        f"give {derived:.2f}",
+        f"claimed is epsilon {value:g}, which follows ({derived:.2f})",
         "2% of epsilon",
         lambda: WorstViolation(f"epsilon {value:g}", f"{derived:.2f}"),
         lambda: derived,

@@ -130,22 +130,23 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
     """
     name = "each record by itself"
     would = f"logits that change by {_APART:.0%}"
-    changes = []
-    for i, trace in enumerate(runs.traces):
-        if trace.batch_effect is not None:
-            changes.append((trace.batch_effect, i))
+    effects = enumerate(trace.batch_effect for trace in runs.traces)
+    changes = [(effect, i) for i, effect in effects if effect is not None]
     if not changes:
         return _counted_check(
             name, UNKNOWN, "no batch could be read again to compare its records", would
         )
     most, at = max(changes)
     message = f"a record's logits change by {most:.1%} with the other records of its batch"
-    if most > _APART:
-        message += (
-            ": its gradient changes too, so one record moves the gradients of its whole batch"
-        )
-    witness = WorstViolation(f"logits {most:.1%} off", "those of the record by itself", at)
-    return judge_certain_check(name, most > _APART, message, would, lambda: witness)
+    return judge_certain_check(
+        name,
+        most > _APART,
+        f"{message}: its gradient changes too, so one record moves the gradients of its whole "
+        "batch",
+        message,
+        would,
+        lambda: WorstViolation(f"logits {most:.1%} off", "those of the record by itself", at),
+    )
 
 
 def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:

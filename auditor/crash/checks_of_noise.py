@@ -128,11 +128,6 @@ def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
     for i, trace in enumerate(runs.traces):
         for fault in trace.overflowed:
             faults.append((i, *fault))
-    message = "every released number is finite"
-    if faults:
-        message = (
-            f"{len(faults)} released gradients hold infinite or undefined numbers: they overflowed"
-        )
 
     def witness() -> WorstViolation:
         training, step, tensor = faults[0]
@@ -143,7 +138,8 @@ def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
     return judge_certain_check(
         "finite gradients",
         bool(faults),
-        message,
+        f"{len(faults)} released gradients hold infinite or undefined numbers: they overflowed",
+        "every released number is finite",
         "one such number",
         witness,
         get_unbounded_epsilon,
@@ -200,11 +196,13 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
         return LoopCheck(name, UNKNOWN, "no noise to examine", "")
-    noises, size = _stack_shared_noise(noisy)
+    noises, freedoms = _stack_shared_noise(noisy)
+    size = min(freedoms)
     follow = []
     for trace in runs.traces:
-        for a, b in itertools.pairwise(trace.steps):
-            follow.append(_select_shared_noise(a, b))
+        for pair_of_steps in itertools.pairwise(trace.steps):
+            (a, b), (free, _) = _stack_shared_noise(pair_of_steps)
+            follow.append((a, b, free))
     most, of_pairs, pair = _find_largest_correlation(noises, size)
     by_scope = {
         "in any two steps": (most, of_pairs),
@@ -273,43 +271,21 @@ def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
     return float((step.spread[of] ** 2).sum())
 
 
-def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
-    """Return the noise of tensors that every step has, (steps, d), and the least degrees of
-    freedom.
+def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, list[float]]:
+    """Return the noise of tensors that every step has, (steps, d), and its degrees of freedom by
+    step.
     """
-    shared = []
-    for name in steps[0].shapes:
-        if all(name in step.shapes for step in steps):
-            shared.append(name)
-    spans = []
-    for step in steps:
-        spans.append([slice(*step.shapes[name]) for name in shared])
+    shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
     rows = []
-    for step, slices in zip(steps, spans, strict=True):
-        rows.append(np.concatenate([np.zeros(0), *(step.noise[at] for at in slices)]))
-    free = []
-    for step, slices in zip(steps, spans, strict=True):
-        free.append(sum(_count_noise_freedoms(step, at) for at in slices))
-    return np.stack(rows), min(free)
+    freedoms = []
+    for step in steps:
+        slices = [slice(*step.shapes[name]) for name in shared]
+        rows.append(np.concatenate([np.zeros(0), *map(step.noise.__getitem__, slices)]))
+        freedoms.append(sum(_count_noise_freedoms(step, at) for at in slices))
+    return np.stack(rows), freedoms
 
 
 _Pair = tuple[Floats, Floats, float]  # noise, noise, and the first one's dimensions
-
-
-def _select_shared_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
-    """Return the noise of both steps, restricted to the tensors that both steps have.
-
-    The third value is the degrees of freedom of the first step's noise there.
-    """
-    shared = [name for name in step.shapes if name in other.shapes]
-    slices = [slice(*step.shapes[name]) for name in shared]
-    other_slices = [slice(*other.shapes[name]) for name in shared]
-    nothing = np.zeros(0)
-    return (
-        np.concatenate([nothing, *(step.noise[at] for at in slices)]),
-        np.concatenate([nothing, *(other.noise[at] for at in other_slices)]),
-        sum(_count_noise_freedoms(step, at) for at in slices),
-    )
 
 
 def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from auditor.core.arrays import Floats
+from auditor.core.arrays import Bools, Floats
 from auditor.crash.reaches import (
     ChooseRecords,
-    Chosen,
     estimate_mean_reach,
     estimate_tensor_reaches,
     is_clipping_per_tensor,
     rank_training_norms,
-    weigh_all_records,
+    weigh_records,
 )
 from auditor.crash.training_specimen import RECORDS, SPECIMENS
 from auditor.crash.verdicts import (
@@ -34,8 +34,6 @@ from auditor.crash.watch import ObservedStep
 
 _SINGULAR = 1e10  # the condition number of a fit that determines nothing
 _Chosen = Callable[[int, ObservedStep], bool]
-# a step -> (records, m); the fit returns the first column's coefficient
-_Columns = Callable[[ObservedStep], Floats]
 
 
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
@@ -59,10 +57,8 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     if not fits:
         return LoopCheck(name, UNKNOWN, "no noise to compare it with", "")
     mean, error = max(fits, key=lambda fit: (fit[0] - promised) / fit[1])
-    ratio, least = (
-        mean / promised,
-        max(pair[0] + count_detectable_errors() * pair[1] for pair in fits) / promised,
-    )
+    ratio = mean / promised
+    least = max(reach + count_detectable_errors() * error for reach, error in fits) / promised
     would = f"a reach of {1 + count_detectable_errors(len(fits)) * fits[0][1] / promised:.2f} times"
     if least < 1:  # another way of clipping, whose bound no estimate reaches
         message = (
@@ -91,18 +87,15 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
     equals the bound above. The ends are those of the 95% region of bound and clipping norm. Return
     None if reaches may rise up to the longest gradient.
     """
-    steps = []
-    for step in runs.steps:
-        if step.scale and step.norms.any():
-            steps.append(step)
+    steps = [step for step in runs.steps_with_noise if step.norms.any()]
     if not steps:
         return None
     norms = np.concatenate([step.norms[step.norms > 0] for step in steps])
-    weighted = [(step, *weigh_all_records(step.gram)) for step in steps]
+    weighted = []
+    for step in steps:
+        weighted.append((step, *weigh_records(step.gram, np.ones(len(step.gram), np.bool_))))
     grid = np.unique(np.quantile(norms, _CLIPPING_QUANTILES))
-    fits = []
-    for norm in grid:
-        fits.append(_fit_bound_above_clipping_norm(weighted, norm))
+    fits = [_fit_bound_above_clipping_norm(weighted, norm) for norm in grid]
     unclipped = fits[-1]
     if len(grid) > 2:
         best = min(max(1, int(np.argmax([fit[2] for fit in fits]))), len(grid) - 2)
@@ -118,9 +111,7 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
         if explained > most - _OUTSIDE
         for sign in (-1, 1)
     ]
-    mean = likeliest[0]
-    low = min(ends)
-    high = max(ends)
+    mean, low, high = likeliest[0], min(ends), max(ends)
     wider = (high - mean) / math.sqrt(_OUTSIDE) * count_detectable_errors()
     if low <= 0 or mean + wider < 1 / runs.claim.noise_multiplier:
         return None
@@ -259,21 +250,15 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     # With clipping by tensor, a record's part is no multiple of its gradient and no share of the
     # batch's.
     by_tensors = is_clipping_per_tensor(runs.steps, runs.whitened_shares or {})
-    companies = {}
+    fits = {_NORM: _fit_norm_rise(runs, promised)}
     for predictor, parts in _COMPANY.items():
-        companies[predictor] = None if by_tensors else _fit_share_rise(runs.steps, parts)
-    estimates = {}
-    for predictor, slope_fit in {
-        _NORM: _fit_norm_rise(runs, promised),
-        **companies,
-    }.items():
-        if slope_fit:
-            estimates[predictor] = slope_fit
+        fits[predictor] = None if by_tensors else _fit_share_rise(runs.steps, parts)
+    estimates = {predictor: fit for predictor, fit in fits.items() if fit}
     if not estimates:
         return LoopCheck(name, UNKNOWN, "no noise to compare it with", "")
     worst = max(estimates, key=lambda key: estimates[key][0] / estimates[key][1])
     slope, error = estimates[worst]
-    among = 1 + len(companies)  # shares that gave no estimate were tested too
+    among = len(fits)  # shares that gave no estimate were tested too
     least = count_detectable_errors(among) * max(e for _, e in estimates.values()) / promised
 
     def witness() -> WorstViolation:
@@ -312,20 +297,16 @@ def _fit_norm_rise(runs: WatchedTrainings, promised: float) -> tuple[float, floa
     quarter's contribution minus the bound. Both are needed, because a contribution below the bound
     may rise.
     """
-    slope = _fit_log_norm_slope(runs.steps)
+    line = _fit_line(runs.steps, _compute_log_norms)
     top = _estimate_longest_reach(runs)
-    if slope is None or top is None:
+    if line is None or top is None:
         return None
-    return min(slope, (top[0] - promised, top[1]), key=lambda fit: fit[0] / fit[1])
+    return min(line.slope, (top[0] - promised, top[1]), key=lambda fit: fit[0] / fit[1])
 
 
-def _fit_log_norm_slope(steps: Sequence[ObservedStep]) -> tuple[float, float] | None:
-    return _estimate_first_coefficient(
-        steps,
-        lambda step: np.stack(
-            [np.log(np.maximum(step.norms, 1e-300)), np.ones(len(step.norms))], 1
-        ),
-    )
+def _compute_log_norms(step: ObservedStep) -> Floats:
+    log_norms: Floats = np.log(np.maximum(step.norms, 1e-300))
+    return log_norms
 
 
 _NORM = "the logarithm of its gradient's norm"
@@ -346,39 +327,28 @@ def _fit_share_rise(
     if the record's norm or log norm explains contributions equally well (records below the clipping
     norm), or if all shares are equal (records read singly).
     """
-    fit = _fit_sensitivity_line(steps, lambda step: _compute_record_shares(step, parts(step)))
-    norm_fits = [
-        _fit_sensitivity_line(steps, lambda step: step.norms),
-        _fit_sensitivity_line(steps, lambda step: np.log(step.norms)),
-    ]
-    if fit is None or any(
-        norm_fit and _compute_explained_deviation(norm_fit) >= _compute_explained_deviation(fit)
-        for norm_fit in norm_fits
-    ):
+    line = _fit_line(steps, lambda step: _compute_record_shares(step, parts(step)))
+    if line is None:
         return None
-    (share, common), covariance = fit
-    if share > 3 * abs(common):
-        return (float(share), float(covariance[0, 0] ** 0.5))
+    for column in (lambda step: step.norms, _compute_log_norms):
+        norm_line = _fit_line(steps, column)
+        if norm_line and norm_line.explained >= line.explained:
+            return None
+    if line.slope[0] > 3 * abs(line.constant):
+        return line.slope
     return None
 
 
-def _fit_sensitivity_line(
-    steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Floats]
-) -> tuple[Floats, Floats] | None:
-    """Fit the contributions on a column and a column of ones (see `_fit_least_squares`)."""
-    return _fit_least_squares(
-        steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1)
-    )
+class _Line(NamedTuple):
+    """A fit of contributions on a column and a constant.
 
-
-def _compute_explained_deviation(fit: tuple[Floats, Floats]) -> float:
-    """Return the squared length of a fit's values, in units of the noise.
-
-    fit: coefficients and covariance.
+    slope: the column's coefficient and its standard error; explained: the squared length of the
+    fitted values, in units of the noise.
     """
-    coefficients, covariance = fit
-    # The inverse covariance is X' G X: this is the squared length of the fitted values.
-    return float(coefficients @ np.linalg.solve(covariance, coefficients))
+
+    slope: tuple[float, float]
+    constant: float
+    explained: float
 
 
 def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Floats:
@@ -398,7 +368,7 @@ def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -
 
 
 def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
-    def choose(step: ObservedStep) -> Chosen:
+    def choose(step: ObservedStep) -> Bools:
         return np.array(
             [chosen(record, step) for record in sorted(set(step.records))], dtype=np.bool_
         )
@@ -406,35 +376,27 @@ def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
     return choose
 
 
-def _estimate_first_coefficient(
-    steps: Sequence[ObservedStep], columns: _Columns
-) -> tuple[float, float] | None:
-    """Return the first coefficient of `_fit_least_squares` and its standard error."""
-    fit = _fit_least_squares(steps, columns)
-    return fit and (float(fit[0][0]), float(fit[1][0, 0] ** 0.5))
+def _fit_line(
+    steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Floats]
+) -> _Line | None:
+    """Fit the contributions of all steps on a column, (records,) for a step, and a constant.
 
-
-def _fit_least_squares(
-    steps: Sequence[ObservedStep], columns: _Columns
-) -> tuple[Floats, Floats] | None:
-    """Fit the contributions of all steps on columns; return the coefficients and their covariance.
-
-    columns: for a step, (records, columns). Columns of zeros are dropped. The fit is generalised
-    least squares: the covariance of a step's contributions is the inverse Gram matrix of its
-    records' unit gradients. Return None if the fit is undetermined.
+    The fit is generalised least squares: the covariance of a step's contributions is the inverse
+    Gram matrix of its records' unit gradients. Return None if the fit is undetermined.
     """
-    rows = []
+    # Normal equations, each step weighted by its Gram matrix.
+    a = np.zeros((2, 2))
+    b = np.zeros(2)
     for step in steps:
         if step.scale and step.records:
-            rows.append((columns(step), step.gram, step.reaches))
-    if not rows:
+            x = np.stack([column(step), np.ones(len(step.norms))], 1)
+            a = a + x.T @ step.gram @ x
+            b = b + x.T @ step.gram @ step.reaches
+    if not a[0, 0] > 0 or np.linalg.cond(a) > _SINGULAR:
         return None
-    # Normal equations, each step weighted by its Gram matrix. Leave out a column that is 0 in every
-    # step.
-    a = sum((x.T @ gram @ x for x, gram, _ in rows), np.zeros(()))
-    b = sum((x.T @ gram @ reaches for x, gram, reaches in rows), np.zeros(()))
-    used = np.diag(a) > 0
-    if not used[0] or np.linalg.cond(a[used][:, used]) > _SINGULAR:
-        return None
-    covariance: Floats = np.linalg.inv(a[used][:, used]).astype(np.float64)
-    return covariance @ b[used], covariance
+    covariance = np.linalg.inv(a)
+    coefficients = covariance @ b
+    slope = float(coefficients[0]), float(covariance[0, 0] ** 0.5)
+    # The inverse covariance is X' G X: this is the squared length of the fitted values.
+    explained = float(coefficients @ np.linalg.solve(covariance, coefficients))
+    return _Line(slope, float(coefficients[1]), explained)

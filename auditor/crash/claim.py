@@ -42,23 +42,13 @@ class LoopClaim:
     public_size: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            "noise_multiplier",
-            "max_grad_norm",
-            "sample_rate",
-            "steps",
-            "delta",
-            "epsilon",
-        ):
-            # Abstract classes, which include numpy's numbers.
-            kind = numbers.Integral if name == "steps" else numbers.Real
+        for name in ("noise_multiplier", "max_grad_norm", "sample_rate", "delta", "epsilon"):
+            # An abstract class, which includes numpy's numbers.
             value = getattr(self, name)
-            if not isinstance(value, kind) and (name, value) != ("epsilon", None):
-                if name == "steps":
-                    expected = "whole number"
-                else:
-                    expected = "number"
-                raise AuditError(f"expected a claim's {name} to be a {expected}, got {value!r}")
+            if not isinstance(value, numbers.Real) and (name, value) != ("epsilon", None):
+                raise AuditError(f"expected a claim's {name} to be a number, got {value!r}")
+        if not isinstance(self.steps, numbers.Integral):
+            raise AuditError(f"expected a claim's steps to be a whole number, got {self.steps!r}")
         for name in ("noise_multiplier", "max_grad_norm"):
             # `not a <= x` instead of `x < a`, here and below, also rejects NaN.
             if not 0 <= getattr(self, name) < math.inf:
@@ -92,18 +82,12 @@ class LoopClaim:
         if isinstance(claim_or_pair, cls):
             return claim_or_pair
         if isinstance(claim_or_pair, Mapping) and "engine" in claim_or_pair:
-            stated = {}
-            for name, value in claim_or_pair.items():
-                if name != "engine":
-                    stated[name] = value
+            stated = dict(claim_or_pair)
+            engine = stated.pop("engine")
+            delta = None
             if with_epsilon:
                 delta = stated.get("delta")
-            else:
-                delta = None
-            claim_or_pair = {
-                **_read_opacus_claim(claim_or_pair["engine"], delta),
-                **stated,
-            }
+            claim_or_pair = _read_opacus_claim(engine, delta) | stated
         fields = {field.name: field for field in dataclasses.fields(cls)}
         needed = []
         for name, field in fields.items():

@@ -42,7 +42,7 @@ class PrintedText:
     @contextmanager
     def capture_printed_text_context(self) -> Iterator[None]:
         """Capture all text printed in the context, and print it as well."""
-        handler = _Handler(self.append_before_or_after_step)
+        handler = logging.StreamHandler(_Tee(None, self.append_before_or_after_step))
         # The root logger receives all loggers except those that do not propagate.
         logging.getLogger().addHandler(handler)
         try:
@@ -75,15 +75,6 @@ class _Tee(io.TextIOBase):
 
     def fileno(self) -> int:
         return int(self._stream.fileno())
-
-
-class _Handler(logging.Handler):
-    def __init__(self, add: Callable[[str], None]) -> None:
-        super().__init__()
-        self._said = add
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._said(record.getMessage() + "\n")
 
 
 def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, str] | None:

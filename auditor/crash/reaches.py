@@ -8,6 +8,7 @@ reaches need not be equal. Weights depend only on gradients computed before the 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,20 +21,15 @@ from auditor.crash.verdicts import SHARE
 from auditor.crash.watch import ObservedStep, fit_reaches
 from auditor.crash.watch import TrainingTrace as Trace
 
-Chosen = Bools
-ChooseRecords = Callable[[ObservedStep], Chosen]  # a step -> (records,) mask
+ChooseRecords = Callable[[ObservedStep], Bools]  # a step -> (records,) mask
 Estimate = tuple[float, float]  # a mean reach, and its standard error
 _ROUNDING = 1e-9  # relative to a Gram matrix's largest eigenvalue
 _PINV = 1e-15  # likewise; `numpy.linalg.pinv` drops a direction below it
 
 
-def choose_all_records(step: ObservedStep) -> Chosen:
-    """Return (records,), True for every record."""
-    return np.ones(len(step.gram), dtype=np.bool_)
-
-
 def estimate_mean_reach(
-    steps: Sequence[ObservedStep], choose: ChooseRecords = choose_all_records
+    steps: Sequence[ObservedStep],
+    choose: ChooseRecords = lambda step: np.ones(len(step.gram), dtype=np.bool_),
 ) -> Estimate | None:
     """Return the mean reach of the chosen records and its standard error; None without noise.
 
@@ -41,34 +37,14 @@ def estimate_mean_reach(
     """
     sums = []
     for step in steps:
-        if step.scale and step.records:
-            sums.append(_sum_chosen_reaches(step.gram, step.reaches, choose(step)))
-    return _average_reach_sums([pair for pair in sums if pair])
-
-
-def _sum_chosen_reaches(
-    gram: Floats, reaches: Floats, chosen: Chosen
-) -> tuple[float, float] | None:
-    """Return the sum of the chosen records' weights, and the weighted sum of their reaches.
-
-    gram: (records, records) of unit gradients; reaches, chosen: (records,). Both sums are divided
-    by the standard deviation of the weighted sum. Return None if no record is chosen.
-    """
-    if not chosen.any():
-        return None
-    weights, deviation = _weigh_chosen_records(gram, chosen)
-    if not deviation > 0:
-        return None
-    return float(weights.sum()) / deviation, float(weights @ reaches[chosen]) / deviation
-
-
-def weigh_all_records(gram: Floats) -> tuple[Floats, float]:
-    """Return weights for the most precise mean reach, and the standard deviation of the weighted
-    sum.
-
-    The weights are nonnegative, (records,). gram: (records, records) of unit gradients.
-    """
-    return _weigh_chosen_records(gram, np.ones(len(gram), dtype=np.bool_))
+        if not step.scale or not step.records:
+            continue
+        chosen = choose(step)
+        weights, deviation = weigh_records(step.gram, chosen)
+        if deviation > 0:
+            reach = float(weights @ step.reaches[chosen])
+            sums.append((float(weights.sum()) / deviation, reach / deviation))
+    return _average_reach_sums(sums)
 
 
 def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
@@ -84,7 +60,7 @@ def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     return sum(reach for _, reach in sums) / total_weight, math.sqrt(len(sums)) / total_weight
 
 
-def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
+def weigh_records(gram: Floats, chosen: Bools) -> tuple[Floats, float]:
     """Return weights for the chosen records' most precise mean reach, and its weighted sum's
     deviation.
 
@@ -139,14 +115,9 @@ def estimate_tensor_reaches(
     over tensors of squared positive inner products of u with the record's unit gradients. All
     contributions add at most the sum of b(u), for any clipping.
     """
-    sums = []
-    for steps in trainings:
-        sums.append(_sum_tensor_reaches(steps, noise_shares))
-    together = []
-    for part in sums:
-        for sum_of_step in part:
-            together.append(sum_of_step)
-    return [_average_reach_sums(part) for part in (together, *sums)]
+    sums = [_sum_tensor_reaches(steps, noise_shares) for steps in trainings]
+    together = list(itertools.chain.from_iterable(sums))
+    return list(map(_average_reach_sums, (together, *sums)))
 
 
 def _sum_tensor_reaches(

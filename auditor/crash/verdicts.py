@@ -221,14 +221,14 @@ def judge_p_value(
 def judge_certain_check(
     name: str,
     is_broken: bool,
-    sentence: str,
+    fault: str,
+    fine: str,
     would_see: str,
     witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None,
 ) -> LoopCheck:
-    if not is_broken:
-        return LoopCheck(name, NO_FAULT, sentence, would_see, source=COUNTED)
-    return fail_loop_check(name, sentence, would_see, witness(), epsilon and epsilon())
+    p = float(not is_broken)
+    return judge_p_value(name, p, fault, fine, would_see, witness, epsilon, COUNTED)
 
 
 def fail_loop_check(

@@ -42,7 +42,6 @@ from auditor.crash import training_specimen
 from auditor.crash.printed_output import PrintedText
 from auditor.crash.training_specimen import Record, SpecimenRecordGradients
 
-_Array = Floats
 _ROUNDING = 1e-9  # relative: below it a direction in double precision is rounding
 LONG = "the training takes longer than its budget: give it fewer steps, or raise --minutes"
 _AGAIN = 5.0  # seconds from alarm to alarm
@@ -75,12 +74,12 @@ class ObservedStep:
     # tensor -> its noise's standard deviation and degrees of freedom
     scales: dict[str, tuple[float, int]]
     # (records,) coefficients of the unit gradients over `scale`, or of the gradient if it is 0
-    reaches: _Array
-    gram: _Array  # (records, records) of the unit gradients: the inverse of the reaches' covariance
-    norms: _Array  # (records,) of the gradients before clipping
-    noise: _Array  # (d,)
+    reaches: Floats
+    gram: Floats  # (records, records) of the unit gradients: the inverse of the reaches' covariance
+    norms: Floats  # (records,) of the gradients before clipping
+    noise: Floats  # (d,)
     # (d,) each element's standard deviation over the noise's: below 1 near the records' span
-    spread: _Array
+    spread: Floats
     # tensor -> its elements in `noise`
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
     # rows with tokens that the model read since the previous step and that are no record
@@ -88,8 +87,8 @@ class ObservedStep:
     # (tensors, records, records) inner products of the gradients, and (tensors, records) theirs
     # with the released gradient over `scale`, by tensor in the order of `shapes`: the input of
     # whitening and groups.
-    tensor_grams: _Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
-    tensor_products: _Array = field(default_factory=lambda: np.zeros((0, 0)))
+    tensor_grams: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    tensor_products: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 @dataclass(frozen=True)
@@ -489,12 +488,13 @@ def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
     twin.train()
     for module in twin.modules():
         for name in (
-            *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-            *(
-                "_forward_hooks_with_kwargs",
-                "_forward_pre_hooks_with_kwargs",
-                "_forward_hooks_always_called",
-            ),
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_backward_hooks",
+            "_backward_pre_hooks",
+            "_forward_hooks_with_kwargs",
+            "_forward_pre_hooks_with_kwargs",
+            "_forward_hooks_always_called",
         ):
             getattr(module, name).clear()
         if isinstance(module, _BatchNorm):
@@ -534,7 +534,7 @@ def _project_out_record_gradients(
     return released - inside, free, (1 - basis.square().sum(1)).clamp(min=0).sqrt()
 
 
-def fit_reaches(inner_products: _Array, products: _Array) -> tuple[_Array, _Array, _Array]:
+def fit_reaches(inner_products: Floats, products: Floats) -> tuple[Floats, Floats, Floats]:
     """Fit a gradient on unit gradients by least squares.
 
     Return the coefficients (reaches), the Gram matrix of the unit gradients, and the norms.

@@ -74,7 +74,7 @@ class Configured:
 
 
 @cache
-def _list_option_kinds(cls: type) -> dict[str, Any]:
+def _list_option_kinds(cls: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {option: hints[option] for option in get_option_defaults(cls)}
 
