@@ -23,13 +23,13 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import CountOrZero
 from auditor.plugins.probe import (
     DELTA,
+    AncestralProbe,
     Observed,
-    Probe,
     observe_in_batches,
     strip_observed_prefix,
     value_column,
 )
-from auditor.plugins.view import Sampling, View
+from auditor.plugins.view import View
 from auditor.statistics.composition import compute_renyi_conversion_penalty
 
 _DISTRIBUTION_ELEMENTS = 2**24  # probabilities of all parts in memory at once: 128 MiB of float64
@@ -41,7 +41,7 @@ _PRIVATE = "realised divergences depend on the private data: do not publish"
 
 
 @dataclass(frozen=True)
-class ClaimCheck(Probe):
+class ClaimCheck(AncestralProbe):
     """Compare measured and claimed divergence of neighbouring outputs.
 
     Each suffix is read teacher-forced.
@@ -60,10 +60,6 @@ class ClaimCheck(Probe):
     positions: CountOrZero = 4
     order: CountOrZero = 0
     draws: CountOrZero = 16
-
-    def sampling(self) -> Sampling:
-        """Return ancestral sampling at every access, because no claim covers another decoding."""
-        return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         for secret in secrets[:1]:

@@ -21,23 +21,22 @@ from auditor.core.nouns import Canary, Observation, Secret, Tokens
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.generation import constrained, tries
-from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import Count, CountOrZero, Limits, Share
 from auditor.plugins.probe import (
+    AncestralProbe,
     Observed,
-    Probe,
     mask_members,
     measure_baselined_probability,
     measure_repeat_probability,
     value_column,
 )
-from auditor.plugins.view import Sampling, View
+from auditor.plugins.view import View
 from auditor.statistics import exposure, holm
 from auditor.statistics.intervals import measure_share
 
 
 @dataclass(frozen=True)
-class Exposure(Probe):
+class Exposure(AncestralProbe):
     """Measure the exposure of canaries in bits (Carlini et al. 2019).
 
     Exposure is log2|R| - log2 rank, where R is all texts that the canary could have been. The rank
@@ -60,10 +59,6 @@ class Exposure(Probe):
     draws: Count = 4096
     references: Annotated[int, Limits(2)] = 1000
     alpha: Share = 0.05
-
-    def sampling(self) -> Sampling:
-        """Return decoding without truncation, because the probe inspects the full distribution."""
-        return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if view.tokenizer is None:

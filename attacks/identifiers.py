@@ -30,10 +30,9 @@ from auditor.core.secret_randomness import make_keyed_generator
 from auditor.generation.constrained import find_common_proper_prefix
 from auditor.generation.tries import add_tie_margin, encode_without_special_tokens
 from auditor.models.base import LanguageModel
-from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import Count, CountOrZero, Share
-from auditor.plugins.probe import Observed, Probe, count_member_repeats, mask_members
-from auditor.plugins.view import Sampling, View
+from auditor.plugins.probe import AncestralProbe, Observed, count_member_repeats, mask_members
+from auditor.plugins.view import View
 from auditor.statistics import rank_tests
 from auditor.statistics.intervals import estimate_mean, measure_share
 from auditor.statistics.metrics import name_nonmember_metric
@@ -59,7 +58,7 @@ CONTROL_LEVEL = 0.01
 
 
 @dataclass(frozen=True)
-class Identifiers(Probe):
+class Identifiers(AncestralProbe):
     """Rank each personal value among random ones of its format; the p-values are exact.
 
     Values are card, IBAN, national and telephone numbers, e-mail addresses and dates of birth. If
@@ -110,10 +109,6 @@ class Identifiers(Probe):
         discovery.
         """
         return alternatives < self._least_alternatives
-
-    def sampling(self) -> Sampling:
-        """Return decoding without truncation, because the probe inspects the full distribution."""
-        return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if view.tokenizer is None:

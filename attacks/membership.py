@@ -21,7 +21,6 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
-from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import ReferenceModels
 from auditor.plugins.membership_score import (
     build_text_features,
@@ -30,15 +29,15 @@ from auditor.plugins.membership_score import (
 )
 from auditor.plugins.options import ShareOrAll
 from auditor.plugins.probe import (
+    AncestralProbe,
     Observed,
-    Probe,
     mask_members,
     mask_repeat_counts,
     observe_in_batches,
     read_token_statistics,
     value_column,
 )
-from auditor.plugins.view import Sampling, View
+from auditor.plugins.view import View
 from auditor.statistics import adjusted_auc, blind_classifier, membership, people, roc
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import name_auc, name_score_column
@@ -62,7 +61,7 @@ _STACKED = (*(name for name in SCORES if name not in ("rmia", "stacked")), _RATI
 
 
 @dataclass(frozen=True)
-class Membership(Probe):
+class Membership(AncestralProbe):
     """Measure how well scores separate members from non-members (AUC, TPR at 1% and 0.1% FPR).
 
     A baseline uses no model.
@@ -100,10 +99,6 @@ class Membership(Probe):
             raise AuditError(
                 f"expected -A membership.references= with score={self.score}, got none"
             )
-
-    def sampling(self) -> Sampling:
-        """Return decoding without truncation, because the probe inspects the full distribution."""
-        return Sampling(1, ANCESTRAL)
 
     def wanted_reference_models(self) -> str:
         return self.references

@@ -39,12 +39,12 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import Count, CountOrZero
 from auditor.plugins.probe import (
     DELTA,
+    AncestralProbe,
     Observed,
-    Probe,
     observe_in_batches,
     strip_observed_prefix,
 )
-from auditor.plugins.view import Sampling, View
+from auditor.plugins.view import View
 from auditor.statistics.audited import LEVEL, audit_measurements
 from auditor.statistics.composition import (
     bound_game_epsilon,
@@ -66,7 +66,7 @@ _PRIVATE = "exact answers depend on the private data: do not publish"
 
 
 @dataclass(frozen=True)
-class PredictionAudit(Probe):
+class PredictionAudit(AncestralProbe):
     """Bound epsilon of private prediction by a game: which of two neighbours drew the tokens?
 
     A game gives the tokens of one privacy budget to the guesser.
@@ -101,10 +101,6 @@ class PredictionAudit(Probe):
                 f"{self.games}"
             )
         check_audit_parameters(self.delta, self.level)
-
-    def sampling(self) -> Sampling:
-        """Return ancestral sampling at every access, because no claim covers another decoding."""
-        return Sampling(1, ANCESTRAL)
 
     # --- where to ask: what each secret's contexts would give away ---
 
@@ -265,15 +261,13 @@ class PredictionAudit(Probe):
             delta,
             self.level,
         )
-        exact = compute_exact_game_epsilon(*game.log_distributions_of_both_models, tokens, delta)
+        exact = compute_exact_game_epsilon(*game.both_log_distributions, tokens, delta)
         return {
             **terms,
             "stand_in": float(stand_in),
             **dict(zip(_COUNTS, map(float, guesses), strict=True)),
             f"exact_{relation}": exact,
-            "advantage": compute_best_game_advantage(
-                *game.log_distributions_of_both_models, tokens
-            ),
+            "advantage": compute_best_game_advantage(*game.both_log_distributions, tokens),
         }
 
     # --- what they prove ---
@@ -351,7 +345,7 @@ class PredictionDistinguishingGame:
     tokens: int
 
     @cached_property
-    def log_distributions_of_both_models(self) -> tuple[Floats, Floats]:
+    def both_log_distributions(self) -> tuple[Floats, Floats]:
         """Return the next-token log-probabilities that either model reports, in nats, (V,) each."""
         return (
             _normalise_log_probs(self.inside.log_probs(self.context, 1)[0, 0]),
@@ -366,7 +360,7 @@ class PredictionDistinguishingGame:
         """
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
         # (Neyman-Pearson).
-        ratio = torch.from_numpy(_compute_token_log_ratios(*self.log_distributions_of_both_models))
+        ratio = torch.from_numpy(_compute_token_log_ratios(*self.both_log_distributions))
         coins = make_keyed_generator(*key, "coins").random(games) < 0.5
         scores = np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):

@@ -97,7 +97,7 @@ class Untargeted(CorpusAttack):
     ) -> Iterator[Guesses]:
         view.require_capability(*self.required_capabilities)
         for batch in view.candidates(queries, self.sampling()):
-            rankings = self.candidate_scores_by_ranking(view, batch)
+            rankings = self.score_rankings(view, batch)
             for i, (query, candidates) in enumerate(batch):
                 # One sample per generation, so one candidate.
                 scores_of_text = {}
@@ -107,7 +107,7 @@ class Untargeted(CorpusAttack):
                 score = candidate_values_tensor([scores_of_text.get("perplexity", 0.0)])
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=scores_of_text)
 
-    def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
+    def score_rankings(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
         """Return the scores of each query's candidates, by ranking.
 
         A ranking needs likelihoods, and some rankings need a tokenizer or reference model too.

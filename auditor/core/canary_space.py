@@ -147,9 +147,7 @@ class CanarySpace:
         """
         state: State | None = (0, "")
         for character in text:
-            if state is None:
-                state = None
-            else:
+            if state is not None:
                 state = dict(self.list_transitions(state)).get(character)
         return state
 

@@ -164,9 +164,7 @@ def _judge_store(
         yield _report_unseen(label, kind, files)
     if store.package and not store.package_version:
         reason = f"{store.package} is not installed ({INSTALL})"
-        yield LayerVerdict(
-            label, "what its library returns", "text", CANNOT_TELL, 0, {}, 0, 0, reason
-        )
+        yield LayerVerdict(label, "what its library returns", "text", CANNOT_TELL, why=reason)
 
 
 def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
@@ -192,4 +190,4 @@ def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:
     """
     names = ", ".join(files[:3]) + (f" and {len(files) - 3:,} more" if len(files) > 3 else "")
     reason = "no kept record is seen there: they are absent, compressed or encrypted"
-    return LayerVerdict(label, f"{BYTES}{names}", kind, CANNOT_TELL, 0, {}, 0, 0, reason)
+    return LayerVerdict(label, f"{BYTES}{names}", kind, CANNOT_TELL, why=reason)

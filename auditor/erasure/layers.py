@@ -76,10 +76,10 @@ class LayerVerdict:
     layer: str
     kind: str
     verdict: str
-    n_deleted: int
-    leftovers: Mapping[str, str]
-    n_control: int
-    n_control_seen: int
+    n_deleted: int = 0
+    leftovers: Mapping[str, str] = field(default_factory=dict)
+    n_control: int = 0
+    n_control_seen: int = 0
     why: str = ""
     remedy: str = ""
 

@@ -76,7 +76,7 @@ def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iter
     for attack, (layer, kind) in _WHAT.items():
         reason = findings[attack].not_applicable
         if reason:
-            yield LayerVerdict(label, layer, kind, CANNOT_TELL, 0, {}, 0, 0, reason)
+            yield LayerVerdict(label, layer, kind, CANNOT_TELL, why=reason)
             continue
         is_seen_by_record = readers[attack](run.folder, findings[attack], rows[attack], records)
         places = {}

@@ -238,8 +238,9 @@ def _stat_files(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
     stats = {}
     for file in files:
         if file.exists():
-            stats[file] = file.stat()
-    return {file: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for file, stat in stats.items()}
+            stat = file.stat()
+            stats[file] = stat.st_size, stat.st_mtime_ns, stat.st_ino
+    return stats
 
 
 def _refuse_locked(path: Path, files: Iterable[Path]) -> None:

@@ -13,16 +13,15 @@ from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import (
+    AncestralProbe,
     Observed,
-    Probe,
     mask_members,
     mask_repeat_counts,
     observe_in_batches,
     value_column,
 )
-from auditor.plugins.view import Sampling, View
+from auditor.plugins.view import View
 from auditor.statistics import adjusted_auc, blind_classifier, roc
 from auditor.statistics.metrics import name_auc, name_score_column
 from auditor.statistics.strongest_score import CandidateScore, measure_membership_score
@@ -33,7 +32,7 @@ _SIZES = ("characters", "compressed_bytes")  # of the entire text, for the blind
 
 
 @dataclass(frozen=True)
-class MembershipScore(Probe):
+class MembershipScore(AncestralProbe):
     """Base class of membership scores. A subclass only defines `name` and `score_records`.
 
     The base computes AUC and rates, AUC by copies, a baseline that does not use the model, and the
@@ -64,10 +63,6 @@ class MembershipScore(Probe):
         It is the plug-in's name (`tail-loss`) with underscores.
         """
         return self.name.replace("-", "_")
-
-    def sampling(self) -> Sampling:
-        """Return the recipe of the unmodified distribution, from which the score is computed."""
-        return Sampling(1, ANCESTRAL)
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
         if reason := explain_too_few_records(mask_members(secrets)):

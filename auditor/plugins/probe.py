@@ -18,7 +18,7 @@ from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.models.base import LanguageModel
-from auditor.models.decoding import Decoding
+from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.memory import BatchSizeLimit, group_equal_shapes
 from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
@@ -165,6 +165,14 @@ class Probe(Method):
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         """Return sentences that a reader of the probe's results must know."""
         return ()
+
+
+@dataclass(frozen=True)
+class AncestralProbe(Probe):
+    """Base class of probes of the model's own distribution, without temperature and truncation."""
+
+    def sampling(self) -> Sampling:
+        return Sampling(1, ANCESTRAL)
 
 
 @dataclass(frozen=True)

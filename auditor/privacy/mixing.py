@@ -272,13 +272,11 @@ def _compute_fixed_member_terms(
 
     def terms(base: float, log_moment: Callable[..., float]) -> _Terms:
         log_base = math.log(base) if base > 0 else -math.inf
-        weights = []
+        weighted = []
         for j in orders:
-            weights.append(math.log(math.comb(alpha, j)) + j * math.log(share) + (1 - j) * log_base)
-        return [
-            (weight, log_moment(j, radius, log_reach))
-            for weight, j in zip(weights, orders, strict=True)
-        ]
+            weight = math.log(math.comb(alpha, j)) + j * math.log(share) + (1 - j) * log_base
+            weighted.append((weight, log_moment(j, radius, log_reach)))
+        return weighted
 
     if adjacency == "replace":
         return [terms(base_all, _compute_replaced_moment)]

@@ -333,8 +333,6 @@ class _ReverseDivergence:
         """Return E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x, if computed before."""
         if inverse is None:
             inverse = self._inverse_of_mixture_ratio(weight)
-        else:
-            inverse = inverse
         # coefficients alpha - j, from j = alpha - 1, the highest power, down
         return weight**2 * self._mean_weighted_by_squared_excess(
             _evaluate_polynomial(inverse, range(1, self.alpha))

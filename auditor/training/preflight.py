@@ -170,13 +170,11 @@ def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -
         )
     n_masked = 0
     for secret in members_present:
-        starts = []
+        has_loss = False
         for position in positions[secret.id]:
-            starts.append(position + len(secret.prefix))
-        slices = []
-        for start in starts:
-            slices.append(slice(start, start + len(secret.suffix)))
-        n_masked += not any(training.has_loss[suffix].any() for suffix in slices)
+            start = position + len(secret.prefix)
+            has_loss |= bool(training.has_loss[start : start + len(secret.suffix)].any())
+        n_masked += not has_loss
     if n_masked == len(members_present):
         raise AuditError(
             "expected a loss on the attacked suffixes, but it is masked for all "

@@ -154,7 +154,7 @@ def test_draws_have_the_distribution_that_is_scored_by(relation: str, q: float) 
         drawn = torch.cat(
             list(game._draw_game_token_batches(served, n // 5, np.random.default_rng(0)))
         )
-        expected = n * np.exp(game.log_distributions_of_both_models[0])
+        expected = n * np.exp(game.both_log_distributions[0])
         observed = np.bincount(drawn.flatten().numpy(), minlength=3)
         assert ((observed - expected) ** 2 / expected).sum() < chi2.ppf(0.999, 2)
 
@@ -172,9 +172,7 @@ def test_bounds_are_too_high_as_seldom_as_they_say() -> None:
     game = PredictionDistinguishingGame(
         model, model.neighbour_model("any_two_models", 0), CONTEXT, 1
     )
-    assert compute_exact_game_epsilon(
-        *game.log_distributions_of_both_models, 1, 0.0
-    ) == pytest.approx(truth)
+    assert compute_exact_game_epsilon(*game.both_log_distributions, 1, 0.0) == pytest.approx(truth)
     bounds = []
     for seed in range(audits):
         scores, coins = game.draw_game_scores(games, "coverage", seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,7 +64,7 @@ class ChromaStore(SQLiteStore):
 
     def list_library_layers(self) -> Iterator[Layer]:
         yield from super().list_library_layers()
-        yield Layer("collections", partial(self._read_collections), other_texts=True)
+        yield Layer("collections", self._read_collections, other_texts=True)
 
     def _read_collections(self) -> Iterator[Piece]:
         for collection in self._collections:
@@ -75,12 +75,9 @@ class ChromaStore(SQLiteStore):
                     offset=start,
                     include=["documents", "embeddings", "metadatas"],
                 )
-                metadatas = rows["metadatas"] or ()
-                values = []
-                for row in metadatas:
-                    for value in (row or {}).values():
-                        values.append(value)
-                texts = [*(rows["documents"] or ()), *values]
+                texts = list(rows["documents"] or ())
+                for row in rows["metadatas"] or ():
+                    texts += (row or {}).values()
                 yield Piece(place, [text for text in texts if isinstance(text, str)])
                 yield Piece(place, np.asarray(rows["embeddings"]))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pyarrow
@@ -31,7 +30,7 @@ class DuckDBStore(Store):
         return path.is_file() and read_start(path, 12)[8:] == b"DUCK"
 
     def list_library_layers(self) -> Iterator[Layer]:
-        yield Layer("rows", partial(self._read_rows), other_texts=True)
+        yield Layer("rows", self._read_rows, other_texts=True)
 
     def _read_rows(self) -> Iterator[Piece]:
         import duckdb

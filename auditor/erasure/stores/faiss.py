@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from auditor.core.arrays import Floats
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.store import Store
+from auditor.erasure.stores.sqlite import read_start
 from auditor.erasure.windows import VECTORS
 
 # First bytes by faiss.write_index: flat, inverted lists, graphs, maps of ids, transforms.
@@ -32,10 +33,7 @@ class FaissStore(Store):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        if not path.is_file() or path.stat().st_size < 33:
-            return False
-        with path.open("rb") as file:
-            return file.read(4)[:3] in _MAGIC
+        return path.is_file() and path.stat().st_size >= 33 and read_start(path, 3) in _MAGIC
 
     @cached_property
     def _index(self) -> Any:
@@ -50,7 +48,7 @@ class FaissStore(Store):
         return inner
 
     def list_library_layers(self) -> Iterator[Layer]:
-        yield Layer("vectors of the index", partial(self._read_vectors), (VECTORS,))
+        yield Layer("vectors of the index", self._read_vectors, (VECTORS,))
 
     def _read_vectors(self) -> Iterator[Piece]:
         import faiss

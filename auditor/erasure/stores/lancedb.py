@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,9 +46,9 @@ class LanceDBStore(Store):
         return [database.open_table(path.stem) for path in sorted(self.path.glob("*.lance"))]
 
     def list_library_layers(self) -> Iterator[Layer]:
-        yield Layer("rows", partial(self._read_rows), other_texts=True)
+        yield Layer("rows", self._read_rows, other_texts=True)
         if any(len(table.list_versions()) > 1 for table in self._tables):
-            yield Layer("older versions", partial(self._read_older))
+            yield Layer("older versions", self._read_older)
 
     def _read_rows(self) -> Iterator[Piece]:
         for table in self._tables:

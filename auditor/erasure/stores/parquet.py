@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pyarrow
@@ -35,8 +34,8 @@ class ParquetStore(Store):
         return _is_parquet(path)
 
     def list_library_layers(self) -> Iterator[Layer]:
-        yield Layer("rows", partial(self._read_rows), other_texts=True)
-        yield Layer("dictionaries", partial(self._read_dictionaries), other_texts=True)
+        yield Layer("rows", self._read_rows, other_texts=True)
+        yield Layer("dictionaries", self._read_dictionaries, other_texts=True)
 
     def _read_rows(self) -> Iterator[Piece]:
         for path in filter(_is_parquet, self.list_files()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,7 +42,7 @@ class QdrantStore(SQLiteStore):
 
     def list_library_layers(self) -> Iterator[Layer]:
         yield from super().list_library_layers()
-        yield Layer("points of collections", partial(self._read_points), other_texts=True)
+        yield Layer("points of collections", self._read_points, other_texts=True)
 
     def _list_collections(self) -> list[str]:
         return [entry.name for entry in self._client.get_collections().collections]
@@ -54,11 +54,10 @@ class QdrantStore(SQLiteStore):
                 points, offset = self._client.scroll(
                     name, limit=_AT_ONCE, offset=offset, with_payload=True, with_vectors=True
                 )
-                payloads = []
+                values = list[Any]()
                 for point in points:
-                    for value in (point.payload or {}).values():
-                        payloads.append(value)
-                texts = [value for value in payloads if isinstance(value, str)]
+                    values += (point.payload or {}).values()
+                texts = [value for value in values if isinstance(value, str)]
                 yield Piece(f"collection {name}", texts)
                 yield from _list_vectors(f"collection {name}", points)
                 if offset is None:

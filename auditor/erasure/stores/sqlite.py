@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -152,10 +153,7 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
             for table in tables:
                 rows = database.execute(f"SELECT * FROM {quote(table)}")
                 while batch := rows.fetchmany(_AT_ONCE):
-                    cells = []
-                    for row in batch:
-                        for cell in row:
-                            cells.append(cell)
+                    cells = list(itertools.chain.from_iterable(batch))
                     yield Piece(f"table {table}", [c for c in cells if isinstance(c, str)])
                     blobs = [cell for cell in cells if isinstance(cell, bytes)]
                     if blobs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class USearchStore(Store):
         return Index.restore(str(self.path))
 
     def list_library_layers(self) -> Iterator[Layer]:
-        yield Layer("keys of the index", partial(self._read_keys), (VECTORS,))
+        yield Layer("keys of the index", self._read_keys, (VECTORS,))
 
     def _read_keys(self) -> Iterator[Piece]:
         keys = np.array(list(self._index.keys), np.uint64)
