@@ -176,6 +176,11 @@ class Query:
     prefix: Tokens
     length: int
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Number of prefix tokens, then of tokens to complete."""
+        return len(self.prefix), self.length
+
 
 @dataclass(frozen=True)
 class PrefixToken:

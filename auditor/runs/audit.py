@@ -148,12 +148,10 @@ class RunContext:
         spec: value of this option. Raise AuditError if there are no such models.
         """
         references = self.site.load_reference_models_of_site(spec)
-        return ReferenceModels(
-            tuple(
-                wrap_prefixed_model(model, self.prefix_token.tokens) for model in references.models
-            ),
-            references.saw,
-        )
+        models = []
+        for model in references.models:
+            models.append(wrap_prefixed_model(model, self.prefix_token.tokens))
+        return ReferenceModels(tuple(models), references.saw)
 
     def check_models_self_consistent(self, models: Iterable[LanguageModel | None]) -> None:
         """Check that each model returns the same distribution for every kind of query.
@@ -161,22 +159,18 @@ class RunContext:
         The checked texts are as long as this run's longest text with its soft prompt. Remarks of
         the checks are added to the benchmark's notes.
         """
-        texts = []
+        lengths = list(map(len, self.benchmark.heldout))
         for query in self.challenge.queries:
-            texts.append(len(query.prefix) + query.length)
-        texts += [len(canary.tokens) for canary in self.benchmark.canaries]
-        texts += map(len, self.benchmark.heldout)
+            lengths.append(sum(query.lengths))
+        for canary in self.benchmark.canaries:
+            lengths.append(sum(canary.lengths))
         # The site's model adds no prefix token, so the pairs include it.
         before = self.prefix_token.tokens
-        attacked = (*self.benchmark.secrets, *self.benchmark.canaries)
         pairs = []
-        for secret in attacked:
+        for secret in (*self.benchmark.secrets, *self.benchmark.canaries):
             pairs.append((before + secret.prefix, secret.suffix))
-        reach = (
-            self.selection.longest_soft_prompt_row_count
-            + len(self.prefix_token.tokens)
-            + max(texts, default=1)
-        )
+        prompt_rows = self.selection.longest_soft_prompt_row_count
+        reach = prompt_rows + len(before) + max(lengths, default=1)
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 # Check this first: it also configures how the model is served, on which all later
@@ -229,9 +223,7 @@ class RunContext:
             (self.site.public_model, prompt),
             (self.site.reference_model, None),
         )
-        for n_prefix, length in {
-            (len(query.prefix), query.length) for query in self.challenge.queries
-        }:
+        for n_prefix, length in {query.lengths for query in self.challenge.queries}:
             for model, soft_prompt in models_with_prompts:
                 if model is not None:
                     model.check_text_fits(n_prefix, length, soft_prompt, prefix_token)
@@ -251,9 +243,7 @@ class Audit(RunContext):
     """
 
     folder: RunFolder
-    # rules of the rows that may stop before the last secret
     stops: Mapping[CellKey, StoppingRule] = field(default_factory=dict)
-    # ids of all secrets, if a check queries them part by part; else empty
     population: frozenset[str] = frozenset()
     _tuned: dict[tuple[str, str], State] = field(default_factory=dict)
 
@@ -273,15 +263,12 @@ class Audit(RunContext):
 
         The lab's own canaries count only in an epsilon audit.
         """
-        canaries = self.benchmark.canaries
-        with_coin = []
-        for item in canaries:
-            if item.canary and item.canary.coin is not None:
-                with_coin.append(item)
-        return (
-            *self.benchmark.secrets,
-            *(canaries if self.data_fields_of_plan.canaries else with_coin),
-        )
+        secrets = list(self.benchmark.secrets)
+        for item in self.benchmark.canaries:
+            has_coin = item.canary and item.canary.coin is not None
+            if self.data_fields_of_plan.canaries or has_coin:
+                secrets.append(item)
+        return tuple(secrets)
 
     @cached_property
     def sweep_cache_key_of_answers(self) -> dict[str, Any]:
@@ -316,9 +303,8 @@ class Audit(RunContext):
             if not isinstance(attack, CorpusAttack):
                 continue
             self.build_attack_corpus(attack)  # build the index before hours of drawing
-            for n_prefix, length in {
-                (len(query.prefix), query.length) for query in list_attack_queries(view, attack, ())
-            }:
+            queries = list_attack_queries(view, attack, ())
+            for n_prefix, length in {query.lengths for query in queries}:
                 for model in (target.model, view.public, view.reference):
                     if model is not None:
                         model.check_text_fits(n_prefix, length)
@@ -337,20 +323,13 @@ class Audit(RunContext):
             if state is None:
                 # The key holds all inputs of the state. A defense may depend on the number of draws
                 # of its row: another number is another model to tune on.
-                if target.scenario:
-                    queries = target.scenario.queries
-                else:
-                    queries = None
-                settings = [
-                    self.seed,
-                    self.data_fields_of_plan.known_limit,
-                    self.defenses.defense_options,
-                ]
                 sweep_key = json.dumps(
                     [
                         self.sweep_cache_key_of_answers,
-                        *settings,
-                        queries,
+                        self.seed,
+                        self.data_fields_of_plan.known_limit,
+                        self.defenses.defense_options,
+                        target.scenario and target.scenario.queries,
                         key,
                         attack.fit_options(),
                     ],
@@ -405,13 +384,11 @@ def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
 
     prompt_rows: number of rows of the longest soft prompt.
     """
-    pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
-    prompted_lengths = []
-    for pair in pairs:
-        prompted_lengths.append(prompt_rows + len(pair.tokens))
     # Held-out texts and canaries are read without a soft prompt.
-    unprompted_lengths = [
-        *map(len, benchmark.heldout),
-        *(len(canary.tokens) for canary in benchmark.canaries),
-    ]
-    return max([*prompted_lengths, *unprompted_lengths], default=0)
+    lengths = list(map(len, benchmark.heldout))
+    for canary in benchmark.canaries:
+        lengths.append(len(canary.tokens))
+    pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
+    for pair in pairs:
+        lengths.append(prompt_rows + len(pair.tokens))
+    return max(lengths, default=0)

@@ -52,13 +52,14 @@ def measure_repeat_recall(
     """
     members = select_members(secrets)
     hits = mark_greedy_hits(model, members, guesses)
-    groups = sorted({s.repeats for s in members}, key=lambda r: -1 if r is None else r)
-    return {
-        "all" if r is None else str(r): intervals.measure_share(
-            "greedy", hits[[s.repeats == r for s in members]]
-        )
-        for r in groups
-    }
+    hits_by_repeats: dict[int | None, list[bool]] = {}
+    for secret, hit in zip(members, hits, strict=True):
+        hits_by_repeats.setdefault(secret.repeats, []).append(hit)
+    recall = {}
+    for repeats in sorted(hits_by_repeats, key=lambda repeats: repeats or -1):
+        share = intervals.measure_share("greedy", np.array(hits_by_repeats[repeats]))
+        recall["all" if repeats is None else str(repeats)] = share
+    return recall
 
 
 def measure_nonmember_recall(
@@ -71,11 +72,10 @@ def measure_nonmember_recall(
     Return None without such secrets. guesses: greedy guesses by secret id.
     """
     nonmembers = select_members(secrets, False)
-    if nonmembers:
-        return intervals.measure_share(
-            name_nonmember_metric("greedy"), mark_greedy_hits(model, nonmembers, guesses)
-        )
-    return None
+    if not nonmembers:
+        return None
+    hits = mark_greedy_hits(model, nonmembers, guesses)
+    return intervals.measure_share(name_nonmember_metric("greedy"), hits)
 
 
 @torch.no_grad()
@@ -89,16 +89,14 @@ def mark_greedy_hits(
     The suffix is then the most likely token at every position. A model with distributions therefore
     needs no decoding. guesses: greedy guesses by secret id.
     """
+    continuations: Sequence[Tokens] | None = None
     if guesses and all(secret.id in guesses for secret in secrets):
+        continuations = [guesses[secret.id].ranked[0].suffix for secret in secrets]
+    elif not implies_capability(model.capabilities, "distribution"):
+        continuations = decode_greedily(model, secrets)
+    if continuations is not None:
         return np.array(
-            [guesses[secret.id].ranked[0].suffix == secret.suffix for secret in secrets], dtype=bool
-        )
-    if not implies_capability(model.capabilities, "distribution"):
-        return np.array(
-            [
-                suffix == secret.suffix
-                for suffix, secret in zip(decode_greedily(model, secrets), secrets, strict=True)
-            ]
+            [a == s.suffix for a, s in zip(continuations, secrets, strict=True)], dtype=bool
         )
     hits = np.zeros(len(secrets), dtype=bool)
     for indices, prefixes, suffixes in _batch_equal_shapes(model, secrets):
@@ -119,11 +117,8 @@ def _batch_equal_shapes(
     """
     for indices in group_equal_shapes([secret.lengths for secret in secrets], size):
         prefixes = torch.tensor([secrets[i].prefix for i in indices], device=model.device)
-        yield (
-            indices,
-            prefixes,
-            torch.tensor([secrets[i].suffix for i in indices], device=model.device),
-        )
+        suffixes = torch.tensor([secrets[i].suffix for i in indices], device=model.device)
+        yield indices, prefixes, suffixes
 
 
 def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
@@ -135,11 +130,11 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
         def decoded(places: slice, batch: Sequence[int] = batch) -> list[SuffixCandidates]:
             # Greedy decoding reads no noise; its shape gives the number of tokens.
             noise = []
+            prefixes = []
             for i in batch[places]:
                 noise.append(np.zeros((1, len(secrets[i].suffix), CHANNELS)))
-            return sample_mixed_length_batch(
-                model, [secrets[i].prefix for i in batch[places]], GREEDY, noise, distribution=False
-            )
+                prefixes.append(secrets[i].prefix)
+            return sample_mixed_length_batch(model, prefixes, GREEDY, noise, distribution=False)
 
         for piece, candidates_by_row in at_once.run_pieces_within_memory(len(batch), decoded):
             for i, candidates in zip(batch[piece], candidates_by_row, strict=True):
@@ -193,14 +188,14 @@ def _compute_record_losses(
     losses = compute_text_nlls(
         target.model, [texts[i] for i in missing], context_lengths=[first[i] for i in missing]
     )
-    if scores := [
-        TokenLogProbs(ids[i], (-nll,)) for i, (nll, _) in zip(missing, losses, strict=True)
-    ]:
+    scores = []
+    for i, (nll, _) in zip(missing, losses, strict=True):
+        scores.append(TokenLogProbs(ids[i], (-nll,)))
+    if scores:
         journal.append(key, scores)
-    nll = [-cached[id].log_probs[0] for id in ids]
     return {
         "tokens": [len(text) - start for text, start in zip(texts, first, strict=True)],
-        "perplexity": nll,
+        "perplexity": [-cached[id].log_probs[0] for id in ids],
     }
 
 
@@ -214,13 +209,9 @@ def compute_published_nlls(
     """
     nll_by_name: dict[str, list[float]] = {}
     for first in dict.fromkeys(context_lengths):
-        rows = []
-        for i, count in enumerate(context_lengths):
-            if count == first:
-                rows.append(i)
-        for name, nll in model.published_perplexity_nll(
-            [texts[i] for i in rows], seed, first
-        ).items():
+        rows = [i for i, count in enumerate(context_lengths) if count == first]
+        nlls = model.published_perplexity_nll([texts[i] for i in rows], seed, first)
+        for name, nll in nlls.items():
             for i, value in zip(rows, nll, strict=True):
                 nll_by_name.setdefault(name, [math.nan] * len(texts))[i] = value
     return nll_by_name
@@ -231,12 +222,13 @@ def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[M
 
     The order is the same.
     """
-    tokens = [int(count) for count in nlls_by_name.get("tokens", ())]
-    return tuple(
-        intervals.estimate_perplexity(list(zip(nll, tokens, strict=True)), name)
-        for name, nll in nlls_by_name.items()
-        if name != "tokens"
-    )
+    tokens = list(map(int, nlls_by_name.get("tokens", ())))
+    perplexities = []
+    for name, nll in nlls_by_name.items():
+        if name != "tokens":
+            texts = list(zip(nll, tokens, strict=True))
+            perplexities.append(intervals.estimate_perplexity(texts, name))
+    return tuple(perplexities)
 
 
 def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
@@ -246,38 +238,24 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
     Return each secret's mean log-probability per token, in nats. The run folder stores the members'
     scores, except those of a control model, which nobody deploys.
     """
-    folder = audit.folder
-    size = audit.batch_size
-    if target.companion:
-        rows: Mapping[str, TokenLogProbs] = {}
-    else:
-        rows = folder.tokens.finished_secrets(target.name)
-    companion_means: dict[str, float] = {}
-    for batch in batch_suffix_log_probs(
-        target, [s for s in target.secrets if s.member and s.id not in rows], size
-    ):
-        if target.companion:
-            companion_means |= _compute_mean_log_probs(batch)
-        else:
-            folder.tokens.append(target.name, batch)
-    nonmembers = select_members(target.secrets, False)
-    nonmember_scores = dict[str, TokenLogProbs]()
-    if audit.population:  # a resumed check reads no secret again
-        key = f"{target.name} non-members"
-        stored = folder.tokens.finished_secrets(key)
-        for batch in batch_suffix_log_probs(
-            target, [s for s in nonmembers if s.id not in stored], size
-        ):
-            folder.tokens.append(key, batch)
-        nonmember_scores = {secret.id: stored[secret.id] for secret in nonmembers}
-    else:
-        for batch in batch_suffix_log_probs(target, nonmembers, size):
-            nonmember_scores |= {scores.secret: scores for scores in batch}
-    # `rows` is a view of the journal, including the entries appended above.
-    members = (rows[secret.id] for secret in target.secrets if secret.member and secret.id in rows)
+
+    def score(secrets: Sequence[Secret], journal_key: str) -> dict[str, float]:
+        """Score the secrets, and store their scores under a key; "" stores nothing."""
+        if not journal_key:
+            batches = batch_suffix_log_probs(target, secrets, audit.batch_size)
+            return _compute_mean_log_probs(chain.from_iterable(batches))
+        stored = audit.folder.tokens.finished_secrets(journal_key)
+        missing = [secret for secret in secrets if secret.id not in stored]
+        for batch in batch_suffix_log_probs(target, missing, audit.batch_size):
+            audit.folder.tokens.append(journal_key, batch)
+        return _compute_mean_log_probs(stored.read_records(secret.id for secret in secrets))
+
+    members_key = "" if target.companion else target.name
+    # A resumed check reads no secret again.
+    nonmembers_key = f"{target.name} non-members" if audit.population else ""
     return build_likelihood_row(
-        companion_means or _compute_mean_log_probs(members),
-        _compute_mean_log_probs(nonmember_scores.values()),
+        score(select_members(target.secrets), members_key),
+        score(select_members(target.secrets, False), nonmembers_key),
     )
 
 
@@ -343,10 +321,10 @@ def batch_suffix_log_probs(
     for indices, prefixes, suffixes in _batch_equal_shapes(target.model, waiting, size or 64):
         with torch.no_grad():
             log_probs = target.model.token_log_probs(prefixes, suffixes).double().tolist()
-        yield [
-            TokenLogProbs(waiting[i].id, tuple(row))
-            for i, row in zip(indices, log_probs, strict=True)
-        ]
+        batch = []
+        for i, row in zip(indices, log_probs, strict=True):
+            batch.append(TokenLogProbs(waiting[i].id, tuple(row)))
+        yield batch
 
 
 # --- answers withheld by a server
@@ -375,13 +353,11 @@ def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
         probs.append(math.exp(sum(scores.log_probs)))
     likely = sum(p > _LIKELY for p in probs)
     greedy = ""
-    if implies_capability(
-        target.model.capabilities, "ranks"
-    ):  # greedy decoding extracts secrets whose tokens all have rank 1
-        batches = _batch_equal_shapes(target.model, hidden, GREEDY_AT_ONCE)
-        first = sum(
-            int((target.model.token_ranks(*pair) == 1).all(-1).sum()) for _, *pair in batches
-        )
+    # Greedy decoding extracts secrets whose tokens all have rank 1.
+    if implies_capability(target.model.capabilities, "ranks"):
+        first = 0
+        for _, *pair in _batch_equal_shapes(target.model, hidden, GREEDY_AT_ONCE):
+            first += int((target.model.token_ranks(*pair) == 1).all(-1).sum())
         greedy = f", and greedy decoding would extract {first:,}"
     yield Doubt(
         "answers",

@@ -44,7 +44,7 @@ class PluginSelection:
     methods: tuple[Attack | Probe, ...]
     rows: tuple[ShownRow, ...]
     settings: tuple[Setting, ...]
-    around: tuple[UnlearnedModel, ...] = ()  # baselines of each unlearned model
+    around: tuple[UnlearnedModel, ...] = ()
 
     @property
     def methods_by_name(self) -> dict[str, Attack | Probe]:
@@ -65,11 +65,11 @@ class PluginSelection:
         """Names of attacks and probes that the user wrote, whose metrics the table of metrics may
         lack.
         """
-        return tuple(
-            method.name
-            for method in self.methods
-            if not type(method).__module__.startswith("auditor.")
-        )
+        names = []
+        for method in self.methods:
+            if not type(method).__module__.startswith("auditor."):
+                names.append(method.name)
+        return tuple(names)
 
     @property
     def declared_metric_titles(self) -> dict[str, str]:
@@ -77,17 +77,13 @@ class PluginSelection:
         return {name: title for method in self.methods for name, title in method.metrics.items()}
 
     @property
-    def defenses_by_row_name(self) -> dict[str, Defense]:
-        """Defenses and controls, by the name of their target."""
-        return {row.name: row.defense for row in self.rows}
-
-    @property
     def reference_models_asked_by_probes(self) -> tuple[str, ...]:
         """Reference models of probes, besides the reference model of all attacks."""
-        probes = (method for method in self.methods if isinstance(method, Probe))
-        return tuple(
-            dict.fromkeys(names for probe in probes if (names := probe.wanted_reference_models()))
-        )
+        wanted: dict[str, None] = {}
+        for method in self.methods:
+            if isinstance(method, Probe) and (names := method.wanted_reference_models()):
+                wanted[names] = None
+        return tuple(wanted)
 
     @property
     def longest_soft_prompt_row_count(self) -> int:
@@ -105,16 +101,15 @@ class PluginSelection:
 
     def list_cell_keys(self) -> list[CellKey]:
         """List the run's cells (target, setting, attack or probe) in order."""
-        settings_by_target = {
-            UNDEFENDED: self.settings,
-            **{row.name: self.list_row_settings(row.companion) for row in self.rows},
-        }
-        return [
-            CellKey(target, setting.name, method.name)
-            for target, settings in settings_by_target.items()
-            for setting in settings
-            for method in self.methods
-        ]
+        settings_by_target = {UNDEFENDED: self.settings}
+        for row in self.rows:
+            settings_by_target[row.name] = self.list_row_settings(row.companion)
+        keys = []
+        for target, settings in settings_by_target.items():
+            for setting in settings:
+                for method in self.methods:
+                    keys.append(CellKey(target, setting.name, method.name))
+        return keys
 
 
 def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> str:
@@ -165,15 +160,15 @@ def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Plu
     settings = tuple(
         setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both")
     )
-    control_names = dict.fromkeys(
-        method.control for method in methods if isinstance(method, Attack) and method.control
-    )
-    controls = [known[name]() for name in control_names]
+    controls = {}
+    for method in methods:
+        if isinstance(method, Attack) and method.control:
+            controls[method.control] = known[method.control]()
     unlearning_rows, models = shown_rows.list_companion_rows(
         plan.target, plan.defenses, plan.data.forget, defenses
     )
     rows = (
-        *shown_rows.list_defense_rows(defenses, can_be_shown, controls),
+        *shown_rows.list_defense_rows(defenses, can_be_shown, [*controls.values()]),
         *unlearning_rows,
     )
     all_rows = (*rows, *list_form_rows(plan.target, rows))
@@ -210,11 +205,8 @@ def _build_methods(
                 "they are taken"
             )
         if canaries_alone and method.of == "secrets":
-            alternatives = (
-                name
-                for name, probe in registry.list_probes().items()
-                if probe.of in ("canaries", "coins")
-            )
+            probes = registry.list_probes().items()
+            alternatives = (name for name, probe in probes if probe.of in ("canaries", "coins"))
             raise AuditError(
                 f"--attack {method.name} attacks records: give --data; only --canaries is for "
                 f"{' or '.join(alternatives)}"
@@ -232,14 +224,13 @@ def _default_attack_options(
     of attacks and probes by name.
     """
     defaults = {}
-    for name, options in site.default_attack_options.items():
-        defaults[name] = dict(options)
-    if not site.names_reference_model:
-        for name, kind in known.items():
-            defaults[name] = {**defaults.get(name, {}), **kind.without_reference}
-    if site.is_model_asked_over_network:
-        for name, kind in known.items():
-            defaults[name] = {**defaults.get(name, {}), **kind.without_distributions}
+    for name, kind in known.items():
+        options = dict(site.default_attack_options.get(name, {}))
+        if not site.names_reference_model:
+            options |= kind.without_reference
+        if site.is_model_asked_over_network:
+            options |= kind.without_distributions
+        defaults[name] = options
     return defaults
 
 
@@ -276,10 +267,9 @@ def _build_plugins(
         if (instance := objects.get(f"{kind} {name}")) is not None:
             chosen.append(instance)
             continue
+        fields = []
         if name in known:
             fields = list(get_option_defaults(known[name]))
-        else:
-            fields = []
         values = merge_plugin_options(name, options, defaults.get(name, {}), fields)
         chosen.append(build_plugin(kind, known, name, values))
     return chosen

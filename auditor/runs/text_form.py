@@ -8,7 +8,8 @@ scored in every rendering that trainers use for such rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -49,42 +50,22 @@ _HURRIED_SAID = 32  # tokens of an answer in a hurried choice
 _DAYS_BEFORE = 14
 _DAYS = 24
 
-# (rows,) nats a token of the answers of the same rows
-Scores = Mapping[ChatRendering, Floats]
-
-
-class _ScoresOnDemand(Scores):
-    """Scores by rendering, each computed when first read."""
-
-    def __init__(
-        self,
-        forms: Sequence[ChatRendering],
-        score: Callable[[ChatRendering], Floats],
-    ) -> None:
-        self._forms, self._score = forms, functools.cache(score)
-
-    def __getitem__(self, form: ChatRendering) -> Floats:
-        return self._score(form)
-
-    def __iter__(self) -> Iterator[ChatRendering]:
-        return iter(self._forms)
-
-    def __len__(self) -> int:
-        return len(self._forms)
-
 
 @dataclass(frozen=True)
 class _RenderingScores:
     """Scores of the same data rows in every rendering.
 
     Args:
+        forms: the distinct renderings.
         members: (rows,) scores of members' rows, by rendering.
-        nonmembers: (rows,) scores of non-members' rows, by rendering; may be empty.
+        nonmembers: function that returns the (rows,) scores of non-members' rows in a rendering;
+        None without non-members.
         phrase: name of the rows in sentences.
     """
 
-    members: Scores
-    nonmembers: Scores
+    forms: Sequence[ChatRendering]
+    members: Mapping[ChatRendering, Floats]
+    nonmembers: Callable[[ChatRendering], Floats] | None
     phrase: str
 
     def __len__(self) -> int:
@@ -139,19 +120,15 @@ def choose_text_form(
         return None  # `Files` reports the fault
     if recorded_form is not None:
         return _parse_form_checking_digest(recorded_form, plan, tokenizer), recorded_form
+    nonmembers: Sequence[Conversation] = ()
     if plan.nonmembers is not None:
-        nonmembers = sample_data_conversations("--nonmembers", plan.nonmembers, most, reader) or []
-    else:
-        nonmembers = []
+        nonmembers = sample_data_conversations("--nonmembers", plan.nonmembers, most, reader) or ()
     usual, candidates = _list_renderings(
         plan, tokenizer, rows, _list_plausible_days(plan.date, name)
     )
     is_requested = plan.template != AUTO
     if not implies_capability(model.capabilities, "likelihood"):
-        if is_requested:
-            cause = "as asked for"
-        else:
-            cause = "the default"
+        cause = "as asked for" if is_requested else "the default"
         sentence = (
             f"text form {usual.name_with_day}, {cause}: {model.name} gives no log-probabilities to "
             "check it by"
@@ -162,25 +139,21 @@ def choose_text_form(
         model, candidates, usual, rows, nonmembers, f"rows of {flag}", hurried
     )
     best = usual
-    if len(sample) and not is_requested:
-        # The usual rendering may be missing if it writes too few of the rows.
-        if usual in sample.members:
-            first = usual
-        else:
-            first = next(iter(sample.members))
-        best = choose_likeliest_reading(first, sample.members)
+    doubts = []
     if len(sample):
+        if not is_requested:
+            # The usual rendering may be missing if it writes too few of the rows.
+            first = next((form for form in sample.members if form == usual), None)
+            best = choose_likeliest_reading(first or next(iter(sample.members)), sample.members)
         doubts = _describe_form_doubts(sample, best, is_requested)
-    else:
-        doubts = []
     if best.writes_day:
         best, day_doubts = _choose_likeliest_day(
             _list_plausible_days(plan.date, name), model, best, rows, hurried
         )
         doubts += day_doubts
-    sentence = _describe_form_choice(sample, best, usual, is_requested) + (
-        "" if nonmembers else _UNKNOWN
-    )
+    sentence = _describe_form_choice(sample, best, usual, is_requested)
+    if not nonmembers:
+        sentence += _UNKNOWN
     return best, TextForm(best.name, best.day, best.digest, sentence, tuple(doubts))
 
 
@@ -209,19 +182,14 @@ def _list_renderings(
 
     The candidates include the default.
     """
-    if plan.template == AUTO:
-        requested = None
-    else:
-        requested = chat_rendering.parse_chat_rendering(plan.template, None, tokenizer)
+    forms = []
+    if plan.template != AUTO:
+        forms.append(chat_rendering.parse_chat_rendering(plan.template, None, tokenizer))
+    requested = list(forms)
     bare = rows[0].kind == MESSAGES and chat_rendering.get_chat_template(tokenizer) is None
-    if requested is not None and bare:
-        candidates = []
-    else:
-        candidates = chat_rendering.list_candidate_chat_renderings(tokenizer, rows)
-    forms = [*([requested] if requested is not None else []), *candidates]
-    if plan.date is not None and not any(
-        form.writes_day for form in forms[: 1 if requested is not None else None]
-    ):
+    if not (requested and bare):
+        forms += chat_rendering.list_candidate_chat_renderings(tokenizer, rows)
+    if plan.date is not None and not any(form.writes_day for form in requested or forms):
         raise AuditError(
             "expected --date with a template that writes the day (strftime_now), got one that does "
             "not"
@@ -242,24 +210,13 @@ def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:
     """
     if requested_day is not None:
         return [requested_day]
-    folder = Path(model)
-    if folder.is_dir():
-        files = [path for path in folder.iterdir() if path.is_file()]
-    else:
-        files = []
-    file_days = sorted(
-        {date.fromtimestamp(path.stat().st_mtime) for path in files}, reverse=True
-    ) or [date.today()]
-    earlier_days = []
-    for days in range(1, _DAYS_BEFORE + 1):
-        earlier_days.append(file_days[-1] - timedelta(days))
+    files = filter(Path.is_file, Path(model).glob("*"))
+    file_days = {date.fromtimestamp(path.stat().st_mtime) for path in files} or {date.today()}
     # - 1: today makes `_DAYS` in all. Equal days are merged.
-    return [
-        str(day)
-        for day in dict.fromkeys(
-            (*file_days[: _DAYS - _DAYS_BEFORE - 1], *earlier_days, date.today())
-        )
-    ]
+    days = sorted(file_days, reverse=True)[: _DAYS - _DAYS_BEFORE - 1]
+    for n_before in range(1, _DAYS_BEFORE + 1):
+        days.append(min(file_days) - timedelta(n_before))
+    return list(dict.fromkeys(map(str, (*days, date.today()))))
 
 
 # --- the scores
@@ -303,26 +260,25 @@ def _score_renderings(
     for i in range(len(conversations)):
         if forms and all(texts[form][i] for form in forms):
             complete.append(i)
-    members, outside = (
-        [i for i in complete if (i < len(rows)) is inside] for inside in (True, False)
-    )
+    n_members = bisect_left(complete, len(rows))
+    members, outside = complete[:n_members], complete[n_members:]
 
     def score(form: ChatRendering, indices: Sequence[int]) -> Floats:
         return _compute_row_nlls(model, [texts[form][i] for i in indices])
 
     first = members[: _FIRST_ROWS if hurried else None]
+    nll = {}
     if members:
         nll = {form: score(form, first) for form in forms}
-    else:
-        nll = {}
     if len(first) < len(members):
         best = choose_likeliest_reading(forms[0], nll, looks=2)
         if not is_choice_clear(best, nll, margin=0.0, looks=2, hurried=True):
             rest = members[len(first) :]
             nll = {form: np.concatenate([nll[form], score(form, rest)]) for form in forms}
-    others_nll = _ScoresOnDemand(forms, lambda form: score(form, outside)) if outside else {}
+    # Non-members are scored when first asked for.
+    score_others = functools.cache(lambda form: score(form, outside)) if outside else None
     n_scored = len(next(iter(nll.values()), ()))
-    return _RenderingScores(nll, others_nll, f"{n_scored} {description}")
+    return _RenderingScores(forms, nll, score_others, f"{n_scored} {description}")
 
 
 def _render_answer_pairs(
@@ -342,28 +298,21 @@ def _render_answer_pairs(
         rendered = chat.render_chat(model.tokenizer, conversation, form)
     except UnusableConversation:
         return ()
-    except (
-        AuditError
-    ):  # the template drops the system turn; trainers may have omitted a system column
+    except AuditError:
+        # The template drops the system turn; trainers may have omitted a system column.
         if usual and not conversation.system_column:
             raise
         return ()
-    default = model.prepended or find_default_prefix(model.tokenizer)
+    prefix_token: Tokens = ()
     if form.source is None:
-        prefix_token: Tokens = default
-    else:
-        prefix_token = ()
+        prefix_token = model.prepended or find_default_prefix(model.tokenizer)
     room = min(_BEFORE + n_tokens, model.max_positions or _BEFORE + n_tokens) - len(prefix_token)
     pairs = []
-    trained_answers = []
-    for answer in rendered.usable_answers:
-        if not answer.no_loss:
-            trained_answers.append(answer)
+    trained = [answer for answer in rendered.usable_answers if not answer.no_loss]
     # Each form spells tool calls differently: they decide only without other answers.
-    answers = [
-        answer for answer in trained_answers if answer.message_key == "content"
-    ] or trained_answers
-    for start, end in [answer.span for answer in answers][:_ANSWERS]:
+    answers = [answer for answer in trained if answer.message_key == "content"] or trained
+    for answer in answers[:_ANSWERS]:
+        start, end = answer.span
         # room - 1: a long answer leaves room for a token of its context.
         suffix = rendered.tokens[start : min(end, start + n_tokens, start + room - 1)]
         prefix = (*prefix_token, *rendered.tokens[max(0, start - room + len(suffix)) : start])
@@ -402,10 +351,9 @@ def _choose_likeliest_day(
         return form, []
     dated = [replace(form, day=day) for day in days]
     members = _score_renderings(model, dated, dated[0], rows, (), "", hurried).members
+    best = dated[0]
     if members:
-        best = choose_likeliest_reading(dated[0], members)
-    else:
-        best = dated[0]
+        best = choose_likeliest_reading(best, members)
     rivals = [other for other in members if other != best]
     if rivals and all(
         bound_mean_gain(members[other] - members[best], len(rivals)) > 0 for other in rivals
@@ -429,35 +377,29 @@ def _describe_form_choice(
 
     settled: whether the user requested the rendering.
     """
-    if settled:
-        origin = "as given (--template)"
-    else:
-        origin = "the default"
-    if settled and sample.nonmembers and not _has_nonmember_support(sample.nonmembers, best):
+    origin = "as given (--template)" if settled else "the default"
+    if settled and sample.nonmembers and not _has_nonmember_support(sample, best):
         origin += ", which nothing in the data confirms,"
     if not len(sample):
         return f"text form {best.name_with_day}, {origin}: there are no rows to check it by"
     # Match by name: the day may have been chosen since.
     at = next((form for form in sample.members if form.name == best.name), best)
-    means = {}
-    for form, values in sample.members.items():
-        means[form] = float(values.mean())
     if not settled:
-        ranking = f"the most likely of the {len(means)} tried"
+        n_tried = len(sample.members)
+        origin = f"the default, and none of the {n_tried} tried is significantly more likely"
         if at != usual:
-            origin = ranking
+            origin = f"the most likely of the {n_tried} tried"
+    loss = "not scored"
+    others = []
+    for form, values in sample.members.items():
+        if form == at:
+            loss = f"{values.mean():.3f} nats a token"
         else:
-            origin = f"the default, and none of the {len(means)} tried is significantly more likely"
-    nearest = sorted((mean, form.name_with_day) for form, mean in means.items() if form != at)[:3]
-    if nearest:
-        rivals = f" ({', '.join(f'{name} {mean:.3f}' for mean, name in nearest)})"
-    else:
-        rivals = ""
-    if at in means:
-        loss = f"{means[at]:.3f} nats a token"
-    else:
-        loss = "not scored"
-    return f"text form {best.name_with_day}, {origin}; mean loss of {sample.phrase}: {loss}{rivals}"
+            others.append((float(values.mean()), form.name_with_day))
+    if others:
+        nearest = ", ".join(f"{name} {mean:.3f}" for mean, name in sorted(others)[:3])
+        loss += f" ({nearest})"
+    return f"text form {best.name_with_day}, {origin}; mean loss of {sample.phrase}: {loss}"
 
 
 def _describe_form_doubts(
@@ -467,12 +409,12 @@ def _describe_form_doubts(
 
     settled: whether the user requested the rendering.
     """
-    doubts = []
     if best not in sample.members:
         return [
             f"as {best.name_with_day} most of the rows cannot be written: the training may have "
             "used another text form"
         ]
+    doubts = []
     if settled and (likelier := choose_likeliest_reading(best, sample.members)) != best:
         gap = float((sample.members[best] - sample.members[likelier]).mean())
         doubts.append(
@@ -485,16 +427,13 @@ def _describe_form_doubts(
     if _has_likelier_members(sample, best):
         # The run reports the model's knowledge in this form (`scoring.doubt_if_members_likelier`).
         return doubts
-    remembers = []
-    for form in sample.members:
-        if _has_likelier_members(sample, form):
-            remembers.append(form)
-    if remembers:
+    alternatives = (form for form in sample.members if _has_likelier_members(sample, form))
+    if alternative := next(alternatives, None):
         doubts.append(
-            f"members are more likely than non-members as {remembers[0].name_with_day}, but not as "
+            f"members are more likely than non-members as {alternative.name_with_day}, but not as "
             f"{best.name_with_day}: the model may have been trained on that text form (--template)"
         )
-    elif not settled and not _has_nonmember_support(sample.nonmembers, best):
+    elif not settled and not _has_nonmember_support(sample, best):
         # A requested form is the user's word: see `_describe_form_choice`.
         doubts.append(
             "members are as unlikely as non-members in every text form that was tried "
@@ -506,19 +445,21 @@ def _describe_form_doubts(
 
 
 def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool:
+    assert sample.nonmembers is not None
     # One-sided at 5%, Bonferroni over the forms; doubled, as an interval has two ends.
     confidence = 1 - 2 * (1 - CONFIDENCE) / len(sample.members)
-    return compute_welch_interval(sample.nonmembers[form], sample.members[form], confidence)[0] > 0
+    return compute_welch_interval(sample.nonmembers(form), sample.members[form], confidence)[0] > 0
 
 
-def _has_nonmember_support(others: Mapping[ChatRendering, Floats], best: ChatRendering) -> bool:
+def _has_nonmember_support(sample: _RenderingScores, best: ChatRendering) -> bool:
     """Test if answers of non-members, which no model memorised, confirm the rendering.
 
-    others: (rows,) scores of non-members' rows by rendering. The test is described in
-    `choose_text_form`.
+    The test is described in `choose_text_form`.
     """
-    alternatives = [form for form in others if form.kind != best.kind]
+    others = sample.nonmembers
+    assert others is not None
+    alternatives = [form for form in sample.forms if form.kind != best.kind]
     return bool(alternatives) and all(
-        bound_mean_gain(others[form] - others[best], len(alternatives)) >= MARGIN
+        bound_mean_gain(others(form) - others(best), len(alternatives)) >= MARGIN
         for form in alternatives
     )

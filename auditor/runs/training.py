@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -20,7 +21,7 @@ import torch
 
 from auditor import __version__
 from auditor.benchmarks.data import chat_rendering
-from auditor.benchmarks.data.chat import LEARNT, RenderedChat, render_chat
+from auditor.benchmarks.data.chat import LEARNT, render_chat
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import ASSISTANT, Conversation, UnusableConversation
 from auditor.benchmarks.data.splitting import format_row_numbers
@@ -107,15 +108,57 @@ def train_model_into_folder(
     progress: called with (description, done, total). Raise AuditError, before anything is written,
     for every error that a user can fix.
     """
-    request.engine.check(request.loading.device)
+    trainer = _build_trainer(request)
+    _check_training_request(request, trainer)
+    with closing(make_engine(request.engine)) as engine:
+        job, notes = _build_training_job(request, progress)
+        trainer.check(job)
+        if engine.workers and not trainer.separate_model_count(job):
+            raise AuditError(
+                "--engine ray goes with a method that trains several models, got "
+                f"{request.method}: "
+                "one"
+            )
+        configuration = _build_configuration(request, trainer, job)
+        if trainer.promises and _read_data_digest(request.model) == configuration["data"]:
+            raise AuditError(
+                "expected a base that has not learnt these records without privacy, but "
+                f"{request.model!r} was trained on them: the promise of a training on top of "
+                "it would be false"
+            )
+        with locks.lock_folder(request.out, RECORD):
+            if _has_finished_training(request.out, configuration):
+                job.checkpoint.clear()  # of a training killed between its end and this line
+                unless = ""
+                if trainer.promises:
+                    unless = " (which records it was, is not kept)"
+                return (
+                    f"{request.out} is already trained with this configuration{unless}: nothing "
+                    "was "
+                    "done",
+                )
+            engine.set_work_context((trainer, job), _TrainingJobOnWorker(request, configuration))
+            recipe = {
+                "configuration": configuration,
+                "recipe": _encode_training_arguments(request),
+            }
+            return (*notes, *_train_recorded_job(trainer, job, recipe, engine))
+
+
+def _build_trainer(request: TrainingRequest) -> Trainer:
     trainer: Trainer = build_plugin(
         "training method", registry.list_trainers(), request.method, request.options
     )
+    return trainer
+
+
+def _check_training_request(request: TrainingRequest, trainer: Trainer) -> None:
+    """Raise AuditError for arguments that do not go together, before anything is read."""
+    request.engine.check(request.loading.device)
     if not 0 <= request.seed < 2**63:
         raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {request.seed}")
-    if any(
-        "\ud800" <= letter <= "\udfff" for letter in str(request.out)
-    ):  # Python decodes invalid UTF-8 to surrogates
+    # Python decodes invalid UTF-8 to surrogates.
+    if re.search("[\ud800-\udfff]", str(request.out)):
         raise AuditError(
             "expected -o as a path in UTF-8, which tokenizers can write to, got "
             f"{request.out.name!r}"
@@ -145,40 +188,6 @@ def train_model_into_folder(
         )
     if request.lora or trainer.adapters:
         making_audit_canaries.refuse_extended_adapter(request.model)
-    with closing(make_engine(request.engine)) as engine:
-        job, notes = _build_training_job(request, progress)
-        trainer.check(job)
-        if engine.workers and not trainer.separate_model_count(job):
-            raise AuditError(
-                "--engine ray goes with a method that trains several models, got "
-                f"{request.method}: "
-                "one"
-            )
-        configuration = _build_configuration(request, trainer, job)
-        if trainer.promises and _read_data_digest(request.model) == configuration["data"]:
-            raise AuditError(
-                "expected a base that has not learnt these records without privacy, but "
-                f"{request.model!r} was trained on them: the promise of a training on top of "
-                "it would be false"
-            )
-        with locks.lock_folder(request.out, RECORD):
-            if _has_finished_training(request.out, configuration):
-                job.checkpoint.clear()  # of a training killed between its end and this line
-                if trainer.promises:
-                    unless = " (which records it was, is not kept)"
-                else:
-                    unless = ""
-                return (
-                    f"{request.out} is already trained with this configuration{unless}: nothing "
-                    "was "
-                    "done",
-                )
-            engine.set_work_context((trainer, job), _TrainingJobOnWorker(request, configuration))
-            recipe = {
-                "configuration": configuration,
-                "recipe": _encode_training_arguments(request),
-            }
-            return (*notes, *_train_recorded_job(trainer, job, recipe, engine))
 
 
 def _build_training_job(
@@ -238,10 +247,7 @@ class _TrainingJobOnWorker:
         """
         for path in self.request.plugin:
             registry.load_plugin_file(Path(path))
-        kinds = registry.list_trainers()
-        trainer: Trainer = build_plugin(
-            "training method", kinds, self.request.method, self.request.options
-        )
+        trainer = _build_trainer(self.request)
         job, _ = _build_training_job(self.request, lambda description, n_done, total: None)
         settings = _build_configuration(self.request, trainer, job)
         for name, expected in self.configuration.items():
@@ -294,16 +300,13 @@ def _train_recorded_job(
                 job.progress(f"models trained by {engine.description}", n_trained, len(models))
         notes = trainer.train(job)
     except AuditError:
-        if {path.name for path in job.out.iterdir()} == {
-            RECORD,
-            locks.LOCK,
-        }:  # a refusal leaves no files
+        # A refusal leaves no files.
+        if {path.name for path in job.out.iterdir()} == {RECORD, locks.LOCK}:
             (job.out / RECORD).unlink()
         raise
     if trainer.promises:  # a digest would distinguish the neighbouring data sets of the promise
-        record["configuration"] = {
-            name: value for name, value in configuration.items() if name != "data"
-        }
+        record["configuration"] = {**configuration}
+        del record["configuration"]["data"]
     record |= {
         "finished": True,
         "told": list(notes),
@@ -334,15 +337,10 @@ def _tokenize_records(
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
     conversations = [row for row in rows if not isinstance(row, str)]
     if request.loss_on is not None and (not conversations or request.loss_on not in LEARNT):
-        if conversations:
-            got = request.loss_on
-        else:
+        got = request.loss_on
+        if not conversations:
             got = "it with text, which is learnt whole"
         raise AuditError(f"expected --loss-on {' or '.join(LEARNT)}, of conversations, got {got}")
-    if units is not None:
-        unit_noun = "users or groups"
-    else:
-        unit_noun = "distinct texts"
     if conversations:
         form = _choose_chat_rendering(request, base.tokenizer, conversations)
         records, notes = _tokenize_conversations(
@@ -358,7 +356,9 @@ def _tokenize_records(
     check_tokens_within_vocabulary(
         "the records", [record.tokens for record in records], base.vocab_size, base.name
     )
+    unit_noun = "distinct texts"
     if units is not None:
+        unit_noun = "users or groups"
         records = [replace(record, unit=unit) for record, unit in zip(records, units, strict=True)]
     return tuple(records), (
         f"{len(records):,} records of {len({r.unit for r in records}):,} {unit_noun}",
@@ -391,10 +391,8 @@ def _tokenize_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
         "input_ids"
     ]
-    return [
-        TrainingRecord(t, tuple(ids), record_digests([t])[0])
-        for t, ids in zip(texts, tokens, strict=True)
-    ]
+    units = record_digests(texts)
+    return list(map(TrainingRecord, texts, map(tuple, tokens), units))
 
 
 def _choose_chat_rendering(
@@ -406,10 +404,9 @@ def _choose_chat_rendering(
     """
     if request.date is not None:
         check_date_format(request.date)
-    if request.template == AUTO:
+    chosen = request.template
+    if chosen == AUTO:
         chosen = chat_rendering.list_candidate_chat_renderings(tokenizer, talks)[0].name
-    else:
-        chosen = request.template
     form = chat_rendering.parse_chat_rendering(chosen, request.date, tokenizer)
     if form.writes_day and form.day is None:
         raise AuditError(
@@ -428,43 +425,30 @@ def _tokenize_conversations(
     cannot be used.
     """
     records = []
+    n_learnt = 0
     remarks = dict[str, None]()
     for number, conversation in enumerate(talks):
         try:
             chat = render_chat(tokenizer, conversation, form)
-            if loss_on == "all":
-                mask = chat.learnt_token_mask(loss_on)
-            else:
-                mask = _read_learnt_mask(chat, loss_on)
+            if loss_on != "all" and chat.marked is None:
+                for answer in chat.answers:
+                    if isinstance(answer, UnusableConversation):
+                        raise answer  # an answer that cannot be found in the tokens
+            mask = chat.learnt_token_mask(loss_on)
             token_mask = None if all(mask) else mask
         except UnusableConversation as error:
             raise AuditError(
                 f"expected conversations to train on, but of number {number} (from 0) {error}"
             ) from None
-        records.append(
-            TrainingRecord(chat.text, chat.tokens, record_digests([chat.text])[0], token_mask)
-        )
+        (unit,) = record_digests([chat.text])
+        records.append(TrainingRecord(chat.text, chat.tokens, unit, token_mask))
+        n_learnt += sum(mask)
         remarks |= dict.fromkeys(chat.remarks)
-    share = sum(sum(r.learnt) if r.learnt else len(r.tokens) for r in records) / sum(
-        len(r.tokens) for r in records
-    )
+    share = n_learnt / sum(len(r.tokens) for r in records)
     return records, (
         f"as --template {form.name_with_day}; loss on {loss_on}: {share:.0%} of the tokens",
         *remarks,
     )
-
-
-def _read_learnt_mask(rendered: RenderedChat, loss_on: str) -> tuple[bool, ...]:
-    """Return (tokens,): True if the token is learnt.
-
-    loss_on: which turns are learnt. Raise UnusableConversation if an answer cannot be found in the
-    tokens.
-    """
-    if rendered.marked is None:
-        for answer in rendered.answers:
-            if isinstance(answer, UnusableConversation):
-                raise answer
-    return rendered.learnt_token_mask(loss_on)
 
 
 def _find_end_token(base: HuggingFaceModel) -> int:
@@ -478,10 +462,9 @@ def _find_end_token(base: HuggingFaceModel) -> int:
 
 def _check_block_length(request: TrainingRequest, base: HuggingFaceModel) -> int:
     room = base.max_positions or _LONGEST
-    if request.block is None:
+    block = request.block
+    if block is None:
         block = min(room, _LONGEST)
-    else:
-        block = request.block
     if not 2 <= block <= room:
         raise AuditError(
             f"expected --block between 2 and the {room} positions of {base.name}, got {block}"
@@ -531,11 +514,10 @@ def _encode_training_arguments(request: TrainingRequest) -> dict[str, Any]:
     """Return the arguments as JSON values, with absolute file paths."""
     arguments: dict[str, Any] = {}
     for name, value in vars(request).items():
-        if name not in _HERE:
+        if name in _PLACES and value is not None and Path(value).exists():
+            arguments[name] = str(Path(value).resolve())
+        elif name not in _HERE:
             arguments[name] = to_json(value)
-    for name in _PLACES:
-        if arguments[name] is not None and Path(arguments[name]).exists():
-            arguments[name] = str(Path(arguments[name]).resolve())
     return arguments
 
 
@@ -587,23 +569,21 @@ def _build_configuration(
     request: TrainingRequest, trainer: Trainer, job: TrainingJob
 ) -> dict[str, Any]:
     """Return all values that the weights depend on, as JSON, with a digest of the records."""
-    sources: dict[str, Any] = {
-        "model": (request.model, request.loading.revision),
-        "public": (request.public, None),
+    sources: dict[str, tuple[str, str | None]] = {
+        "model": (request.model, request.loading.revision)
     }
+    if request.public is not None:
+        sources["public"] = request.public, None
+    options = to_json(trainer.options())
+    for name in trainer.immaterial:
+        options.pop(name, None)
     configuration = {
         "method": trainer.name,
-        "options": {
-            name: value
-            for name, value in to_json(trainer.options()).items()
-            if name not in trainer.immaterial
-        },
+        "options": options,
         "model": request.model,
         "revision": request.loading.revision,
         "public": request.public,
-        "weights": file_digests.digest_model_files(
-            {role: source for role, source in sources.items() if source[0] is not None}
-        ),
+        "weights": file_digests.digest_model_files(sources),
         "lora": [request.lora_rank, request.lora_alpha] if request.lora else None,
         "data": _digest_training_records(job.records),
         "block": job.block,
@@ -620,7 +600,7 @@ def _build_configuration(
 def _digest_training_records(records: Sequence[TrainingRecord]) -> str:
     rows = []
     for record in records:
-        rows.append([record.text, record.unit, *([record.learnt] if record.learnt else [])])
+        rows.append([record.text, record.unit, *filter(None, [record.learnt])])
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
@@ -654,9 +634,8 @@ def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
             f"expected a new or empty folder for -o, but {str(out)!r} contains something else"
         ) from None
     for name in [*configuration, *before]:
-        if (
-            name == "data" and finished and name not in before
-        ):  # a private training records no digest of its records
+        # A private training records no digest of its records.
+        if name == "data" and finished and name not in before:
             continue
         value = configuration.get(name)
         other = before.get(name)
