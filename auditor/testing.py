@@ -16,6 +16,7 @@ import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,8 @@ def tpr_interval(
     because nothing is drawn. Raise AuditError for scores that are NaN or of another shape, and for
     too few non-members to set a threshold.
     """
-    member_scores, others = (
-        np.asarray(scores, dtype=np.float64) for scores in (members, nonmembers)
-    )
+    member_scores = np.asarray(members, dtype=np.float64)
+    others = np.asarray(nonmembers, dtype=np.float64)
     if member_scores.ndim != 1 or others.ndim != 1 or not len(member_scores):
         raise AuditError(
             f"expected one score a record, got arrays of {member_scores.shape} and {others.shape}"
@@ -99,19 +99,12 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
     probe must observe every secret. Each observation may depend only on its own secret, and
     measured values must be within their intervals.
     """
-    if isinstance(attack, type):
-        plugin = make_small_plugin(attack)
-    else:
-        plugin = attack
+    plugin = make_small_plugin(attack) if isinstance(attack, type) else attack
+    faults: Any = _attack_contract_faults
     if isinstance(plugin, Probe):
-        contract = _probe_contract_faults(plugin)
-    else:
-        contract = _attack_contract_faults(plugin)
-    _raise_if_broken(
-        plugin.name,
-        _plugin_contract_faults(plugin, [*consistency.CAPABILITIES, "training"]),
-        contract,
-    )
+        faults = _probe_contract_faults
+    needs = [*consistency.CAPABILITIES, "training"]
+    _raise_if_broken(plugin.name, _plugin_contract_faults(plugin, needs), faults(plugin))
 
 
 def check_defense(defense: Defense | type[Defense]) -> None:
@@ -120,10 +113,7 @@ def check_defense(defense: Defense | type[Defense]) -> None:
     A defense must serve a model. More queries may never spend less of its budget, and a record must
     be able to hold its claim. Raise ContractBroken with every breach.
     """
-    if isinstance(defense, type):
-        plugin = defense()
-    else:
-        plugin = defense
+    plugin = defense() if isinstance(defense, type) else defense
     needs = ("public", "ensemble", "trained", "whole", "records", "corpus")
     _raise_if_broken(
         plugin.name, _plugin_contract_faults(plugin, needs), _defense_contract_faults(plugin)
@@ -188,9 +178,7 @@ def _batch_and_count_faults(
                     f"{batch_size} it changes"
                 )
     recipes = attack.sample_counts_by_recipe(make_view(tiny_model(), WHITE_BOX))
-    planned = {}
-    for query in queries:
-        planned[query.id] = sum(recipes.values()) * query.length
+    planned = {query.id: sum(recipes.values()) * query.length for query in queries}
     n_drawn = {name: guesses.drawn for name, guesses in everything.items()}
     if n_drawn != planned:
         yield f"expected as many drawn tokens as samples_by_recipe() says, {planned}, got {n_drawn}"
@@ -199,13 +187,15 @@ def _batch_and_count_faults(
 def _guess_format_faults(
     guesses_by_id: dict[str, Guesses], queries: Sequence[Query], setting: str
 ) -> Iterator[str]:
-    if set(guesses_by_id) != {query.id for query in queries}:
-        missing = sorted({query.id for query in queries} - set(guesses_by_id))
+    ids = {query.id for query in queries}
+    if set(guesses_by_id) != ids:
+        missing = sorted(ids - set(guesses_by_id))
         yield f"expected an answer to every query in the setting {setting}, got none to {missing}"
         return
     for query in queries:
         guesses = guesses_by_id[query.id]
-        ranked, scores = guesses.ranked, [guess.score for guess in guesses.ranked]
+        ranked = guesses.ranked
+        scores = [guess.score for guess in ranked]
         if any(len(guess.suffix) != query.length for guess in ranked):
             yield (
                 f"expected guesses of {query.length} tokens for {query.id}, got others in the "
@@ -224,11 +214,10 @@ def _guess_format_faults(
 
 def _is_nearly_same_guesses(first: Guesses, other: Guesses) -> bool:
     """Test if guesses and their order are equal, and scores are equal up to rounding."""
-    same = [(g.suffix, g.count) for g in first.ranked] == [
-        (g.suffix, g.count) for g in other.ranked
-    ]
-    return same and all(
-        _nearly_equal(a.score, b.score) for a, b in zip(first.ranked, other.ranked, strict=True)
+    pairs = list(zip_longest(first.ranked, other.ranked))
+    return None not in chain(*pairs) and all(
+        (a.suffix, a.count) == (b.suffix, b.count) and _nearly_equal(a.score, b.score)
+        for a, b in pairs
     )
 
 
@@ -236,8 +225,9 @@ _nearly_equal = functools.partial(math.isclose, rel_tol=1e-4, abs_tol=1e-5)
 
 
 def _probe_contract_faults(probe: Probe) -> Iterator[str]:
-    model, secrets = tiny_model(), make_subjects_for_probe(probe, tiny_model())
-    target = model_for_probe(probe, model)
+    secrets = make_subjects_for_probe(probe, tiny_model())
+    ids = {secret.id for secret in secrets}
+    target = model_for_probe(probe, tiny_model())
     for setting in (TEXT_ONLY, WHITE_BOX):
         try:
             observations = observe_by_id(probe, make_view(target, setting), secrets)
@@ -253,30 +243,22 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
                 f"expected no observations in the setting {setting.name}, which lacks "
                 f"{', '.join(probe.needs)}"
             )
-        if set(observations) != {secret.id for secret in secrets}:
+        if set(observations) != ids:
             yield (
                 "expected an observation of every secret, got none of "
-                f"{sorted({s.id for s in secrets} - set(observations))}"
+                f"{sorted(ids - set(observations))}"
             )
-        if len(
-            {frozenset(observed_secret.values) for observed_secret in observations.values()}
-        ) != 1 or not all(observed_secret.values for observed_secret in observations.values()):
+        values = [observation.values for observation in observations.values()]
+        if len(set(map(frozenset, values))) != 1 or not all(values):
             yield "expected the same numbers for every secret, at least one"
-        if any(
-            math.isnan(value)
-            for observed_secret in observations.values()
-            for value in observed_secret.values.values()
-        ):
+        if any(math.isnan(value) for numbers in values for value in numbers.values()):
             yield "expected numbers, got NaN"
     everything = observe_by_id(probe, make_view(target, WHITE_BOX), secrets)
     for batch_size in (1, 2):
-        for name, observation in observe_by_id(
-            probe, make_view(target, WHITE_BOX, batch_size=batch_size), secrets[3:7]
-        ).items():
-            if any(
-                not _nearly_equal(value, everything[name].values[key])
-                for key, value in observation.values.items()
-            ):
+        view = make_view(target, WHITE_BOX, batch_size=batch_size)
+        for name, observation in observe_by_id(probe, view, secrets[3:7]).items():
+            expected = everything[name].values
+            if not all(_nearly_equal(v, expected[key]) for key, v in observation.values.items()):
                 yield (
                     f"expected the observation of {name} to depend only on it; in batches of "
                     f"{batch_size} it does not"
@@ -329,10 +311,7 @@ def _defense_contract_faults(defense: Defense) -> Iterator[str]:
     if from_json(type(first), json.loads(json.dumps(to_json(first)))) != first:
         yield "expected a claim that JSON can hold"
     for relation, most in first.epsilon.items():
-        n_tokens = []
-        for claim in claims:
-            if claim:
-                n_tokens.append(claim.spent_epsilon[relation])
+        n_tokens = [claim.spent_epsilon[relation] for claim in claims if claim]
         if first.queries is None:
             if set(n_tokens) != {most}:
                 yield (
@@ -359,13 +338,11 @@ def _model_contract_faults(model: LanguageModel) -> Iterator[str]:
             )
     if "embeddings" in model.capabilities:
         prompt = model.embedding_rows(2).requires_grad_(True)
-        log_prob = model.tuning_log_probs(prefix, 1, prompt, torch.Generator().manual_seed(0))[
-            0, 0, 5
-        ]
+        noise_source = torch.Generator().manual_seed(0)
+        log_prob = model.tuning_log_probs(prefix, 1, prompt, noise_source)[0, 0, 5]
+        slope = None
         if log_prob.requires_grad:
             slope = torch.autograd.grad(log_prob, prompt, allow_unused=True)[0]
-        else:
-            slope = None
         if slope is None or not bool(slope.any()):
             yield "expected gradients for a soft prompt, as its capabilities say, got none"
 
@@ -389,18 +366,18 @@ SMALL: dict[str, Any] = {
 
 def make_small_plugin(kind: Any) -> Any:
     """Make a plug-in of this class with few samples and epochs."""
-    defaults = {f.name: f.default for f in dataclasses.fields(kind)}
-    return kind(
-        **{name: value for name, value in SMALL.items() if type(defaults.get(name)) is type(value)}
-    )
+    options = {}
+    for f in dataclasses.fields(kind):
+        if f.name in SMALL and type(f.default) is type(SMALL[f.name]):
+            options[f.name] = SMALL[f.name]
+    return kind(**options)
 
 
 @functools.cache
 def tiny_model(seed: int = 0) -> HuggingFaceModel:
     """Return the model of `make_tiny_random_model` with default arguments, cached by seed."""
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # the seed is put back; no devices: asking for CUDA's would start it
+    # The seed is put back; no devices: asking for CUDA's would start it.
+    with torch.random.fork_rng(devices=[]):
         return make_tiny_random_model(seed=seed)
 
 
@@ -420,11 +397,17 @@ def make_tiny_random_model(
         )
         model = GPT2LMHeadModel(config)
     else:
-        size: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-        ends: dict[str, Any] = {"max_position_embeddings": 96, "eos_token_id": 0, "bos_token_id": 0}
-        model = GPTNeoXForCausalLM(
-            GPTNeoXConfig(vocab_size=vocab_size, intermediate_size=64, **size, **ends)
+        neox_config = GPTNeoXConfig(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=96,
+            eos_token_id=0,
+            bos_token_id=0,
         )
+        model = GPTNeoXForCausalLM(neox_config)
     with torch.no_grad():
         head = model.get_output_embeddings().weight
         # rows of one norm: scale alone says how peaked
@@ -439,10 +422,10 @@ class TwoLetterTokenizer:
     """
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(
-            (chr(65 + t // 26) if t % 2 == 0 else chr(97 + t // 26)) + chr(97 + t % 26)
-            for t in tokens
-        )
+        text = ""
+        for t in tokens:
+            text += chr(65 + 32 * (t % 2) + t // 26) + chr(97 + t % 26)
+        return text
 
     def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
         ids = []
@@ -466,9 +449,8 @@ KNOWN = [Pair(query.prefix, query.prefix[:3]) for query in random_queries(8)]
 
 
 def fit_and_guess(attack: Attack, view: View, queries: Sequence[Query]) -> dict[str, Guesses]:
-    return {
-        guesses.secret: guesses for guesses in attack.guess(view, attack.fit(view, KNOWN), queries)
-    }
+    guesses_of_queries = attack.guess(view, attack.fit(view, KNOWN), queries)
+    return {guesses.secret: guesses for guesses in guesses_of_queries}
 
 
 def make_test_secrets(model: LanguageModel) -> list[Secret]:
@@ -477,20 +459,16 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
     for i, query in enumerate(random_queries(12)):
         suffix = query.prefix[: query.length]
         if i % 4 < 2:
-            prefix, noise = (
-                torch.tensor([query.prefix]),
-                draw_secret_uniforms(1, query.length, i)[None],
-            )
+            prefix = torch.tensor([query.prefix])
+            noise = draw_secret_uniforms(1, query.length, i)[None]
             (candidates,) = sample_candidates(
                 model, prefix, query.length, Decoding(top_p=0.7), noise
             )
             suffix = tuple(candidates.suffixes[0].tolist())
-        texts = []
-        for tokens in (query.prefix, suffix):
-            texts.append(TwoLetterTokenizer().decode(tokens))
-        ends = tuple(range(2, len(texts[1]) + 1, 2))
-        marks = tuple(("word", texts[1][i - 2 : i]) for i in ends if texts[1][i - 2] == "A")
-        wording = Wording(texts[0], texts[1], ends, marks=marks)
+        text = TwoLetterTokenizer().decode(suffix)
+        ends = tuple(range(2, len(text) + 1, 2))
+        marks = tuple(("word", text[i - 2 : i]) for i in ends if text[i - 2] == "A")
+        wording = Wording(TwoLetterTokenizer().decode(query.prefix), text, ends, marks=marks)
         secret = Secret(query.id, query.prefix, suffix, 1 + i % 2, i % 3 > 0, wording=wording)
         test_secrets.append(secret)
     return test_secrets
@@ -503,54 +481,40 @@ def make_exposure_test_canaries() -> list[Secret]:
         (f"slot{i}", tuple(words.decode((token,)) for token in range(i, 61, 10))) for i in range(3)
     )
     space = CanarySpace(words.decode((5, 9)) + "".join(f"{{{name}}}" for name, _ in slots), slots)
-    texts = list(space.texts())[::17][:12]
-    return [
-        Secret(
-            f"c{i}",
-            (),
-            tuple(words(text)["input_ids"]),
-            i % 3,
-            member=i % 3 > 0,
-            canary=Canary(text, space),
-        )
-        for i, text in enumerate(texts)
-    ]
+    canaries = []
+    for i, text in enumerate(list(space.texts())[::17][:12]):
+        tokens = tuple(words(text)["input_ids"])
+        canaries.append(Secret(f"c{i}", (), tokens, i % 3, i % 3 > 0, Canary(text, space)))
+    return canaries
 
 
 def make_coin_flip_test_canaries() -> list[Secret]:
     """Make canaries with prefixes. Every second canary counts as inserted, as if by coin flips."""
-    return [
-        Secret(
-            query.id,
-            query.prefix,
-            query.prefix[: query.length],
-            i % 2,
-            member=i % 2 > 0,
-            canary=Canary(TwoLetterTokenizer().decode(query.prefix * 2), coin=i % 2 > 0),
-        )
-        for i, query in enumerate(random_queries(24))
-    ]
+    canaries = []
+    for i, query in enumerate(random_queries(24)):
+        coin = i % 2 > 0
+        canary = Canary(TwoLetterTokenizer().decode(query.prefix * 2), coin=coin)
+        suffix = query.prefix[: query.length]
+        canaries.append(Secret(query.id, query.prefix, suffix, i % 2, coin, canary))
+    return canaries
 
 
 def make_subjects_for_probe(probe: Probe, model: LanguageModel) -> list[Secret]:
     """Make secrets or canaries of the kind that this probe observes."""
     if probe.of == "own":
         return list(probe.textless_subjects(make_view(model, WHITE_BOX)))
-    return {"canaries": make_exposure_test_canaries, "coins": make_coin_flip_test_canaries}.get(
-        probe.of, lambda: make_test_secrets(model)
-    )()
+    if probe.of == "canaries":
+        return make_exposure_test_canaries()
+    if probe.of == "coins":
+        return make_coin_flip_test_canaries()
+    return make_test_secrets(model)
 
 
 def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
     """Return the model, or a defended model if the probe needs a privacy claim."""
+    subjects = make_subjects_for_probe(probe, model)[:1]
     try:
-        next(
-            iter(
-                probe.observe_secrets(
-                    make_view(model, WHITE_BOX), make_subjects_for_probe(probe, model)[:1]
-                )
-            )
-        )
+        next(iter(probe.observe_secrets(make_view(model, WHITE_BOX), subjects)))
     except NotApplicable:
         return UniformMixing().protect(Scenario(model, model, None, queries=60, answer_length=4))
     return model
@@ -570,24 +534,21 @@ def make_tiny_scenario() -> Scenario:
     """Make, from tiny models, all inputs that a defense may need."""
     target = tiny_model()
     ensemble = ModelEnsemble(target, [tiny_model(seed) for seed in (1, 2)])
-    named_prefixes = []
+    prompts = []
+    corpus = []
     for i, query in enumerate(random_queries()):
-        named_prefixes.append((f"q{i}", query.prefix))
-    prompts = tuple(
-        Prompt(name, prefix, (*prefix, 7, 8) if i % 3 else ())
-        for i, (name, prefix) in enumerate(named_prefixes)
-    )
-    corpus = [query.prefix * 4 for query in random_queries()]
-    trained, whole_model = TrainedModel(tiny_model(3), _PROMISE), tiny_model(4)
+        record = (*query.prefix, 7, 8) if i % 3 else ()
+        prompts.append(Prompt(query.id, query.prefix, record))
+        corpus.append(query.prefix * 4)
     return Scenario(
         target,
         target,
         ensemble,
         60,
         4,
-        trained=trained,
-        whole=whole_model,
-        prompts=prompts,
+        trained=TrainedModel(tiny_model(3), _PROMISE),
+        whole=tiny_model(4),
+        prompts=tuple(prompts),
         corpus=corpus,
     )
 

@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import PrefixToken, select_members
+from auditor.core.nouns import PrefixToken, Secret, select_members
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
 from auditor.core.secret_randomness import make_keyed_generator
@@ -158,19 +158,17 @@ class _RunPartTimer:
         self.sample_counts: set[int] = set()  # per prefix, of rows with several samples
         self.device = scene.site.model.device
         on_gpu = self.device.type == "cuda"  # `held`: bytes in use now
-        self.held = int(
-            torch.cuda.memory_allocated(self.device)
-            if on_gpu
-            else psutil.Process().memory_info().rss
-        )
+        self.held = psutil.Process().memory_info().rss
+        if on_gpu:
+            self.held = torch.cuda.memory_allocated(self.device)
         # Each target has two parts (held-out texts, tokens of secrets); in addition there are the
         # prefix token, greedy recall, and cells.
         targets = 1 + len(scene.selection.rows)
-        cells = sum(
-            len(scene.selection.list_row_settings(row.companion)) for row in scene.selection.rows
-        )
+        cells = len(scene.selection.settings)
+        for row in scene.selection.rows:
+            cells += len(scene.selection.list_row_settings(row.companion))
         # total weight of the remaining parts
-        self.left = 2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))
+        self.left = 2 * targets + 2 + _CELLS * cells
 
     # --- the parts, in the order of a run ---
 
@@ -190,10 +188,9 @@ class _RunPartTimer:
             yield TimedPart("choosing a prefix token", of, 32, work)
 
         # `choosing` reads `of` when it is called, not when it is defined.
+        of = 0
         if scene.data_fields_of_plan.prefix_token == AUTO:
             of = min(len(whole_benchmark.known), PAIRS)
-        else:
-            of = 0
         if of:
             self.time_part_within_its_share(choosing, 4)
         else:
@@ -205,8 +202,9 @@ class _RunPartTimer:
 
     def time_all_targets(self) -> None:
         targets, clock = Targets(self.scene), StageClock(self.scene.site.reporter)
+        site = self.scene.site
         self.scene.check_models_self_consistent(
-            (self.scene.site.model, self.scene.site.public_model, self.scene.site.reference_model)
+            (site.model, site.public_model, site.reference_model)
         )
         refuse_methods_that_cannot_run(self.scene, targets.undefended)
         members = select_members(self.scene.benchmark.secrets)
@@ -214,9 +212,7 @@ class _RunPartTimer:
         def greedy(n: int) -> Iterator[TimedPart]:
             subset = _draw_fixed_subset(members, n, "greedy")
             work = partial(scoring.measure_repeat_recall, targets.undefended.model, subset)
-            at_once = _count_fitting_texts(
-                targets.undefended.model, max((len(secret.suffix) for secret in members), default=1)
-            )
+            at_once = _count_fitting_secrets(targets.undefended.model, members)
             yield TimedPart("greedy recall", len(members), at_once, work)
 
         self.time_part_within_its_share(greedy)
@@ -234,13 +230,11 @@ class _RunPartTimer:
         given_counts = whole_benchmark.heldout_given or (1,) * len(whole_benchmark.heldout)
 
         def heldout(n: int) -> Iterator[TimedPart]:
-            subset = _draw_fixed_subset(
-                list(zip(whole_benchmark.heldout, given_counts, strict=True)), n, "heldout"
-            )
+            # Equal draws from both: the texts, and their numbers of given tokens.
+            texts = _draw_fixed_subset(whole_benchmark.heldout, n, "heldout")
+            sample_given = _draw_fixed_subset(given_counts, n, "heldout")
 
             def score() -> None:
-                texts = [text for text, _ in subset]
-                sample_given = [count for _, count in subset]
                 list(compute_text_nlls(target.model, texts, context_lengths=sample_given))
                 scoring.compute_published_nlls(target.model, texts, sample_given, self.scene.seed)
 
@@ -252,16 +246,8 @@ class _RunPartTimer:
         def tokens(n: int) -> Iterator[TimedPart]:
             subset = _draw_fixed_subset(target.secrets, n, "tokens")
             size = self.scene.batch_size
-            work = partial(
-                _exhaust_iterator,
-                scoring.batch_suffix_log_probs,
-                target,
-                subset,
-                size,
-            )
-            at_once = _count_fitting_texts(
-                target.model, max(len(secret.suffix) for secret in target.secrets)
-            )
+            work = partial(_exhaust_iterator, scoring.batch_suffix_log_probs, target, subset, size)
+            at_once = _count_fitting_secrets(target.model, target.secrets)
             name = f"tokens of the secrets under {target.title}"
             yield TimedPart(name, len(target.secrets), at_once, work, cut=(LIMIT,))
 
@@ -333,30 +319,20 @@ class _RunPartTimer:
         self, attack: Attack, target: Target, view: View, state: State, name: str, n: int
     ) -> TimedPart:
         attacked = {secret.id for secret in target.secrets}
-        known = []
-        for query in self.scene.challenge.queries:
-            if query.id in attacked:
-                known.append(query)
+        known = [query for query in self.scene.challenge.queries if query.id in attacked]
         queries = attack.queries(view, known)
         sampling = attack.sampling()
+        at_once = 64
+        cut: tuple[str, ...] = (LIMIT,)
         if sampling is not None:
             sampling = replace(sampling, samples=view.sample_count(sampling))  # as in the run
-        if sampling is None:
-            at_once = 64
-        else:
             at_once = view.prefix_batch_size(sampling, queries, attack.soft_prompt_rows())
+            if sampling.search == "sample" and sampling.samples > 1:
+                self.sample_counts.add(sampling.samples)
+                cut = (LIMIT, SAMPLES)
         subset = _draw_fixed_subset(queries, n, "secrets")
-        cut: tuple[str, ...] = (LIMIT,)
-        if sampling is not None and sampling.search == "sample" and sampling.samples > 1:
-            self.sample_counts.add(sampling.samples)
-            cut = (LIMIT, SAMPLES)
-        return TimedPart(
-            name,
-            len(queries),
-            at_once,
-            partial(_exhaust_iterator, attack.guess, view, state, subset),
-            cut=cut,
-        )
+        work = partial(_exhaust_iterator, attack.guess, view, state, subset)
+        return TimedPart(name, len(queries), at_once, work, cut=cut)
 
     def build_probing_part(
         self, probe: Probe, target: Target, view: View, name: str, n: int
@@ -365,22 +341,11 @@ class _RunPartTimer:
         planned = probe.plan_audit(view, secrets)
         if planned and (ceiling := describe_audit_ceiling(planned, view.claim)):
             self.ceilings.append(f"{probe.name} of {target.title}: {ceiling}")
-        work = partial(
-            _exhaust_iterator,
-            probe.observe_secrets,
-            view,
-            _draw_fixed_subset(secrets, n, "secrets"),
-        )
-        # a canary in the gradients has no text
-        longest = max((1, *(len(secret.suffix) for secret in secrets)))
+        subset = _draw_fixed_subset(secrets, n, "secrets")
+        work = partial(_exhaust_iterator, probe.observe_secrets, view, subset)
+        at_once = _count_fitting_secrets(target.model, secrets)
         cut = (LIMIT,) if probe.of == "secrets" else ()
-        return TimedPart(
-            name,
-            len(secrets),
-            _count_fitting_texts(target.model, longest),
-            work,
-            cut=cut,
-        )
+        return TimedPart(name, len(secrets), at_once, work, cut=cut)
 
     # --- asking ---
 
@@ -407,10 +372,8 @@ class _RunPartTimer:
                 # A later attempt started in time; with half of its parts there would be no
                 # extrapolation.
                 in_time = time.perf_counter() < self.end or len(attempts) > 1
-                attempts[-1][step.name] = (
-                    step,
-                    _compute_attempt_cost(step, n if in_time else 0, self.device),
-                )
+                cost = _compute_attempt_cost(step, n * in_time, self.device)
+                attempts[-1][step.name] = step, cost
             elapsed = time.perf_counter() - start
             last = sum(cost.seconds for _, cost in attempts[-1].values())
             # number of texts that fit into the rest of the share
@@ -422,11 +385,8 @@ class _RunPartTimer:
                 break
             n = min(most, _FASTER * n, room)
         for name, (step, _) in attempts[-1].items():
-            self.costs.append(
-                self._extrapolate_cost(
-                    step, [attempt[name][1] for attempt in attempts if name in attempt]
-                )
-            )
+            costs = [attempt[name][1] for attempt in attempts if name in attempt]
+            self.costs.append(self._extrapolate_cost(step, costs))
 
     def _extrapolate_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
         """Return the estimated cost of a part on all its texts, from timed attempts on fewer
@@ -464,13 +424,12 @@ class _RunPartTimer:
 
 def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
     """Run a part on n texts and return the cost. n is 0 if no time is left for a query."""
+    reason = step.reason
     if not step.n_texts:
-        skipped = "nothing to ask"
-    elif n:
-        skipped = ""
-    else:
-        skipped = f"not asked: the {PROBE:g} seconds were over"
-    if reason := step.reason or skipped:
+        reason = reason or "nothing to ask"
+    elif not n:
+        reason = reason or f"not asked: the {PROBE:g} seconds were over"
+    if reason:
         return RunPartCost(step.name, step.n_texts, memory=0.0, seconds=0.0, reason=reason)
     # The counters of `traffic` are global to the process.
     machine.reset_peak_memory()
@@ -483,23 +442,29 @@ def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunP
         return RunPartCost(step.name, memory=0.0, seconds=0.0, reason=f"not applicable: {error}")
     seconds = time.perf_counter() - start
     memory = 1e6 * machine.measure_peak_memory(device)
-    rows = traffic.rows - rows
-    tokens = traffic.tokens - tokens
     return RunPartCost(
-        step.name, step.n_texts, min(n, step.n_texts), rows, tokens, memory, seconds, cut=step.cut
+        step.name,
+        step.n_texts,
+        min(n, step.n_texts),
+        traffic.rows - rows,
+        traffic.tokens - tokens,
+        memory,
+        seconds,
+        cut=step.cut,
     )
 
 
 def _count_fitting_texts(model: LanguageModel, length: int) -> int:
     """Return how many texts of `length` tokens fit in memory with their distributions."""
     # Logits have shape (texts, length, vocabulary), for each part of an ensemble.
-    return max(
-        1,
-        min(
-            _TEXTS_AT_ONCE,
-            get_max_logits(model.device) // (length * model.vocab_size * model.parts),
-        ),
-    )
+    most = get_max_logits(model.device) // (length * model.vocab_size * model.parts)
+    return max(1, min(_TEXTS_AT_ONCE, most))
+
+
+def _count_fitting_secrets(model: LanguageModel, secrets: Sequence[Secret]) -> int:
+    """Return how many of the secrets' suffixes fit in memory with their distributions."""
+    # At least 1: a canary in the gradients has no text.
+    return _count_fitting_texts(model, max((1, *(len(secret.suffix) for secret in secrets))))
 
 
 def _exhaust_iterator(function: Callable[..., Iterator[Any]], *arguments: Any) -> None:

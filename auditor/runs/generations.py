@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
+
+import numpy as np
 
 from auditor.benchmarks.data.ngrams import NGramIndex
 from auditor.core.errors import AuditError
@@ -73,13 +76,7 @@ class TrainingCorpus:
         data.
         """
         lengths = self.index.text_lengths[: len(self.index.copies)]
-        return dict(
-            Counter(
-                times
-                for times, length in zip(self.index.copies, lengths, strict=True)
-                if length >= self.n
-            )
-        )
+        return dict(Counter(compress(self.index.copies, lengths >= self.n)))
 
     def list_corpus_notes(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
         n_known = len(self.index.copies)
@@ -94,10 +91,9 @@ class TrainingCorpus:
                 "without held-out text, common text cannot be distinguished from memorised text: "
                 "give --nonmembers"
             )
-        n_prompts = sum(
-            min(self.index.find_texts_holding(prompt), default=n_known) < n_known
-            for prompt in prompts
-        )
+        n_prompts = 0
+        for prompt in prompts:
+            n_prompts += min(self.index.find_texts_holding(prompt), default=n_known) < n_known
         if n_prompts:
             notes.append(
                 f"{n_prompts:,} of {len(prompts):,} prompts occur in the training data themselves: "
@@ -168,27 +164,27 @@ def judge_generations(
     costs = list[Guesses]()
     scores = list[dict[str, float]]()
     heads = Counter[bytes]()
-    best: dict[
-        int, tuple[TokenRun, str]
-    ] = {}  # the longest run of each record, and the id of its generation
+    # the longest run of each record, and the id of its generation
+    best: dict[int, tuple[TokenRun, str]] = {}
+    tally = Counter[int]()  # generations with a part of each record
+    heldout = set[int]()
 
     def text(i: int) -> Tokens:
         return generations_by_id[row_ids[i]].ranked[0].suffix
 
     for start in range(0, len(row_ids), _AT_ONCE):
-        batch = []
-        for id in row_ids[start : start + _AT_ONCE]:
-            batch.append(generations_by_id[id])
+        batch = [generations_by_id[id] for id in row_ids[start : start + _AT_ONCE]]
         texts = [guesses.ranked[0].suffix for guesses in batch]
         # Digests count equal generations without storing their texts.
-        heads.update(
-            hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest() for tokens in texts
-        )
+        for tokens in texts:
+            heads[hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest()] += 1
         for guesses, matches in zip(batch, corpus.index.match_ngrams(texts, corpus.n), strict=True):
             tokens_of_text = memorised.count_memorised_ngrams(matches, corpus.n)
             memorised_tokens.append(tokens_of_text)
             costs.append(replace(guesses, ranked=(), rankings={}))
             scores.append(guesses.rankings)
+            tally.update(tokens_of_text.records)
+            heldout.update(tokens_of_text.strangers)
             for record, run in tokens_of_text.records.items():
                 if record not in best or run.length > best[record][0].length:
                     best[record] = run, guesses.secret
@@ -199,13 +195,10 @@ def judge_generations(
         firsts[name] = memorised.select_distinct_texts(
             [rankings[name] for rankings in scores], text
         )
-    tally = Counter(
-        record for tokens_of_text in memorised_tokens for record in tokens_of_text.records
-    )
     key = load_alias_salt()
-    aliases = {
-        record: alias_training_record(corpus.index.tokens_of_text(record), key) for record in tally
-    }
+    aliases = {}
+    for record in tally:
+        aliases[record] = alias_training_record(corpus.index.tokens_of_text(record), key)
     # Break ties by alias, so that the order does not reveal the position of a record in the data.
     order = sorted(tally, key=lambda record: (-tally[record], aliases[record]))
     extracted_texts = dict[str, tuple[Tokens, Tokens]]()
@@ -213,11 +206,9 @@ def judge_generations(
         full_text = generations_by_id[generation].ranked[0].suffix
         extracted_texts[aliases[record]] = full_text[run.start : run.start + run.length], full_text
     n_same = len(row_ids) - len(heads)
-    heldout = {record for tokens_of_text in memorised_tokens for record in tokens_of_text.strangers}
+    notes = []
     if n_same:
-        notes = [f"{n_same:,} of {len(row_ids):,} generations say the same as another one"]
-    else:
-        notes = []
+        notes.append(f"{n_same:,} of {len(row_ids):,} generations say the same as another one")
     if heldout and order:
         notes.append(
             f"{len(heldout):,} of {corpus.ngram_and_record_counts.strangers:,} held-out records "
@@ -250,16 +241,10 @@ def judge_generations(
 def _build_generation_columns(
     cell: CellKey, ids: Sequence[str], memorised_tokens: Sequence[MemorisedTokens]
 ) -> Iterator[Column]:
-    counts = []
-    for generation in memorised_tokens:
-        counts.append(float(generation.memorised))
+    counts = np.array([generation.memorised for generation in memorised_tokens], dtype=float)
     members = [True] * len(ids)
-    yield Column(
-        MEASURED, cell, memorised.MEMORISED, ids, [memorised.PER * n for n in counts], members
-    )
-    yield Column(
-        MEASURED, cell, memorised.GENERATIONS, ids, [float(n > 0) for n in counts], members
-    )
+    yield Column(MEASURED, cell, memorised.MEMORISED, ids, memorised.PER * counts, members)
+    yield Column(MEASURED, cell, memorised.GENERATIONS, ids, (counts > 0).astype(float), members)
 
 
 def _build_record_columns(
@@ -283,13 +268,13 @@ def _build_record_columns(
     copies = [corpus.index.copies[record] for record in order]
     for name, values in (("generations", n_generations), ("longest", longest)):
         yield Column(RECORDS, cell, name, ids, [values[record] for record in order], (), copies)
-    inside = []
+    secrets: list[str] = []
+    places: list[int] = []
     for place, record in enumerate(order):
         for secret in corpus.secret_aliases_by_record.get(record, ()):
-            inside.append((secret, place))
-    yield Column(
-        RECORDS, cell, "record", [secret for secret, _ in inside], [place for _, place in inside]
-    )
+            secrets.append(secret)
+            places.append(place)
+    yield Column(RECORDS, cell, "record", secrets, places)
     counts_by_copies = corpus.record_counts_by_copies
     yield Column(
         RECORDS,

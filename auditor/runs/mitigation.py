@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +128,7 @@ class Mitigation:
         """Plan of the second audit: the first plan, without defenses, on the new model."""
         plan = self.plan.with_fields(defense=(), defense_options={}, submission=None)
         if self.plan.target.uses_builtin_lab:
-            values = {}
-            for f in dataclasses.fields(self.trainer):
-                values[f.name] = getattr(self.trainer, f.name)
-            return plan.with_fields(mitigation={"method": self.trainer.name, **values})
+            return plan.with_fields(mitigation={"method": self.trainer.name, **vars(self.trainer)})
         model = self.options.out / MODEL
         adapter = (model / "adapter_config.json").is_file()
         # A new adapter needs the base of the audited adapter; a complete model needs no base.
@@ -191,11 +189,9 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
         recipe = dataclasses.replace(recipe, data=request.data or recipe.data)
         kind = registry.list_mitigations()[name]
         if not issubclass(kind, DataVariant):
-            carried = {}
-            for key, number in recipe.options.items():
-                if key in _CARRIED and key in get_option_defaults(kind):
-                    carried[key] = number
-            options = {**carried, **options}
+            for key in _CARRIED:
+                if key in recipe.options and key in get_option_defaults(kind):
+                    options.setdefault(key, recipe.options[key])
             recipe = dataclasses.replace(recipe, method=name, options=options)
             if kind.whole and recipe.lora:
                 raise AuditError(
@@ -336,13 +332,11 @@ def compare_mitigated_run(
         secret_details.read_secret_details(mitigation.options.run),
         count_remaining,
     )
+    method = mitigation.options.by
+    for name, value in mitigation.options.options.items():
+        method += f" -D {name}={value}"
     return BeforeAfter(
-        method=" ".join(
-            [
-                mitigation.options.by,
-                *(f"-D {name}={value}" for name, value in mitigation.options.options.items()),
-            ]
-        ),
+        method=method,
         compared=compare_finished_runs([run, after]),
         result_before=run.result,
         result_after=after.result,
@@ -362,23 +356,17 @@ def _measure_perplexity_change(
 
     Return None if a run has no stored losses of the texts. first, second: run folders.
     """
-    cells = []
-    for place, result in ((second, after), (first, before)):
+    parts = []
+    for sign, place, result in ((1.0, second, after), (-1.0, first, before)):
         measured = result.target(UNDEFENDED).perplexity
         if measured is None:
             return None
         losses = heldout_of(place).get(UNDEFENDED)
         losses_by_seed = {} if losses is None else {0: losses}
-        cells.append(
-            Replicates(
-                UNDEFENDED, "", "", measured={0: {measured.name: measured}}, heldout=losses_by_seed
-            )
-        )
-    name = next(iter(cells[0].measured[0]))
-    return measure_seed_contrast(
-        f"{name}_difference",
-        [WeightedMetric(1.0, name, cells[0]), WeightedMetric(-1.0, name, cells[1])],
-    )
+        by_seed = {0: {measured.name: measured}}
+        cell = Replicates(UNDEFENDED, "", "", measured=by_seed, heldout=losses_by_seed)
+        parts.append(WeightedMetric(sign, measured.name, cell))
+    return measure_seed_contrast(f"{parts[0].metric}_difference", parts)
 
 
 # --- the training
@@ -554,9 +542,5 @@ def list_extracted_members(run: RunOutcomes) -> list[str]:
     for cell, row in run.outcomes.items():
         if cell.target == UNDEFENDED and row.outcome is not None:
             extracted = row.outcome.hit & row.outcome.member
-            ids |= dict.fromkeys(
-                id
-                for id, is_extracted in zip(row.outcome.ids, extracted, strict=True)
-                if is_extracted
-            )
+            ids |= dict.fromkeys(compress(row.outcome.ids, extracted))
     return list(ids)

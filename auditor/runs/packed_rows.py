@@ -125,10 +125,9 @@ def _choose_compared_records(
 ) -> list[Secret]:
     room = model.max_positions
     longest = max((sum(map(len, texts)) for texts in earlier.values()), default=0)
-    fitting = []
-    for secret in secrets:
-        if secret.id in earlier and (room is None or longest + len(secret.tokens) <= room):
-            fitting.append(secret)
+    fitting = [secret for secret in secrets if secret.id in earlier]
+    if room is not None:
+        fitting = [secret for secret in fitting if longest + len(secret.tokens) <= room]
     return select_evenly_spaced(fitting, RECORDS)
 
 
@@ -145,12 +144,11 @@ def _recite(
     for indices in group_equal_shapes([secret.lengths for secret in extended], _AT_ONCE):
         prefixes = torch.tensor([extended[i].prefix for i in indices], device=model.device)
         suffixes = torch.tensor([extended[i].suffix for i in indices], device=model.device)
-        parts = list(model.teacher_forced_distributions(prefixes, suffixes))
-        greedy = [(distribution.argmax(-1) == tokens).all(-1) for tokens, distribution in parts]
-        likely = [
-            distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-            for tokens, distribution in parts
-        ]
+        greedy = []
+        likely = []
+        for true, distribution in model.teacher_forced_distributions(prefixes, suffixes):
+            greedy.append((distribution.argmax(-1) == true).all(-1))
+            likely.append(distribution.gather(-1, true.unsqueeze(-1)).squeeze(-1))
         is_greedy[indices] = torch.cat(greedy).cpu().numpy()
         log_prob[indices] = torch.cat(likely).double().sum(-1).cpu().numpy()
     return _Recitation(is_greedy, log_prob)

@@ -50,27 +50,21 @@ class PersonalDataOfSecrets:
             secret = secrets[answer.secret]
             # The right tokens contain all data, even if they decode to a different text.
             right = answer.ranked[0].suffix == secret.suffix
-            if right:
-                text = ""
-            else:
+            text = ""
+            if not right:
                 text = _decode_suffix(secret.prefix, answer.ranked[0].suffix, decode)
             hits_by_kind: dict[str, list[bool]] = {}
-            # Match guess and record alike: a complete word, or a part if the record has only parts.
-            if secret.wording:
-                record = _decode_whole_text(secret.wording)
-            else:
-                record = None
             for kind, string in self.marks_by_secret[answer.secret]:
-                is_word = record is None or is_whole_word_somewhere(string, record)
-                if is_word:
-                    stated = is_whole_word_somewhere(string, text)
-                else:
+                stated = is_whole_word_somewhere(string, text)
+                # Match guess and record alike: a whole word, or a part if the record has only
+                # parts.
+                if secret.wording and not is_whole_word_somewhere(
+                    string, _decode_whole_text(secret.wording)
+                ):
                     stated = string in text
                 hits_by_kind.setdefault(kind, []).append(right or stated)
-            for kind, is_extracted in hits_by_kind.items():
-                share_by_kind.setdefault(kind, {})[answer.secret] = sum(is_extracted) / len(
-                    is_extracted
-                )
+            for kind, hits in hits_by_kind.items():
+                share_by_kind.setdefault(kind, {})[answer.secret] = sum(hits) / len(hits)
         return dict(sorted(share_by_kind.items()))
 
 
@@ -100,16 +94,15 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
         worded[record.id] = record.wording or Wording(
             decode(record.prefix), _decode_suffix(record.prefix, record.suffix, decode), ()
         )
-    spans_by_id = {}
-    for id, wording in worded.items():
-        spans_by_id[id] = list(_judge_personal_spans(wording, recognisers))
     members = {secret.id for secret in select_members(benchmark.secrets)}
+    spans_by_id = {}
     # True: a number that continues after the text is another number.
     foreign = {}
-    for id, spans in spans_by_id.items():
+    for id, wording in worded.items():
+        spans_by_id[id] = list(_judge_personal_spans(wording, recognisers))
         if id not in members:
-            for _, text, _ in spans:
-                foreign[text] = is_whole_word_somewhere(text, _decode_whole_text(worded[id]))
+            for _, text, _ in spans_by_id[id]:
+                foreign[text] = is_whole_word_somewhere(text, _decode_whole_text(wording))
     known = (decode(pair.tokens) for pair in benchmark.known)
     counted = count_text_occurrences(
         foreign, (*(worded[id].prefix_and_suffix_text for id in members), *known)
@@ -124,10 +117,7 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
             if id not in members:
                 if fate != "members":
                     continue  # "held" or "cut" count only for members
-                if text in trained:
-                    fate = "trained"
-                else:
-                    fate = "nonmembers"
+                fate = "trained" if text in trained else "nonmembers"
             if fate in ("members", "nonmembers"):
                 marks.append((kind, text))
             counts.setdefault(kind, Counter())[fate] += 1

@@ -104,18 +104,12 @@ def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     common_sweep = _check_sweep(raw.get("sweep", {}))
     swept = {}
     for name, fields in variants:
-        swept[name] = {**common_sweep, **_check_sweep(fields.get("sweep", {}))}
-    variants = [
-        (name, {key: value for key, value in fields.items() if key != "sweep"})
-        for name, fields in variants
-    ]
+        swept[name] = {**common_sweep, **_check_sweep(fields.pop("sweep", {}))}
     _check_options_are_used(base, variants)
     seeds = _check_seeds(raw)
     points = []
     # Count the points before making them: a typo may request millions.
-    count = len(seeds) * sum(
-        math.prod(len(values) for values in fields.values()) for fields in swept.values()
-    )
+    count = len(seeds) * sum(math.prod(map(len, fields.values())) for fields in swept.values())
     if count > _MOST_POINTS:
         raise AuditError(f"expected a grid of at most {_MOST_POINTS:,} runs, got {count:,}")
     for seed in seeds:
@@ -130,16 +124,11 @@ def _build_point_plan(base: Values, overrides: Values, at: Values, seed: int) ->
     plan = merge_raw_plans(base, overrides)
     for key, value in at.items():
         _set_swept_value(plan, key, value)
-    for kind in (
-        "attack",
-        "defense",
-    ):  # common options may belong to plug-ins of other variants
-        options = plan.get(f"{kind}_options")
-        if options:
-            used = {"", *plan.get(kind, [])}
-            plan[f"{kind}_options"] = {
-                plugin: values for plugin, values in options.items() if plugin in used
-            }
+    # Common options may belong to plug-ins of other variants.
+    for kind in ("attack", "defense"):
+        options = plan.get(f"{kind}_options", {})
+        for plugin in {*options} - {"", *plan.get(kind, [])}:
+            del options[plugin]
     plan["seed"] = seed
     return plan
 
@@ -208,17 +197,16 @@ def _check_variants(variants: Any) -> list[tuple[str, Values]]:
         if names.count(name) > 1:
             raise AuditError(f"two variants are called {name!r}")
     named_variants = []
-    for v in variants:
-        named_variants.append(
-            (v["name"], {key: value for key, value in v.items() if key != "name"})
-        )
-    for name, fields in named_variants:
-        for key in (key for key in fields if key != "sweep"):
-            if key not in IN_FILE or key == "seed":
+    for variant in variants:
+        fields = dict(variant)
+        name = fields.pop("name")
+        named_variants.append((name, fields))
+        for key, value in fields.items():
+            if key == "seed" or key not in (*IN_FILE, "sweep"):
                 raise make_unknown_name_error(
                     f"field of variant {name!r}:", key, set(IN_FILE) - {"seed"}
                 )
-            check_plan_field_type(key, fields[key])
+            check_plan_field_type(key, value)
     return named_variants or [("", {})]
 
 
@@ -228,10 +216,9 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
     An example is an option of a misspelt attack.
     """
     for kind in ("attack", "defense"):
-        used = set()
+        used: set[str] = set()
         for _, fields in variants:
-            for name in fields.get(kind) or base.get(kind) or []:
-                used.add(name)
+            used.update(fields.get(kind) or base.get(kind) or [])
         for plugin in base.get(f"{kind}_options", {}):
             if plugin and plugin not in used:
                 raise make_unknown_name_error(f"{kind} in {kind}_options:", plugin, used)
@@ -253,11 +240,9 @@ def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
             raise AuditError(
                 f"expected --sweep key=value,value or key=start:stop:step, got {item!r}"
             )
-        sweep[key] = [
-            value
-            for text in values.split(",")
-            for value in _parse_number_range(text) or [_parse_toml_or_text(text)]
-        ]
+        sweep[key] = []
+        for text in values.split(","):
+            sweep[key] += _parse_number_range(text) or [_parse_toml_or_text(text)]
     return sweep
 
 
@@ -281,9 +266,7 @@ def _parse_number_range(text: str) -> list[Any]:
             f"expected start:stop:step of at most {_LONGEST_RANGE:,} values, got {count:,} in "
             f"{text!r}"
         )
-    kind = (
-        int if all(part.isdigit() for part in re.split("[-+:]+", text.strip()) if part) else float
-    )
+    kind = float if "." in text else int
     return [kind(start + i * step) for i in range(count)]
 
 

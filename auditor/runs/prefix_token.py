@@ -78,6 +78,9 @@ class PrefixedModel(WrappingModel):
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
 
+    def _prepend(self, texts: Sequence[Tokens]) -> list[Tokens]:
+        return [(*self.prefix_token, *text) for text in texts]
+
     @property
     def can_join_rows(self) -> bool:  # type: ignore[override]  # not copied: known only with the texts
         return self.model.can_join_rows
@@ -97,11 +100,9 @@ class PrefixedModel(WrappingModel):
     def read_ahead(
         self, texts: Sequence[Tokens], last: Sequence[int], begun: Sequence[int] | None = None
     ) -> None:
-        if begun is None:
-            starts = None
-        else:
-            starts = [len(self.prefix_token) + begin for begin in begun]
-        self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last, starts)
+        if begun is not None:
+            begun = [len(self.prefix_token) + begin for begin in begun]
+        self.model.read_ahead(self._prepend(texts), last, begun)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
         if not isinstance(self.model, ReadsPositions):
@@ -112,19 +113,14 @@ class PrefixedModel(WrappingModel):
         self.model.forget_batch()
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[Tokens]) -> list[bool]:
-        return self.model.has_withheld_answer_by_prefix(
-            [(*self.prefix_token, *prefix) for prefix in prefixes]
-        )
+        return self.model.has_withheld_answer_by_prefix(self._prepend(prefixes))
 
     def published_perplexity_nll(
         self, texts: Sequence[Tokens], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
         # The prefix token counts as given: it is not scored.
-        return self.model.published_perplexity_nll(
-            [(*self.prefix_token, *text) for text in texts],
-            seed,
-            len(self.prefix_token) + n_context,
-        )
+        n_given = len(self.prefix_token) + n_context
+        return self.model.published_perplexity_nll(self._prepend(texts), seed, n_given)
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
         return PrefixedModel(self.model.neighbour_model(relation, index), self.prefix_token)
@@ -185,12 +181,9 @@ def resolve_prefix_token(
         hurried: use fewer known pairs, as in `is_choice_clear`, and read only the beginnings of
         their texts, unless `framed`.
     """
-    begins = []
-    for pair in known:
-        begins.append(pair.prefix[: len(model.prepended)] == model.prepended)
-    if model.prepended and not (
-        begins and all(begins)
-    ):  # a template or the trainer's ids may begin with it
+    begins = {pair.prefix[: len(model.prepended)] for pair in known}
+    # A template or the trainer's ids may begin with it.
+    if model.prepended and begins != {model.prepended}:
         return _resolve_server_prefix(spec, model)
     if spec != AUTO:
         tokens = parse_prefix_token(spec, model)
@@ -241,21 +234,15 @@ def _choose_likeliest_prefix_token(
     framed: bool = False,
     hurried: bool = False,
 ) -> PrefixToken:
-    words, prefix_tokens = model.tokenizer, _list_prefix_candidates(model, framed)
-    if model.max_positions is None:
-        room = math.inf
-    else:
-        room = model.max_positions
+    words = model.tokenizer
+    prefix_tokens = _list_prefix_candidates(model, framed)
+    room = math.inf if model.max_positions is None else model.max_positions
     # Never empty: the empty prefix token always has room.
-    default, *_ = candidates = [
-        prefix_token
-        for prefix_token in prefix_tokens
-        if len(prefix_token) + longest <= room or not prefix_token
-    ]
+    candidates = [tokens for tokens in prefix_tokens if len(tokens) + longest <= room or not tokens]
+    default = candidates[0]
+    basis = "tokenizer default"
     if framed:
         basis = "the chat template's"
-    else:
-        basis = "tokenizer default"
     if words is None:
         basis = "there is no tokenizer to put another"
     if default != prefix_tokens[0]:
@@ -271,10 +258,7 @@ def _choose_likeliest_prefix_token(
     if not implies_capability(model.capabilities, "likelihood"):
         return chosen(default, f"{basis}; {model.name} gives no log-probabilities to choose by")
     most = max(map(len, candidates))
-    pairs = []
-    for pair in known:
-        if most + len(pair.prefix) + len(pair.suffix) <= room:
-            pairs.append(pair)
+    pairs = [pair for pair in known if most + len(pair.tokens) <= room]
     # Use the same pairs for every seed: the prefix token is not random.
     order = make_keyed_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
     pairs = [pairs[i] for i in order.tolist()]
@@ -284,7 +268,7 @@ def _choose_likeliest_prefix_token(
     pairs = [Pair(pair.prefix, pair.suffix[:_SCORED]) for pair in pairs]
     if not pairs:
         return chosen(default, f"{basis}; no {description} to choose by")
-    ends = [*(end for end in _LOOKS if end < len(pairs)), len(pairs)]
+    ends = sorted({min(end, len(pairs)) for end in (*_LOOKS, len(pairs))})
     nll = dict.fromkeys(candidates, np.empty(0))
     best = default
     for start, end in pairwise([0, *ends]):
@@ -294,22 +278,16 @@ def _choose_likeliest_prefix_token(
         best = choose_likeliest_reading(default, nll, len(ends))
         if is_choice_clear(best, nll, _MARGIN, len(ends), hurried):
             break
-    means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
-    rivals = ", ".join(
-        f"with {describe_prefix_token(prefix_token, words)} {mean}"
-        for prefix_token, mean in means.items()
-        if prefix_token != best
-    )
-    if best == default:
-        reason_text = basis
-    else:
-        reason_text = f"the most likely of the {len(nll)} tried"
-    rivals_text = f"; {rivals}" if rivals else ""
+    if best != default:
+        basis = f"the most likely of the {len(nll)} tried"
     measured = (
-        f"mean loss of {len(nll[best])} {description} with it: {means[best]} nats a token"
-        f"{rivals_text}"
+        f"mean loss of {len(nll[best])} {description} with it: {nll[best].mean():.3f} nats a token"
     )
-    return chosen(best, f"{reason_text}; {measured}")
+    rivals = []
+    for tokens, values in nll.items():
+        if tokens != best:
+            rivals.append(f"with {describe_prefix_token(tokens, words)} {values.mean():.3f}")
+    return chosen(best, "; ".join(filter(None, (basis, measured, ", ".join(rivals)))))
 
 
 def _shorten_pair(pair: Pair) -> Pair:
@@ -332,10 +310,7 @@ def _compute_prefix_nlls(
     model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair]
 ) -> dict[Tokens, Floats]:
     """Return, for each prefix token, (pairs,) nats per suffix token, computed in a single batch."""
-    texts = []
-    for prefix_token in candidates:
-        for pair in pairs:
-            texts.append(Pair(prefix_token + pair.prefix, pair.suffix))
+    texts = [Pair(first + pair.prefix, pair.suffix) for first in candidates for pair in pairs]
     values = compute_pair_nlls(model, texts).reshape(len(candidates), len(pairs))
     return dict(zip(candidates, values, strict=True))
 
@@ -350,10 +325,7 @@ def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
     if text in _SPECIAL:
         token = _find_special_token(text, model)
         if token is None:
-            if model.tokenizer is None:
-                source = "configuration"
-            else:
-                source = "tokenizer"
+            source = "configuration" if model.tokenizer is None else "tokenizer"
             raise AuditError(
                 f"expected --prefix-token {text} to be a token of {model.name}, but its {source} "
                 "names none"
@@ -383,17 +355,15 @@ def _list_prefix_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
 
     framed: whether a template begins the texts; the default then counts as no token.
     """
-    special = (_find_special_token(kind, model) for kind in _SPECIAL)
-    candidates = [
-        () if framed else find_default_prefix(model.tokenizer),
-        (),
-        *((token,) for token in special if token is not None),
-    ]
-    return [
-        prefix_token
-        for prefix_token in dict.fromkeys(candidates)
-        if _is_vocabulary_token(prefix_token, model)
-    ]
+    candidates: dict[Tokens, None] = {}
+    if not framed:
+        candidates[find_default_prefix(model.tokenizer)] = None
+    candidates[()] = None
+    for kind in _SPECIAL:
+        token = _find_special_token(kind, model)
+        if token is not None:
+            candidates[token,] = None
+    return [tokens for tokens in candidates if _is_vocabulary_token(tokens, model)]
 
 
 def _is_vocabulary_token(prefix_token: Tokens, model: LanguageModel) -> bool:
@@ -404,9 +374,8 @@ def find_default_prefix(tokenizer: Any) -> Tokens:
     """Return the tokens that the tokenizer puts before a text."""
     if tokenizer is None:
         return ()
-    framed, bare = (
-        list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (True, False)
-    )
+    framed = list(tokenizer("a", add_special_tokens=True)["input_ids"])
+    bare = list(tokenizer("a", add_special_tokens=False)["input_ids"])
     # Tokens after the text, such as an end-of-text token, do not count.
     starts = (i for i in range(len(framed)) if bare and framed[i : i + len(bare)] == bare)
     return tuple(framed[: next(starts, 0)])

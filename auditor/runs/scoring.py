@@ -6,6 +6,7 @@ These queries are not an attacker's. They are therefore not charged to a privacy
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from types import MappingProxyType
@@ -95,9 +96,8 @@ def mark_greedy_hits(
     elif not implies_capability(model.capabilities, "distribution"):
         continuations = decode_greedily(model, secrets)
     if continuations is not None:
-        return np.array(
-            [a == s.suffix for a, s in zip(continuations, secrets, strict=True)], dtype=bool
-        )
+        true_suffixes = [secret.suffix for secret in secrets]
+        return np.array(list(map(operator.eq, continuations, true_suffixes)), dtype=bool)
     hits = np.zeros(len(secrets), dtype=bool)
     for indices, prefixes, suffixes in _batch_equal_shapes(model, secrets):
         # Parts of the batch: (rows, L) tokens and (rows, L, vocabulary) distributions.

@@ -19,7 +19,7 @@ from auditor.conclusions.outcomes import (
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Query, Secret
 from auditor.core.plan_parts import DECIDED, AttackPlan
-from auditor.core.result import Finding, Measurement, StoppedEarly
+from auditor.core.result import Finding, StoppedEarly
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.gate.policy import NOTHING, Policy, Required, Rule
 from auditor.plugins.attack import Attack, CorpusAttack
@@ -27,9 +27,10 @@ from auditor.plugins.probe import Probe
 from auditor.runs.selection import PluginSelection
 from auditor.statistics.anytime import yield_look_sizes
 from auditor.statistics.audited import METRICS as BOUNDS
-from auditor.statistics.bounds import LEVEL
+from auditor.statistics.bounds import LEVEL, BoundedNumber
 from auditor.statistics.metrics import (
     METRICS,
+    RECALL,
     find_metric,
     name_excess_metric,
     name_nonmember_metric,
@@ -72,12 +73,8 @@ class StoppingRule:
             metric, width = self.width
             # Intervals by betting, which hold at every look (Waudby-Smith and Ramdas, arXiv
             # 2010.09686).
-            interval = replace(row, anytime=True).remeasure_metric(metric)
-            narrow = (
-                interval is not None
-                and max(interval.value - interval.low, interval.high - interval.value) <= width
-            )
-            if narrow:
+            m = replace(row, anytime=True).remeasure_metric(metric)
+            if m is not None and max(m.value - m.low, m.high - m.value) <= width:
                 return f"until {metric} ± {100 * width:g}%"
             return ""
         verdicts = [self._format_rule_verdict(rule, row) for rule in self.rules]
@@ -90,29 +87,22 @@ class StoppingRule:
 
         row: results of the secrets queried so far.
         """
-        evidence = row.build_anytime_evidence(rule.metric, rule.count, rule.kind)
         if rule.against_undefended:
             return ""  # the undefended row stops at another look
-        if rule.against_baseline:
-            paired = (
-                ""
-                if self.base is None
-                else compare_paired_rows(rule.metric, rule.count, row, self.base)
-            )
-            if isinstance(paired, str):
-                return ""
-            # As in the gate: a single wrong rule is a false alarm, so its level is divided; a false
-            # pass needs errors in all rules (Berger 1982), each at the full level.
-            failed = paired.low(self.level) > rule.limit
-            passed = paired.high(LEVEL) <= rule.limit
-        elif evidence is None:
+        evidence: BoundedNumber | str | None
+        if not rule.against_baseline:
+            evidence = row.build_anytime_evidence(rule.metric, rule.count, rule.kind)
+        elif self.base is None:
             return ""
         else:
-            failed = evidence.low(self.level) > rule.limit
-            passed = evidence.high(LEVEL) <= rule.limit
-        if failed:
+            evidence = compare_paired_rows(rule.metric, rule.count, row, self.base)
+        if evidence is None or isinstance(evidence, str):
+            return ""
+        # As in the gate: a single wrong rule is a false alarm, so its level is divided; a false
+        # pass needs errors in all rules (Berger 1982), each at the full level.
+        if evidence.low(self.level) > rule.limit:
             return "failed"
-        if passed:
+        if evidence.high(LEVEL) <= rule.limit:
             return "was held"
         return ""
 
@@ -150,26 +140,25 @@ def bound_stopped_finding(
     dropped. row: results of the queried secrets.
     """
 
-    def again(
-        m: Measurement, count: int | None = None, kind: str | None = None
-    ) -> Measurement | None:
-        return row.remeasure_metric(m.name, count, kind)
-
-    def each(kinds: Mapping[str, Measurement]) -> dict[str, Measurement]:
-        return {kind: bounded for kind, m in kinds.items() if (bounded := again(m, kind=kind))}
-
+    measurements = []
+    for m in finding.measurements:
+        measurements.append(row.remeasure_metric(m.name))
+    by_repeats = {}
+    for count, m in finding.by_repeats.items():
+        if bounded := row.remeasure_metric(m.name, int(count)):
+            by_repeats[count] = bounded
     note = (
         f"{stopped.early_stop_sentence}: intervals hold at every look (betting); numbers without "
         "one are left out"
     )
     return replace(
         finding,
-        measurements=tuple(bounded for m in finding.measurements if (bounded := again(m))),
-        by_repeats={
-            n: bounded for n, m in finding.by_repeats.items() if (bounded := again(m, int(n)))
-        },
-        by_kind=each(finding.by_kind),
-        by_kind_nonmembers=each(finding.by_kind_nonmembers),
+        measurements=tuple(filter(None, measurements)),
+        by_repeats=by_repeats,
+        by_kind=row.remeasure_kinds(RECALL, finding.by_kind),
+        by_kind_nonmembers=row.remeasure_kinds(
+            name_nonmember_metric(RECALL), finding.by_kind_nonmembers
+        ),
         notes=(*finding.notes, note),
         stopped=stopped,
     )
@@ -211,28 +200,23 @@ def build_stopping_rules(
         return dict.fromkeys(selection.list_cell_keys(), StoppingRule(width))
     if policy is None:
         raise AuditError(f"--until {DECIDED} stops by the rules of a gate: give --gate POLICY")
-    scoped = []
-    for rule in policy.rules:
-        for row in selection.list_cell_keys():
-            if _is_row_ruled(rule, row, selection):
-                scoped.append((rule, row))
-    scoped = [(rule, row) for rule, row in scoped if _has_deciding_row(rule, row, selection)]
     # All decisions share the level, also of rules without a stopping row: the gate decides these
     # too.
-    level = LEVEL / max(1, len(scoped))
+    n_decisions = 0
+    scoped: dict[CellKey, list[Rule]] = {}
+    for rule in policy.rules:
+        for row in selection.list_cell_keys():
+            if _is_row_ruled(rule, row, selection) and _has_deciding_row(rule, row, selection):
+                n_decisions += 1
+                if not _is_rule_without_stopping_row(rule):
+                    scoped.setdefault(row, []).append(rule)
     rules_by_row = dict[CellKey, StoppingRule]()
-    scoped = [(rule, row) for rule, row in scoped if not _is_rule_without_stopping_row(rule)]
-    for row in dict.fromkeys(row for _, row in scoped):
-        rules = tuple(rule for rule, other in scoped if other == row)
-        if all(
-            _is_stopping_metric(selection.methods_by_name[row.attack], rule.metric)
-            for rule in rules
-        ):
-            if base is None:
-                base_row = None
-            else:
-                base_row = base.outcomes.get(row)
-            rules_by_row[row] = StoppingRule(None, rules, level, base_row, policy.require)
+    for row, rules in scoped.items():
+        method = selection.methods_by_name[row.attack]
+        if all(_is_stopping_metric(method, rule.metric) for rule in rules):
+            base_row = base.outcomes.get(row) if base else None
+            level = LEVEL / n_decisions
+            rules_by_row[row] = StoppingRule(None, tuple(rules), level, base_row, policy.require)
     if not rules_by_row:
         rule_names = ", ".join(f"'{rule}'" for rule in policy.rules)
         raise AuditError(
@@ -247,9 +231,7 @@ def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
 
     A control counts only if the rule names the control.
     """
-    defended = [
-        row_of_defense.name for row_of_defense in selection.rows if not row_of_defense.companion
-    ] or [UNDEFENDED]
+    defended = [shown.name for shown in selection.rows if not shown.companion] or [UNDEFENDED]
     targets = [rule.target] if rule.target else defended
     return (
         row.target in targets
@@ -269,10 +251,10 @@ def _list_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
 
 def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
     """Test if the queries of this attack or probe can stop by this metric."""
-    names = _list_mean_metrics(method)
-    return metric in names or any(
-        metric in (name_nonmember_metric(name), name_excess_metric(name)) for name in names
-    )
+    for name in _list_mean_metrics(method):
+        if metric in (name, name_nonmember_metric(name), name_excess_metric(name)):
+            return True
+    return False
 
 
 def _is_rule_without_stopping_row(rule: Rule) -> bool:
@@ -287,8 +269,5 @@ def _has_deciding_row(rule: Rule, row: CellKey, selection: PluginSelection) -> b
 
     Return False if only other methods measure the rule's metric.
     """
-    method = selection.methods_by_name[row.attack]
-    methods = selection.methods
-    return _is_stopping_metric(method, rule.metric) or not any(
-        _is_stopping_metric(other, rule.metric) for other in methods
-    )
+    names = {m.name for m in selection.methods if _is_stopping_metric(m, rule.metric)}
+    return not names or row.attack in names

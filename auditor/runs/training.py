@@ -391,8 +391,15 @@ def _tokenize_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
         "input_ids"
     ]
-    units = record_digests(texts)
-    return list(map(TrainingRecord, texts, map(tuple, tokens), units))
+    return list(map(_make_training_record, texts, tokens))
+
+
+def _make_training_record(
+    text: str, tokens: Sequence[int], learnt: tuple[bool, ...] | None = None
+) -> TrainingRecord:
+    """Return a record whose text is its privacy unit. learnt: as in `TrainingRecord`."""
+    (unit,) = record_digests([text])
+    return TrainingRecord(text, tuple(tokens), unit, learnt)
 
 
 def _choose_chat_rendering(
@@ -440,8 +447,7 @@ def _tokenize_conversations(
             raise AuditError(
                 f"expected conversations to train on, but of number {number} (from 0) {error}"
             ) from None
-        (unit,) = record_digests([chat.text])
-        records.append(TrainingRecord(chat.text, chat.tokens, unit, token_mask))
+        records.append(_make_training_record(chat.text, chat.tokens, token_mask))
         n_learnt += sum(mask)
         remarks |= dict.fromkeys(chat.remarks)
     share = n_learnt / sum(len(r.tokens) for r in records)
