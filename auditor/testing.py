@@ -99,7 +99,9 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
     probe must observe every secret. Each observation may depend only on its own secret, and
     measured values must be within their intervals.
     """
-    plugin = make_small_plugin(attack) if isinstance(attack, type) else attack
+    plugin: Any = attack
+    if isinstance(attack, type):
+        plugin = make_small_plugin(attack)
     faults: Any = _attack_contract_faults
     if isinstance(plugin, Probe):
         faults = _probe_contract_faults
@@ -113,10 +115,11 @@ def check_defense(defense: Defense | type[Defense]) -> None:
     A defense must serve a model. More queries may never spend less of its budget, and a record must
     be able to hold its claim. Raise ContractBroken with every breach.
     """
-    plugin = defense() if isinstance(defense, type) else defense
+    if isinstance(defense, type):
+        defense = defense()
     needs = ("public", "ensemble", "trained", "whole", "records", "corpus")
     _raise_if_broken(
-        plugin.name, _plugin_contract_faults(plugin, needs), _defense_contract_faults(plugin)
+        defense.name, _plugin_contract_faults(defense, needs), _defense_contract_faults(defense)
     )
 
 

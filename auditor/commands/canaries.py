@@ -167,10 +167,7 @@ def make(
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
     lists = dict(_read_named_word_list_flag(item) for item in exposure.list_ or [])
-    sizes = {}
-    for name in ("each", "controls"):
-        if name in sizes_given:
-            sizes[name] = sizes_given[name]
+    sizes = {name: sizes_given[name] for name in ("each", "controls") if name in sizes_given}
     formats = exposure.format or ["My ID is {digits:6}"]
     many = _parse_insertion_counts_flag("1,2,4,8,16" if counts is None else counts)
     manifest = exposure_canaries.make_exposure_canary_manifest(
@@ -216,11 +213,9 @@ def _write_audit_canaries(
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
     console.silence_libraries()
-    of_count = ("audit", "for_epsilon", "delta")
-    chosen = {}
-    for name, value in options.list_given_flags(coins).items():
-        if name not in of_count:
-            chosen[name] = value
+    chosen = options.list_given_flags(coins)
+    for name in ("audit", "for_epsilon", "delta"):
+        chosen.pop(name, None)
     # Without a seed, a fresh secret seed: the bound holds for coins unknown to the training.
     manifest = making_audit_canaries.make_audit_canaries(
         making_audit_canaries.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen)
@@ -378,15 +373,11 @@ def _build_exposure_table(score: TargetScores) -> RowTable:
         values = row.values
         # If the rank was not counted in the whole space, exposure is an estimate between bounds.
         exposure, low, high = (values[f"exposure_{prefix}bits"] for prefix in ("", "low_", "high_"))
-        if values["exact"]:
-            between = ""
-        else:
-            between = f" [{low:.1f}–{high:.1f}]"
+        between = "" if values["exact"] else f" [{low:.1f}–{high:.1f}]"
         bits = f"{exposure:.1f}{between} of {values['space_bits']:.1f}"
+        p_value = phrases.NOTHING
         if "holm_p" in values:
             p_value = phrases.format_number(values["holm_p"])
-        else:
-            p_value = phrases.NOTHING
         return row.id, f"{row.count}", bits, phrases.format_number(values["rank"]), p_value
 
     head = ("canary", "inserted", "exposure, bits", "rank", "p, Holm")

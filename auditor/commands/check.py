@@ -115,12 +115,7 @@ def check(
     """
     begun = time.perf_counter()  # --minutes include imports and loading
     if resume is not None:
-        if (
-            out is not None
-            or deep
-            or seed
-            or any(flag_value is not None for flag_value in (model, base, data, nonmembers))
-        ):
+        if deep or seed or (model, base, data, nonmembers, out) != (None,) * 5:
             raise AuditError(
                 "--resume takes model, data and seed from the run folder: give only --minutes with "
                 "it"
@@ -164,12 +159,12 @@ def check(
             console.print_table(cost.run_cost_estimate_table(estimated))
         else:
             plan, limits = quick_check.prepare_check(plan, reporter, shared)
-    arguments = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
-    arguments += ["--base", base] if base else []
+    arguments = [model, "--data", data]
+    for flag, value in (("--nonmembers", nonmembers), ("--base", base)):
+        if value:
+            arguments += [flag, value]
     if template != AUTO:
         arguments += ["--template", template]
-    else:
-        arguments += []
     _print_quick_audit(
         plan,
         out,
@@ -244,9 +239,9 @@ def _print_quick_audit(
     plan = plan.with_fields(command=console.get_command_line())
     folder = RunFolder.create(out, name, plan.to_json())
     remarks = CommandRemarks(limits, **after)
-    if until is None:
-        limit = None
-    else:
+    limit = None
+    resume = "audit run --resume"
+    if until is not None:
         limit = TimeLimit(until[0], 60 * until[1])
-    resume = "audit run --resume" if until is None else RESUME
+        resume = RESUME
     print_plan_audit(plan, folder, shared=shared, remarks=remarks, limit=limit, resume=resume)

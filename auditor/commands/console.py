@@ -232,15 +232,10 @@ class Terminal(Reporter):
         if n_done and not stderr_console().is_terminal and now - self._told >= _A_LINE_EVERY:
             from auditor.reports import phrases
 
-            self._told, time_left = (
-                now,
-                phrases.format_duration((now - self._begun) * (total - n_done) / n_done),
-            )
-            stderr_console().print(
-                escaping.escape_for_terminal(
-                    f"{description}: {n_done:,} of {total:,}, {time_left} left of this step"
-                ),
-                soft_wrap=True,
+            self._told = now
+            time_left = phrases.format_duration((now - self._begun) * (total - n_done) / n_done)
+            print_stderr_line(
+                f"{description}: {n_done:,} of {total:,}, {time_left} left of this step", 0
             )
 
     def note(self, text: str) -> None:
@@ -282,16 +277,18 @@ def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Itera
 
     class TimeLeft(TimeRemainingColumn):
         def render(self, task: Task) -> Text:
-            # rich writes -:--:-- if it is unknown.
-            known = task.total is not None and task.time_remaining is not None
-            if known:
-                return Text.assemble(super().render(task), " left of this step")
-            return Text("")
+            if task.total is None or task.time_remaining is None:
+                return Text("")  # rich writes -:--:--
+            return Text.assemble(super().render(task), " left of this step")
 
-    description = TextColumn("{task.description}", markup=False)
-    columns = (description, BarColumn(), MofNCompleteColumn(), TimeLeft())
     with Progress(
-        *columns, console=stderr_console(), transient=True, disable=not stderr_console().is_terminal
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeLeft(),
+        console=stderr_console(),
+        transient=True,
+        disable=not stderr_console().is_terminal,
     ) as progress:
         try:
             yield Terminal(progress, verbose)

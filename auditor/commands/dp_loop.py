@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import shlex
 import sys
 import threading
@@ -163,13 +164,9 @@ def _load_dp_loop_training_function(script: Path, function: str | None) -> Calla
     if entry is None:
         if names:
             entry = getattr(module, names[0], None)
-        else:
-            entry = None
         if not callable(entry) and not trainers.is_transformers_trainer(entry):
-            usual = "a function `train(model, records)` or a Trainer"
-            if function is None:
-                expected = usual
-            else:
+            expected = "a function `train(model, records)` or a Trainer"
+            if function is not None:
                 expected = f"a function {function!r}"
             raise AuditError(
                 f"expected {expected} in {str(script)!r}; name another with --function"
@@ -223,10 +220,7 @@ def _attribute_script_errors(description: str, of_device: str = "") -> Iterator[
     except AuditError:
         raise
     except (Exception, SystemExit) as error:
-        if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")):
-            hint = of_device
-        else:
-            hint = ""
+        hint = of_device if re.search("CUDA|cuda|NVIDIA", str(error)) else ""
         raise AuditError(f"{description} {type(error).__name__}: {error}{hint}") from error
 
 

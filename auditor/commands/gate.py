@@ -74,10 +74,7 @@ class GateLimitFlags:
         """Return the rules of the policy file and the flags. A baseline adds a default rule."""
         from auditor.gate import policy as policies
 
-        if self.policy is not None:
-            policy = policies.read_policy(self.policy)
-        else:
-            policy = policies.Policy()
+        policy = policies.Policy() if self.policy is None else policies.read_policy(self.policy)
         flags = policies.parse_limits(self.maximum or [])
         flags += policies.parse_limits(self.increase or [], "--max-increase", True)
         # A limit both in the file and by a flag is a repetition: neither wins.
@@ -286,13 +283,11 @@ def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
     if outputs.markdown is not None:
         disk.replace_atomically(outputs.markdown, reports.render_decision_markdown(decision))
     # An empty value counts as unset: Path("") would be the working directory.
-    step = outputs.summary or (
-        Path(summary_path) if (summary_path := os.environ.get("GITHUB_STEP_SUMMARY")) else None
-    )
-    if step is not None:
+    step = outputs.summary or os.environ.get("GITHUB_STEP_SUMMARY")
+    if step:
         from auditor.reports import files
 
-        files.append_job_summary(step, reports.render_decision_markdown(decision))
+        files.append_job_summary(Path(step), reports.render_decision_markdown(decision))
 
 
 def _print_secrets_needed(changes: list[str], power: float | None, rules: int | None) -> None:
@@ -320,17 +315,15 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
             n_listed += not reason
             if reason:
                 typer.echo(f"not listed, but one of the {rules} rules: {rule} ({reason})")
-    most, stopping, half = (
-        max(getattr(need, name) for need in needs) for name in ("secrets", "stopping", "half")
-    )
-    if rules == 1:
-        level = "at 5%"
-    else:
+    most = max(need.secrets for need in needs)
+    stopping = max(need.stopping for need in needs)
+    half = max(need.half for need in needs)
+    level = "at 5%"
+    if rules > 1:
         level = f"at 5% for the {rules} rules of a gate together"
+    listed = ""
     if files:
         listed = f", on {n_listed} of {sum(map(len, files.values()))} rules"
-    else:
-        listed = ""
     typer.echo(
         f"{most:,} secrets are enough for each of these {len(needs)} cases{listed} (power "
         f"{power:g}, {level})"

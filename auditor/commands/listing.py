@@ -58,24 +58,24 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
     """
     trained = found_plugins["Trainer"]
     classes = {**found_plugins["Defense"], **trained}
-    controls = []
-    for name, cls in sorted(classes.items()):
-        if cls.claims.startswith(_CONTROL):
-            controls.append(name)
-    # A defense is more than the training of its name if it serves the trained model.
-    served = {}
-    for n, c in found_plugins["Defense"].items():
-        if n not in trained or not _is_same_listed_plugin_class(c, trained[n]):
-            served[n] = c
-    forms = {}
-    for name, cls in served.items():
-        if getattr(cls, "form", False):
-            forms[name] = cls
+    controls = [name for name, cls in sorted(classes.items()) if cls.claims.startswith(_CONTROL)]
+    served: dict[str, Any] = {}
+    forms: dict[str, Any] = {}
+    training = dict(trained)
+    for name, cls in found_plugins["Defense"].items():
+        # A defense is more than the training of its name if it serves the trained model.
+        if name not in trained or not _is_same_listed_plugin_class(cls, trained[name]):
+            training.pop(name, None)
+            group = forms if getattr(cls, "form", False) else served
+            group[name] = cls
+    for name in controls:
+        served.pop(name, None)
+        training.pop(name, None)
     groups = (
         ("attack", found_plugins["Attack"]),
         ("probe", found_plugins["Probe"]),
-        ("defense", {n: c for n, c in served.items() if n not in controls and n not in forms}),
-        ("training", {n: c for n, c in trained.items() if n not in served and n not in controls}),
+        ("defense", served),
+        ("training", training),
     )
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
@@ -118,12 +118,12 @@ def _shorten_listing(text: str, room: int | None) -> str:
     """
     if room is None or len(text) <= room:
         return text
-    ends = []
+    longest = text
     for end in re.finditer(r" \(|[;:.] ", text):
-        if end.start() <= room:
-            ends.append(text[: end.start()])
-    balanced = [part for part in ends if part.count("(") == part.count(")")]
-    return balanced[-1] if balanced else text
+        part = text[: end.start()]
+        if len(part) <= room and part.count("(") == part.count(")"):
+            longest = part
+    return longest
 
 
 # --- one plug-in
@@ -134,10 +134,7 @@ def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
     """Yield the details of all plug-ins with this name. Raise AuditError if no plug-in has the
     name.
     """
-    matches = []
-    for kind, plugins in found_plugins.items():
-        if name in plugins:
-            matches.append((kind, plugins[name]))
+    matches = [(kind, plugins[name]) for kind, plugins in found_plugins.items() if name in plugins]
     if not matches:
         raise make_unknown_name_error(
             "plug-in", name, dict.fromkeys(n for plugins in found_plugins.values() for n in plugins)
@@ -157,11 +154,10 @@ def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
         yield from _list_option_lines(kind, cls)
         yield from _list_titled_listing_lines("source", [_find_plugin_source(cls)])
         if cls.__module__.startswith("auditor."):
+            page = getattr(cls, "page", "") or page
             if name in found_plugins["Defense"]:
-                page_name = "how-to/defenses"
-            else:
-                page_name = getattr(cls, "page", "") or page
-            yield from _list_titled_listing_lines("page", [f"docs/{page_name}.md"])
+                page = "how-to/defenses"
+            yield from _list_titled_listing_lines("page", [f"docs/{page}.md"])
 
 
 def _list_option_lines(kind: str, cls: Any) -> Iterator[Text]:
@@ -169,20 +165,16 @@ def _list_option_lines(kind: str, cls: Any) -> Iterator[Text]:
         return
     # An audit may have several attacks and defenses; a training or a provider is single and needs
     # no name.
-    if kind in ("Attack", "Probe", "Defense"):
-        name = f"{cls.name}."
-    else:
-        name = ""
-    few = {}
-    for option, values in list_allowed_values(cls).items():
-        few[option] = f" ({'|'.join(map(str, values))})"
+    name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
+    allowed = list_allowed_values(cls)
     listed = []
     for option, value in get_option_defaults(cls).items():
         if isinstance(value, bool):
-            text = str(value).lower()
-        else:
-            text = value
-        listed.append(f"{_FLAGS[kind]} {name}{option}={text}{few.get(option, '')}")
+            value = str(value).lower()
+        line = f"{_FLAGS[kind]} {name}{option}={value}"
+        if option in allowed:
+            line += f" ({'|'.join(map(str, allowed[option]))})"
+        listed.append(line)
     yield from _list_titled_listing_lines("options", listed or ["none"])
     if kind != "Provider":
         yield from _list_titled_listing_lines(

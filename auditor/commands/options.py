@@ -69,18 +69,16 @@ class PlanFlags:
         """
         for name in self.names.split():
             plan_field = FIELDS[name]
+            kind = _build_flag_type(name, plan_field.kind)
+            metavar = plan_field.definition.metavar or choose_metavar(name, kind)
+            if self.forms and name == "model":
+                kind = list[str]
             option = typer.Option(
                 *(plan_field.definition.flags or ()),
                 help=self.help_texts.get(name, plan_field.help),
-                metavar=plan_field.definition.metavar
-                or choose_metavar(name, _build_flag_type(name, plan_field.kind)),
+                metavar=metavar,
                 rich_help_panel=plan_field.panel,
                 autocompletion=_COMPLETED.get(name),
-            )
-            kind = (
-                list[str]
-                if self.forms and name == "model"
-                else _build_flag_type(name, plan_field.kind)
             )
             yield inspect.Parameter(
                 name,
@@ -94,10 +92,10 @@ def _build_flag_type(name: str, kind: Any) -> Any:
     """Return the type of a flag for typer's parser: bool, int, float, text, or a list of texts."""
     if typing.get_origin(kind) in (tuple, dict):
         return list[str]
-    plain = next(
-        (simple for simple in (bool, int, float) if simple in (kind, *typing.get_args(kind))), str
-    )
-    return str if name == "batch_size" else plain  # or auto
+    for plain in (bool, int, float):
+        if name != "batch_size" and plain in (kind, *typing.get_args(kind)):
+            return plain
+    return str  # also for a batch size, which may be auto
 
 
 LOADING = "device dtype"  # of every command that loads a model
@@ -146,24 +144,17 @@ def expand_flag_groups(
     safe: default of the flag --safe; None for no such flag.
     """
     kinds = _annotated_type_hints(command)
+    kinds.pop("return", None)
     parameters = inspect.signature(command).parameters.values()
 
     @functools.wraps(command)
     def spelt(**flags: Any) -> None:
         with guard.safe_mode() if flags.pop("safe", False) else nullcontext():
-            command(
-                **{
-                    parameter.name: _combine_flag_values(
-                        parameter.name, kinds[parameter.name], flags
-                    )
-                    for parameter in parameters
-                }
-            )
+            command(**_combine_group_values(kinds, flags))
 
-    flags = []
+    flags: list[inspect.Parameter] = []
     for parameter in parameters:
-        for flag in _flag_parameters(parameter.name, kinds[parameter.name], parameter.default):
-            flags.append(flag)
+        flags += _flag_parameters(parameter.name, kinds[parameter.name], parameter.default)
     if safe is not None:
         flags += _flag_parameters("safe", _SAFE, safe)
     spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
@@ -256,24 +247,24 @@ def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     """
     if (plan_flags := _get_plan_flags(kind)) is not None:
         # Only None is not given: False is given, as by --no-controls.
-        values = {}
-        for field_name in plan_flags.names.split():
-            if flags[field_name] is not None:
-                values[field_name] = flags[field_name]
-        if plan_flags.forms:
-            return _split_deployed_forms(values)
-        return values
+        names = plan_flags.names.split()
+        values = {name: flags[name] for name in names if flags[name] is not None}
+        return _split_deployed_forms(values) if plan_flags.forms else values
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return flags[name]
-    kinds = _annotated_type_hints(kind)
     # By the hints, not the field's type: under `from __future__ import annotations` that is a
     # string.
-    return kind(
-        **{
-            item.name: _combine_flag_values(item.name, kinds[item.name], flags)
-            for item in dataclasses.fields(kind)
-        }
-    )
+    kinds = _annotated_type_hints(kind)
+    kinds.pop("panel", None)
+    return kind(**_combine_group_values(kinds, flags))
+
+
+def _combine_group_values(kinds: Mapping[str, Any], flags: Mapping[str, Any]) -> Values:
+    """Return the values of all parameters of a command, or of all fields of a group."""
+    values = {}
+    for name, kind in kinds.items():
+        values[name] = _combine_flag_values(name, kind, flags)
+    return values
 
 
 def _split_deployed_forms(values: Values) -> Values:
@@ -282,20 +273,16 @@ def _split_deployed_forms(values: Values) -> Values:
     Of several models, the first is attacked and the others become forms.
     """
     # A list: with forms, --model is repeatable.
-    model, *further = values.pop("model", None) or [None]
-    forms = [
-        *further,
-        *(
-            form.strip()
-            for form_list in values.pop("forms", None) or []
-            for form in form_list.split(",")
-        ),
-    ]
-    return {
-        **values,
-        **({"model": model} if model is not None else {}),
-        **({"forms": forms} if forms else {}),
-    }
+    models = values.pop("model", [])
+    form_lists = values.pop("forms", [])
+    forms = models[1:]
+    for form_list in form_lists:
+        forms += map(str.strip, form_list.split(","))
+    if models:
+        values["model"] = models[0]
+    if forms:
+        values["forms"] = forms
+    return values
 
 
 # --- given flags
@@ -308,12 +295,10 @@ def list_given_flags(group: Any) -> dict[str, Any]:
     for name, value in vars(group).items():
         if dataclasses.is_dataclass(value):
             values |= list_given_flags(value)
-        else:
-            values |= {name: value}
-    # `is`, because 0 == False: 0 and "" are given, a switch that is off is not.
-    return {
-        name: value for name, value in values.items() if value is not None and value is not False
-    }
+        # `is`, because 0 == False: 0 and "" are given, a switch that is off is not.
+        elif value is not None and value is not False:
+            values[name] = value
+    return values
 
 
 def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
@@ -329,19 +314,19 @@ def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyTy
         {**base, **values}, "the plan file"
     )
     load_plugin_files(values.get("plugin"))
-    parsers: dict[str, Callable[[Any], Any]] = {
-        "attack_options": lambda items: parse_plugin_options(
-            "-A", items, list(registry.list_methods())
-        ),
-        "defense_options": lambda items: parse_plugin_options(
-            "-D", items, list(registry.list_defenses())
-        ),
-        "model_args": lambda items: parse_plugin_options("--model-arg", items, []).get("", {}),
-        "batch_size": parse_batch_size_flag,
-    }
-    return {
-        name: parsers[name](value) if name in parsers else value for name, value in values.items()
-    }
+    values = dict(values)
+    for name, flag, list_known in (
+        ("attack_options", "-A", registry.list_methods),
+        ("defense_options", "-D", registry.list_defenses),
+        ("model_args", "--model-arg", dict),
+    ):
+        if name in values:
+            values[name] = parse_plugin_options(flag, values[name], list(list_known()))
+    if "model_args" in values:
+        values["model_args"] = values["model_args"].get("", {})
+    if "batch_size" in values:
+        values["batch_size"] = parse_batch_size_flag(values["batch_size"])
+    return values
 
 
 @dataclass(frozen=True)
@@ -398,15 +383,11 @@ def _list_risky_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]
     """Return (field, value) for each risky value, with a pair for each value of a list."""
     risks = list[tuple[str, Any]]()
     for name in _RISKS:
-        value = values.get(name)
-        if isinstance(value, list | tuple):
-            several = value
-        elif value:
-            several = [value]
-        else:
-            several = []
-        # "": all values are risky.
-        risks += [(name, item) for item in several if FIELDS[name].definition.risky in str(item)]
+        value = values.get(name) or []
+        for item in value if isinstance(value, list | tuple) else [value]:
+            # "": all values are risky.
+            if FIELDS[name].definition.risky in str(item):
+                risks.append((name, item))
     return tuple(risks)
 
 
@@ -415,12 +396,12 @@ def _exclude_flagged_risks(
 ) -> list[tuple[str, Any]]:
     """Return the (field, value) pairs of `risks` that are not in `flagged`, with absolute paths."""
     # Values that are not paths, e.g. addresses, change alike on both sides.
-    known = set()
-    for name, value in flagged:
-        known.add((name, os.path.abspath(str(value))))
-    return [
-        (name, value) for name, value in risks if (name, os.path.abspath(str(value))) not in known
-    ]
+    known = {(name, os.path.abspath(str(value))) for name, value in flagged}
+    unnamed = []
+    for name, value in risks:
+        if (name, os.path.abspath(str(value))) not in known:
+            unnamed.append((name, value))
+    return unnamed
 
 
 def _format_flag(name: str, value: Any) -> str:

@@ -54,28 +54,21 @@ def group_flags(command: Any, context: Any) -> dict[str, Rows]:
 
     A command's own panels come between those of --data and compute.
     """
-    records = []
-    for flag in command.get_params(context):
-        records.append((flag, flag.get_help_record(context)))
-    few = sum(flag.param_type_name == "option" for flag, _ in records) <= _FEW
+    parameters = command.get_params(context)
+    few = sum(flag.param_type_name == "option" for flag in parameters) <= _FEW
     rows_by_panel: dict[str, Rows] = {}
-    for flag, record in records:
+    for flag in parameters:
+        record = flag.get_help_record(context)
         if record is not None:  # None: a hidden flag
-            panel, (notation, help_text) = _title_help_panel(flag, few), record
-            # Without its type.
+            panel = _title_help_panel(flag, few)
+            label, help_text = record
             if panel == "arguments":
-                label = notation.partition(" ")[0]
-            else:
-                label = notation
+                label = label.partition(" ")[0]  # without its type
             rows_by_panel.setdefault(panel, []).append((label, " ".join(help_text.split())))
     for_help = rows_by_panel.pop(_HELP, [])
     # sorted() is stable: panels of one rank stay in the order of their first flags.
-    ordered = {
-        name: rows_by_panel[name]
-        for name in sorted(
-            rows_by_panel, key=lambda name: _ORDER.index(name if name in _ORDER else "")
-        )
-    }
+    ranks = {name: _ORDER.index(name if name in _ORDER else "") for name in rows_by_panel}
+    ordered = {name: rows_by_panel[name] for name in sorted(ranks, key=ranks.__getitem__)}
     last = next(reversed(ordered), "options")
     return ordered | {last: ordered.get(last, []) + for_help}
 
@@ -91,10 +84,8 @@ def _title_help_panel(parameter: Any, few: bool) -> str:
 def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
     """Write all sections of the help page, with their second columns aligned."""
     # At most 28, and click's width is at least 50: textwrap refuses a width of 0.
-    column = 4 + max(
-        (len(name) for rows in listed.values() for name, _ in rows if len(name) <= _WIDEST),
-        default=0,
-    )
+    widths = [len(name) for rows in listed.values() for name, _ in rows]
+    column = 4 + max((width for width in widths if width <= _WIDEST), default=0)
     for title, rows in listed.items():
         with formatter.section(title.capitalize()):
             for name, help_text in rows:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from auditor.commands import console, options
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import SMALL
 
@@ -129,10 +130,9 @@ def _print_ledger(
         console.print_table(table)
     if entries:
         styles = {"holds": "green", "refuted": "red"}
+        other = None
         if other_folder:
             other = reproducing.read_other_ledger(other_folder, paper)
-        else:
-            other = None
         console.print_table(
             reproducing.build_terminal_ledger(paper, entries, scale, other),
             [styles.get(entry.verdict, "") for entry in entries],
@@ -147,19 +147,15 @@ def _print_ledger(
         )
     if failures:
         name, reason = next(iter(failures.items()))
-        if len(failures) == 1:
-            points = "1 point"
-        else:
-            points = f"{len(failures)} points"
         raise AuditError(
-            f"{points} failed, which "
+            f"{format_count(len(failures), 'point')} failed, which "
             f"{'the ledger calls not run' if entries else 'have no numbers'}; {name}: {reason}"
         )
 
 
 def _format_paper_plans(paper: Paper) -> str:
     wide = max(map(len, paper.plans), default=0)
-    lines = []
+    lines = [f"{paper.name}: {paper.title}; scales: {', '.join(paper.scales)}"]
     for name, plan in paper.plans.items():
         lines.append(f"{name:{wide}}  {plan.get('title', '')}")
-    return "\n  ".join([f"{paper.name}: {paper.title}; scales: {', '.join(paper.scales)}", *lines])
+    return "\n  ".join(lines)

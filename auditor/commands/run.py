@@ -143,25 +143,24 @@ def run(
     if out is None and resume is None and not single.estimate:
         remove_latest_link()
     base = gates.read_flagged_run(single.baseline)  # refused now rather than after hours
-    if single.gate is None:
-        policy = None
-    else:
+    policy = None
+    if single.gate is not None:
         policy = _read_gate_policy(single.gate, base)
     # imports a part of transformers, which takes a second: behind what is refused without it
     console.silence_libraries()
-    requested = (
-        _build_requested_plans(plan, grid)
-        if resume is None
-        else _reopen_requested_run(resume, allowed)
-    )
+    requested: Plan | RunFolder | list[GridPoint]
+    if resume is None:
+        requested = _build_requested_plans(plan, grid)
+    else:
+        requested = _reopen_requested_run(resume, allowed)
     if isinstance(requested, list):
+        names = set(options.list_given_flags(single))
         for point in requested:  # a sweep may name more than the plan that it is of
             allowed.refuse_unnamed_risks(point.plan, point.name)
+            names |= point.plan.keys()
         # until and submission are fields of a plan, the others flags beside it
         for name, reason in _ONE_ONLY.items():
-            if name in options.list_given_flags(single) or any(
-                name in point.plan for point in requested
-            ):
+            if name in names:
                 raise AuditError(reason)
         _print_grid_run(requested, out, resume, grid.config, verbose)
         return
@@ -195,15 +194,11 @@ def _refuse_flags_beside_estimate_flag(
     single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None
 ) -> None:
     """Raise AuditError for flags that do not fit --estimate, which runs and writes nothing."""
-    ignored = {"--resume": resume, "--out": out, "--submission": submission}
-    ignored |= {
-        f"--{name}": value
-        for name, value in options.list_given_flags(single).items()
-        if name != "estimate"
-    }
+    ignored = {"resume": resume, "out": out, "submission": submission}
+    ignored |= options.list_given_flags(single)
     for name, value in ignored.items():
-        if single.estimate and value is not None:
-            raise AuditError(f"--estimate runs and writes nothing: give no {name} with it")
+        if single.estimate and value is not None and name != "estimate":
+            raise AuditError(f"--estimate runs and writes nothing: give no --{name} with it")
 
 
 def _print_cost_estimate(plan: Plan) -> None:
@@ -228,10 +223,9 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
     """Return the plan from flags and plan file, or the points of a grid."""
     from auditor.runs import plan, plan_grid
 
+    base = {}
     if grid_flags.config:
         base = plan.read_plan_file(grid_flags.config, plan_grid.GRID)
-    else:
-        base = {}
     if grid_flags.seeds is not None or "seed" in flags:
         # The flags win: a grid over the seeds of the file would override --seed.
         base.pop("seeds", None)
@@ -240,12 +234,9 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
             raise AuditError("--checkpoints replaces --model, got both")
         from auditor.studies import checkpoints
 
-        base["sweep"] = {
-            **base.get("sweep", {}),
-            "model": checkpoints.find_checkpoints(grid_flags.checkpoints),
-        }
+        base.setdefault("sweep", {})["model"] = checkpoints.find_checkpoints(grid_flags.checkpoints)
     if grid_flags.sweep:
-        base["sweep"] = {**base.get("sweep", {}), **plan_grid.parse_sweep_flags(grid_flags.sweep)}
+        base.setdefault("sweep", {}).update(plan_grid.parse_sweep_flags(grid_flags.sweep))
     if grid_flags.seeds is not None:
         base["seeds"] = plan_grid.parse_seed_ranges(grid_flags.seeds)
     values = options.collect_plan_values(flags, base)
@@ -289,10 +280,9 @@ def _print_grid_run(
     from auditor.studies import checkpoints, sweep
 
     folder = resume or out or find_unused_path(f"sweep-{config.stem if config else 'flags'}")
+    command = console.get_command_line()
     if resume:
         command = sweep.read_command_that_started_sweep(resume)
-    else:
-        command = console.get_command_line()
     with console.open_progress_terminal(verbose, console.resume_grid_hint(folder)) as reporter:
         failures = sweep.run_sweep_points(points, folder, reporter, command)
     places = sweep.read_sweep_places(folder)

@@ -183,7 +183,7 @@ def judge_generations(
             memorised_tokens.append(tokens_of_text)
             costs.append(replace(guesses, ranked=(), rankings={}))
             scores.append(guesses.rankings)
-            tally.update(tokens_of_text.records)
+            tally.update(tokens_of_text.records.keys())
             heldout.update(tokens_of_text.strangers)
             for record, run in tokens_of_text.records.items():
                 if record not in best or run.length > best[record][0].length:

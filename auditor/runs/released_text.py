@@ -164,13 +164,13 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
     manifest: AuditCanaryManifest | None = None
     canary_texts = []
     if plan.data.canaries is not None:
-        given = manifests.read_canary_manifest(Path(plan.data.canaries))
-        if not isinstance(given, AuditCanaryManifest):
+        canary_manifest = manifests.read_canary_manifest(Path(plan.data.canaries))
+        if not isinstance(canary_manifest, AuditCanaryManifest):
             raise AuditError(
                 f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make "
                 "--audit), got those for exposure, which takes a model's probabilities"
             )
-        manifest = given
+        manifest = canary_manifest
         canary_texts = [canary.text for canary in manifest.canaries]
     row_texts = released_passages.read_row_texts("OUT", str(text))[1]
     records, notes = released_passages.read_released_records(data, nonmembers, words, canary_texts)

@@ -79,11 +79,11 @@ class PluginSelection:
     @property
     def reference_models_asked_by_probes(self) -> tuple[str, ...]:
         """Reference models of probes, besides the reference model of all attacks."""
-        wanted: dict[str, None] = {}
+        reference_names: dict[str, None] = {}
         for method in self.methods:
             if isinstance(method, Probe) and (names := method.wanted_reference_models()):
-                wanted[names] = None
-        return tuple(wanted)
+                reference_names[names] = None
+        return tuple(reference_names)
 
     @property
     def longest_soft_prompt_row_count(self) -> int:

@@ -231,7 +231,7 @@ def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
 
     A control counts only if the rule names the control.
     """
-    defended = [shown.name for shown in selection.rows if not shown.companion] or [UNDEFENDED]
+    defended = [item.name for item in selection.rows if not item.companion] or [UNDEFENDED]
     targets = [rule.target] if rule.target else defended
     return (
         row.target in targets

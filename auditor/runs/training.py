@@ -395,11 +395,11 @@ def _tokenize_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
 
 
 def _make_training_record(
-    text: str, tokens: Sequence[int], learnt: tuple[bool, ...] | None = None
+    text: str, tokens: Sequence[int], mask: tuple[bool, ...] | None = None
 ) -> TrainingRecord:
-    """Return a record whose text is its privacy unit. learnt: as in `TrainingRecord`."""
+    """Return a record whose text is its privacy unit. mask: the learnt tokens; None for all."""
     (unit,) = record_digests([text])
-    return TrainingRecord(text, tuple(tokens), unit, learnt)
+    return TrainingRecord(text, tuple(tokens), unit, mask)
 
 
 def _choose_chat_rendering(
