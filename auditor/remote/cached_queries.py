@@ -6,9 +6,10 @@ index of its sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from auditor.core.errors import AuditError, NotApplicable
@@ -81,31 +82,22 @@ class CachedServerQueries:
 
         seeds: for each context, a seed per sample.
         """
-        answers = self.wire.ledger.answers
         keys = list[list[bytes]]()
         for context, of_context in zip(contexts, seeds, strict=True):
             body = self.dialect.build_sampling_body(
-                self.spelling.encode_prompt(context), length, decoding, 1, None
+                self.spelling.encode_prompt(context), length, decoding
             )
             # Keys are those of single requests: the number per request is no part of a sample.
             keys.append(
                 [self._build_store_key(body, seed, index) for index, seed in enumerate(of_context)]
             )
-        entries = {
-            key: answer
-            for sample_keys in keys
-            for key in sample_keys
-            if (answer := answers.find_stored_answer(key)) is not None
-        }
-        questions = [
-            question
-            for context, sample_keys, seed in zip(contexts, keys, seeds, strict=True)
-            for question in self._build_sample_requests(
-                context, length, decoding, sample_keys, seed, entries
+        entries = self._find_stored_answers(chain.from_iterable(keys))
+        questions = list[ServerRequest]()
+        for context, sample_keys, of_context in zip(contexts, keys, seeds, strict=True):
+            questions += self._build_sample_requests(
+                context, length, decoding, sample_keys, of_context, entries
             )
-        ]
-        for answers_of_request in self._ask_watched(questions):
-            entries |= answers_of_request
+        entries |= self._ask_watched(questions)
         samples = [
             [_decode_written_answer(entries[key]) for key in sample_keys] for sample_keys in keys
         ]
@@ -154,16 +146,12 @@ class CachedServerQueries:
             indices = missing[start : start + self.dialect.several]
             # A request has one seed, that of its first sample; the server draws the others in
             # addition.
-            if decoding == GREEDY:
-                seed = None
-            else:
-                seed = seeds[indices[0]]
             body = self.dialect.build_sampling_body(
                 self.spelling.encode_prompt(context),
                 length,
                 decoding,
                 len(indices),
-                seed,
+                None if decoding == GREEDY else seeds[indices[0]],
             )
 
             # Bind `of` now: answers are read after the loop has moved on.
@@ -187,11 +175,9 @@ class CachedServerQueries:
     ) -> list[Any]:
         kind = self.spelling.find_withheld_kind(context, answer, length)
         parsed = self.spelling.read_sample(context, answer)
-        if parsed.readings:
-            unclear = withheld_answers.UNCLEAR
-        else:
-            unclear = ""
-        return [parsed.text, parsed.tokens, parsed.log_probs, kind or unclear, parsed.readings]
+        if parsed.readings and not kind:
+            kind = withheld_answers.UNCLEAR
+        return [parsed.text, parsed.tokens, parsed.log_probs, kind, parsed.readings]
 
     def _settle_greedy_readings(
         self, contexts: Sequence[Tokens], readings: Sequence[Sequence[WrittenAnswer]]
@@ -201,31 +187,20 @@ class CachedServerQueries:
         readings: answers, some with two possible tokenisations. A tokenisation is kept if the
         server continues its first token in the expected way.
         """
-        unclear = [
-            (i, samples[0])
-            for i, samples in enumerate(readings)
-            if samples[0].kind == withheld_answers.UNCLEAR
-        ]
-        requests = {
-            (i, reading): self._build_rest_request(contexts[i], reading)
-            for i, answer in unclear
-            for reading in answer.readings
-            if len(reading) > 1
-        }
-        answers = self.wire.ledger.answers
-        keys = {place: self._build_store_key(request.body) for place, request in requests.items()}
-        rests = {
-            key: text
-            for key in keys.values()
-            if (text := answers.find_stored_answer(key)) is not None
-        }
-        missing = {}
-        for place, request in requests.items():
-            if keys[place] not in rests:
-                missing[keys[place]] = request
-        for answers_of_request in self._ask_watched(list(missing.values())):
-            rests |= answers_of_request
+        keys: dict[tuple[int, Tokens], bytes] = {}
+        requests: dict[bytes, ServerRequest] = {}
         settled = [list(samples) for samples in readings]
+        unclear = []
+        for i, (answer, *_) in enumerate(readings):
+            if answer.kind == withheld_answers.UNCLEAR:
+                unclear.append((i, answer))
+                for reading in answer.readings:
+                    if len(reading) > 1:
+                        keys[i, reading], request = self._build_greedy_request(
+                            (*contexts[i], reading[0]), len(reading) - 1
+                        )
+                        requests[keys[i, reading]] = request
+        rests = self._answer_requests(requests)
         for i, answer in unclear:
             going_on = []
             for reading in answer.readings:
@@ -237,19 +212,19 @@ class CachedServerQueries:
                 settled[i][0] = replace(answer, tokens=going_on[0], kind="", readings=())
         return settled
 
-    def _build_rest_request(self, context: Tokens, reading: Tokens) -> ServerRequest:
-        """Return a request to continue greedily after the first token of a tokenisation
-        `reading`.
-        """
-        text, length = (*context, reading[0]), len(reading) - 1
-        prompt = self.spelling.encode_prompt(text)
-        body = self.dialect.build_sampling_body(prompt, length, GREEDY, 1, None)
+    def _build_greedy_request(
+        self, context: Tokens, length: int, stored: bool = True
+    ) -> tuple[bytes, ServerRequest]:
+        """Return the store key and the request of the text of a greedy answer."""
+        body = self.dialect.build_sampling_body(
+            self.spelling.encode_prompt(context), length, GREEDY
+        )
         key = self._build_store_key(body)
 
         def read(answer: Any) -> Mapping[bytes, Any]:
             return {key: self.dialect.parse_sampled_answers(answer, 1, length)[0].text}
 
-        return ServerRequest(body, len(text) + 8 + length, read)
+        return key, ServerRequest(body, len(context) + 8 + length, read, stored)
 
     # --- given tokens ---
 
@@ -308,70 +283,74 @@ class CachedServerQueries:
         return scores
 
     def _score_texts(self, texts: Sequence[Tokens], likeliest: int) -> dict[Tokens, Any]:
-        answers = self.wire.ledger.answers
-        # One body may list all tokens for one token's sake, or for the likeliest.
-        sample = (likeliest,) if self.dialect.scored == "forced" else ()
-        keys = {}
+        keys: dict[Tokens, bytes] = {}
+        requests: dict[bytes, ServerRequest] = {}
         for text in texts:
-            keys[text] = self._build_store_key(self._build_scoring_body(text, likeliest), *sample)
-        entries = {
-            key: answer
-            for key in keys.values()
-            if (answer := answers.find_stored_answer(key)) is not None
-        }
-        questions = []
-        for text, key in keys.items():
-            if key not in entries:
-                questions.append(self._build_scoring_request(text, key, likeliest))
-        for answers_of_request in self._ask_watched(questions):
-            entries |= answers_of_request
+            keys[text], request = self._build_scoring_request(text, likeliest)
+            requests[keys[text]] = request
+        entries = self._answer_requests(requests)
         return {text: entries[key] for text, key in keys.items()}
 
-    def _build_scoring_body(self, text: Tokens, likeliest: int) -> dict[str, Any]:
-        prompt = self.spelling.encode_prompt(text)
-        return self.dialect.build_scoring_body(
-            prompt, likeliest, self.spelling.is_split_character(text[-1])
+    def _build_scoring_request(
+        self, text: Tokens, likeliest: int = 0, stored: bool = True
+    ) -> tuple[bytes, ServerRequest]:
+        """Return the store key and the request of the scores of a text."""
+        forced = self.dialect.scored == "forced"
+        body = self.dialect.build_scoring_body(
+            self.spelling.encode_prompt(text),
+            likeliest,
+            self.spelling.is_split_character(text[-1]),
         )
+        # One body may list all tokens for one token's sake, or for the likeliest.
+        key = self._build_store_key(body, *[likeliest] * forced)
 
-    def _build_scoring_request(self, text: Tokens, key: bytes, likeliest: int = 0) -> ServerRequest:
         def read(answer: Any) -> Mapping[bytes, Any]:
             scores = self.dialect.parse_prompt_log_probs(answer, text, likeliest)
             if scores.tokens is not None and scores.tokens[1:] != text[1:]:
                 raise MalformedAnswer("log-probabilities of other tokens came")
-            if self.dialect.scored == "forced":
-                last_unknown = len(text) - 2
-            else:
-                last_unknown = self.dialect.hidden
-            log_probs = []
-            for i, value in enumerate(scores.log_probs):
-                log_probs.append(0.0 if i <= last_unknown else value)
+            # 0 nats and rank 1 represent unknown values
+            n_unknown = len(text) - 1 if forced else self.dialect.hidden + 1
+            log_probs = [0.0] * n_unknown + [*scores.log_probs[n_unknown:]]
             if None in log_probs:
                 raise MalformedAnswer("log-probabilities are missing")
             if self.dialect.asks_for_ranks(likeliest) and scores.ranks is None:
                 raise MalformedAnswer("ranks are missing")
-            # 0 nats and rank 1 represent unknown values
-            columns = [
-                log_probs,
-                [1, *(scores.ranks or ())[1:]],
-            ]
+            columns = [log_probs, [1, *(scores.ranks or ())[1:]]]
             return {key: [*columns, scores.likeliest] if likeliest else columns}
 
-        return ServerRequest(self._build_scoring_body(text, likeliest), len(text) + 9, read)
+        return key, ServerRequest(body, len(text) + 9, read, stored)
 
     # --- asking ---
 
-    def _ask_watched(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
+    def _find_stored_answers(self, keys: Iterable[bytes]) -> dict[bytes, Any]:
+        entries = {}
+        for key in keys:
+            answer = self.wire.ledger.answers.find_stored_answer(key)
+            if answer is not None:
+                entries[key] = answer
+        return entries
+
+    def _answer_requests(self, requests: Mapping[bytes, ServerRequest]) -> dict[bytes, Any]:
+        """Return the answer of each request by store key. Send only requests without a stored
+        answer.
+        """
+        entries = self._find_stored_answers(requests)
+        missing = [request for key, request in requests.items() if key not in entries]
+        return entries | self._ask_watched(missing)
+
+    def _ask_watched(self, questions: Sequence[ServerRequest]) -> dict[bytes, Any]:
         """Send all requests and return their answers; between batches, check that the server is
         unchanged.
         """
-        answers_by_request = list[Mapping[bytes, Any]]()
+        entries = dict[bytes, Any]()
         for start in range(0, len(questions), drift_watch.EVERY):
             batch = questions[start : start + drift_watch.EVERY]
             answers = self._ask_all_or_raise_audit_error(batch)
             self._check_errors_are_exceptions(batch, answers)
-            answers_by_request += answers
+            for answer in answers:
+                entries |= answer
             self._give_up_if_server_changed(partial(self.watch.check_when_due, len(batch)))
-        return answers_by_request
+        return entries
 
     def _check_errors_are_exceptions(
         self, requests: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
@@ -379,12 +358,10 @@ class CachedServerQueries:
         """Raise AuditError if most requests fail, or if a request that worked in the handshake
         fails.
         """
-        pairs = []
-        for pair in zip(requests, answers, strict=True):
-            if pair[0].on_error is not None:
-                pairs.append(pair)
-        n_errors = sum(answer is request.on_error for request, answer in pairs)
-        self._n_requests += len(pairs)
+        n_errors = 0
+        for request, answer in zip(requests, answers, strict=True):
+            self._n_requests += request.on_error is not None
+            n_errors += answer is request.on_error
         self._n_errors += n_errors
         if n_errors:
             sentinel = self.watch.contexts[0]
@@ -425,48 +402,24 @@ class CachedServerQueries:
 
         Neither stored answers nor the store are used.
         """
-
-        def question(answer: GreedyAnswer) -> ServerRequest:
-            body = self.dialect.build_sampling_body(
-                self.spelling.encode_prompt(answer.context),
-                answer.length,
-                GREEDY,
-                1,
-                None,
-            )
-            return ServerRequest(
-                body,
-                len(answer.context) + 8 + answer.length,
-                partial(read, answer.length),
-                stored=False,
-            )
-
-        def read(length: int, answer: Any) -> Mapping[bytes, Any]:
-            return {b"": self.dialect.parse_sampled_answers(answer, 1, length)[0].text}
-
-        return [
-            answer[b""]
-            for answer in self._ask_all_or_raise_audit_error(
-                [question(request) for request in answers]
-            )
-        ]
+        requests = []
+        for answer in answers:
+            requests.append(self._build_greedy_request(answer.context, answer.length, stored=False))
+        texts = self._ask_all_or_raise_audit_error([request for _, request in requests])
+        return [text[key] for (key, _), text in zip(requests, texts, strict=True)]
 
     def _rescore_texts(self, texts: Sequence[Tokens]) -> list[Sequence[float] | None]:
         """Return new log-probabilities of all tokens of each text, without using stored answers.
 
         The result is None for a text that the server would tokenise differently.
         """
-        scored = [self.spelling.can_score_exact_tokens(text) for text in texts]
-        questions = []
-        for text, can in zip(texts, scored, strict=True):
-            if can:
-                questions.append(self._build_scoring_request(text, b""))
-        answers = iter(
-            self._ask_all_or_raise_audit_error(
-                [replace(question, stored=False) for question in questions]
-            )
-        )
-        return [next(answers)[b""][0] if can else None for can in scored]
+        rescored: list[Sequence[float] | None] = [None] * len(texts)
+        places = [i for i, text in enumerate(texts) if self.spelling.can_score_exact_tokens(text)]
+        requests = [self._build_scoring_request(texts[i], stored=False) for i in places]
+        scores = self._ask_all_or_raise_audit_error([request for _, request in requests])
+        for i, (key, _), score in zip(places, requests, scores, strict=True):
+            rescored[i] = score[key][0]
+        return rescored
 
     def check_server_unchanged(self) -> None:
         self._give_up_if_server_changed(self.watch.check_all_sentinels)

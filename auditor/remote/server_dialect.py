@@ -129,7 +129,12 @@ class ServerDialect:
     # --- what is asked ---
 
     def build_sampling_body(
-        self, prompt: Any, length: int, decoding: Decoding, count: int, seed: int | None
+        self,
+        prompt: Any,
+        length: int,
+        decoding: Decoding,
+        count: int = 1,
+        seed: int | None = None,
     ) -> dict[str, Any]:
         """Return the body of a request for samples.
 

@@ -4,49 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from auditor.benchmarks.data import chat_rendering
 from auditor.benchmarks.data.chat import RenderedChat
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import (
-    ASSISTANT,
     Conversation,
     UnusableConversation,
     get_message_text,
 )
 from auditor.benchmarks.data.cut_places import CutPlace, spread_windows
+from auditor.benchmarks.data.data_records import DataRecord
 from auditor.benchmarks.data.wording import (
     CUT_WITHIN_CHARACTER,
     cut_wording,
     find_token_ends,
     move_cut_between_characters,
 )
-from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import SYSTEM, get_known_share
-
-
-@dataclass(frozen=True)
-class AnswerCut:
-    """An answer of a conversation, cut into a prefix that the attacker gets and a suffix to
-    extract.
-
-    wording: the text of prefix and suffix.
-    suffix_start: index of the suffix's first token in the conversation.
-    conversation_text: the text of prefix and suffix in the conversation, if the attacker gets
-        another prefix too.
-    role: the answer's speaker.
-    tokens: number of tokens of the complete answer; 0 for later windows of an answer.
-    """
-
-    prefix: Tokens
-    suffix: Tokens
-    wording: Wording
-    suffix_start: int
-    conversation_text: str
-    role: str = ASSISTANT
-    tokens: int = 0
 
 
 def cut_answers_into_secrets(
@@ -58,8 +35,10 @@ def cut_answers_into_secrets(
     longest: int,
     max_prefix: int | None,
     is_all_along: bool = False,
-) -> Iterator[AnswerCut | UnusableConversation]:
-    """Yield each answer as a secret (prefix and suffix), or the reason why the answer is unusable.
+) -> Iterator[DataRecord | str]:
+    """Yield each answer as a record of row 0, or the reason why the answer is unusable.
+
+    The group of a record is the speaker.
 
     knows: the attacker's knowledge. `user` is all text before an answer. `partial:F` adds the share
         F of the answer's tokens. `system` is only the system turn, so only the first answer is
@@ -77,15 +56,15 @@ def cut_answers_into_secrets(
         system_prompt = None
     for answer in rendered.answers if system_prompt is None else rendered.usable_answers[:1]:
         if isinstance(answer, UnusableConversation):
-            yield answer
+            yield str(answer)
             continue
         if answer.no_loss:
-            yield UnusableConversation(answer.no_loss)
+            yield answer.no_loss
             continue
         start, end = answer.span
         middle = start + math.floor(share * (end - start))
         if share and middle == start:
-            yield UnusableConversation("an answer that is too short to know a part of")
+            yield "an answer that is too short to know a part of"
             continue
         for place in spread_windows(middle, end) if is_all_along else [middle]:
             cut_place = CutPlace(
@@ -95,23 +74,29 @@ def cut_answers_into_secrets(
             )
             first, cut, last = move_cut_between_characters(rendered.offsets, cut_place)
             if not cut < last or (first == cut and cut > 0):
-                yield UnusableConversation(CUT_WITHIN_CHARACTER)
+                yield CUT_WITHIN_CHARACTER
                 continue
             prefix = rendered.tokens[first:cut]
             wording = cut_wording(rendered.text, ends, first, cut, last)
-            # repeats are counted by it, for any prefix
-            stands = wording.prefix_and_suffix_text
+            row_text = ""
             if system_prompt is not None:
                 prefix = tuple(
                     tokenizer(system_prompt, add_special_tokens=False, verbose=False)["input_ids"]
                 )
+                row_text = wording.prefix_and_suffix_text
                 wording = replace(wording, prefix=system_prompt)
             if not prefix:
-                yield UnusableConversation("an answer with nothing before it")
+                yield "an answer with nothing before it"
                 continue
-            n_tokens = end - start if place == middle else 0
-            yield AnswerCut(
-                prefix, rendered.tokens[cut:last], wording, cut, stands, answer.role, n_tokens
+            yield DataRecord(
+                0,
+                prefix,
+                rendered.tokens[cut:last],
+                group=answer.role,
+                wording=wording,
+                suffix_start=cut,
+                row_text=row_text,
+                answer_tokens=end - start if place == middle else 0,
             )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from auditor.benchmarks.data.cut_places import (
     TextLengths,
     find_shared_beginnings,
 )
-from auditor.benchmarks.data.data_records import format_too_long
+from auditor.benchmarks.data.data_records import DataRecord, format_too_long
 from auditor.benchmarks.data.tables import RecordTable
 from auditor.benchmarks.data.wording import (
     CUT_WITHIN_CHARACTER,
@@ -44,7 +44,7 @@ from auditor.benchmarks.data.wording import (
     split_byte_runs,
 )
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Tokens, Wording
+from auditor.core.nouns import Wording
 from auditor.core.plan_parts import ALL, USER
 from auditor.models.trained_length import TrainedLength
 from auditor.models.vocabulary import decode_keeping_special_tokens
@@ -60,8 +60,7 @@ _COMPARED = (
 )
 
 
-# prefix and suffix, as tokens and as text, or the reason against them
-Halves = tuple[Tokens, Tokens, Wording] | str
+CutPart = DataRecord | str  # a row or a part of a row, or the reason why it cannot be attacked
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,11 @@ class Cutting:
     tokenizer: Any
     lengths: TextLengths = BY_OWN_LENGTH
     knows: str | None = None
-    form: ChatRendering | None = None  # of conversations; None: the usual form
-    turns: str | None = None  # the attacked speaker of conversations; None: the assistant
-    shared: SharedBeginnings = NOTHING_SHARED  # beginnings that many texts share
-    kinds: ColumnKinds | None = None  # of the columns of the data that the rows are compared with
-    trained: TrainedLength | None = None  # tokens of a row that were trained on; None: all
-    # tokens of a prefix and a suffix that the model reads at once; None: any number
+    form: ChatRendering | None = None
+    turns: str | None = None
+    shared: SharedBeginnings = NOTHING_SHARED
+    kinds: ColumnKinds | None = None
+    trained: TrainedLength | None = None
     room: int | None = None
 
     def trained_span(self, n_tokens: int) -> tuple[int, int]:
@@ -104,49 +102,38 @@ class Cutting:
         """
         return not self.lengths.are_given and (self.knows or USER) == USER
 
-    def fit_halves(self, halves: Halves, at: int, n_tokens: int) -> Halves:
-        """Return the trained part of a prefix and suffix, or the reason why they cannot be
-        attacked.
+    def fit_record(self, record: CutPart, n_tokens: int) -> CutPart:
+        """Return the trained part of a record, or the reason why it cannot be attacked.
 
-        halves: prefix, suffix and their text, or a reason, which is returned. at: index in the row
-        of the suffix's first token. n_tokens: length of the row.
+        record: a record or a reason, which is returned. n_tokens: length of the row.
         """
-        if isinstance(halves, str):
-            return halves
-        prefix, suffix, wording = halves
+        if isinstance(record, str):
+            return record
         start, end = self.trained_span(n_tokens)
-        if self.trained is not None and not (start < at and at + len(suffix) <= end):
+        at = record.suffix_start
+        if self.trained is not None and not (start < at and at + len(record.suffix) <= end):
             return self.trained.beyond_phrase
         if start:
-            prefix = prefix[-(at - start) :]
-        if self.room is not None and len(prefix) + len(suffix) > self.room:
+            record = replace(record, prefix=record.prefix[-(at - start) :])
+        if self.room is not None and len(record.prefix) + len(record.suffix) > self.room:
             return format_too_long(self.room)
-        return prefix, suffix, wording
+        return record
 
 
-@dataclass(frozen=True)
-class CutPart:
-    """A row or a part of a row after cutting: a prefix and suffix, or a reason.
+@dataclass
+class CutCounts:
+    """Facts on the rows of a table, complete once the rows are cut.
 
-    row, part: numbers of the row and of the part (None: the row is one part).
-    halves: prefix, suffix and their text, or the reason why the part cannot be attacked.
-    suffix_start: index in the row of the suffix's first token.
-    row_text: the text of the part in the row, if the attacker gets another prefix.
-    group: the speaker, if several are attacked, or `chosen` or the like for a preference.
-    n_shared: first tokens of the row that many rows share.
-    tokens: length of the row in its first part, else 0; for answers, of the answer.
+    rule: a phrase on how rows are cut.
+    texts: the rows' texts.
+    remarks: counts of moved cuts and of inputs that a template leaves out.
+    row_tokens: number of tokens by row; for a conversation, of its answers.
     """
 
-    row: int
-    halves: Halves
-    part: int | None = None  # None: the row is one secret
-    suffix_start: int = 0
-    row_text: str = ""  # its text in the row, if the attacker gets another prefix
-    # its speaker, if several are attacked, or its side of a preference
-    group: str | None = None
-    n_shared: int = 0  # first tokens of the row that many rows share
-    # of the row, in its first part only, so that the parts add up to the row
-    tokens: int = 0
+    rule: str
+    texts: list[str] = field(default_factory=list)
+    remarks: Counter[str] = field(default_factory=Counter)
+    row_tokens: Counter[int] = field(default_factory=Counter)
 
 
 def require_fast_tokenizer(
@@ -176,13 +163,11 @@ def describe_tokenisation(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def cut_rows_into_parts(
-    table: RecordTable, cut: Cutting, remarks: Counter[str]
-) -> tuple[Iterator[CutPart], str, Sequence[str]]:
-    """Return the parts of each row, a phrase on how rows are cut, and the rows' texts.
+    table: RecordTable, cut: Cutting
+) -> tuple[Iterator[tuple[int, CutPart]], CutCounts]:
+    """Return all parts, as (row, part), and counts that are filled while the parts are read.
 
-    Texts of conversations are added only while their parts are read. remarks: receives counts of
-    moved cuts and of inputs that a template leaves out. Raise AuditError for an option that has no
-    effect on this table's columns.
+    Raise AuditError for an option that has no effect on this table's columns.
     """
     layout = detect_column_layout(table)
     for flag, value in (("--knows", cut.knows), ("--turns", cut.turns)):
@@ -196,52 +181,39 @@ def cut_rows_into_parts(
             f"--windows slides over a text column, but {table.label} has {' and '.join(layout)}"
         )
     if cut.form is not None:
-        knows = cut.knows or USER
-        texts = list[str]()
-        turns = cut.turns or ASSISTANT
-        form = f"--template {cut.form.name_with_day} (--knows {knows})"
-        longest = cut.lengths.suffix or LENGTH
+        of_each = f"{cut.lengths.suffix or LENGTH} tokens"
         if cut.is_all_along:
             of_each = f"all along, at most {MOST_WINDOWS} windows"
-        else:
-            of_each = f"{longest} tokens"
-        rule = f"{turns} turns, {of_each} of each, as {form}"
+        counts = CutCounts(
+            f"{cut.turns or ASSISTANT} turns, {of_each} of each, as --template "
+            f"{cut.form.name_with_day} (--knows {cut.knows or USER})"
+        )
         rows = parse_row_conversations(table, layout, kinds=cut.kinds)
-        return _cut_conversations(cut, cut.form, rows, texts, remarks), rule, texts
-    row_texts = list_joined_layout_texts(table, layout)
+        return _cut_conversations(cut, cut.form, rows, counts), counts
+    texts = list_joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
-        # as one text, as in training
-        encoded = encode_data_texts(cut.tokenizer, row_texts)
-        halves = zip(
-            *(list_text_column_values(table, column) for column in layout), encoded, strict=True
-        )
-        parts = (
-            _cut_pair_part(cut, row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
-            for row, (prefix, suffix, (ids, offsets)) in enumerate(halves)
-        )
-        return parts, "prefix and suffix tokenised jointly and kept whole", row_texts
-    return _cut_texts_into_parts(cut, row_texts, remarks), cut.lengths.rule, row_texts
+        counts = CutCounts("prefix and suffix tokenised jointly and kept whole", texts)
+        return _cut_pairs(cut, list_text_column_values(table, "prefix"), counts), counts
+    counts = CutCounts(cut.lengths.rule, texts)
+    return _cut_texts_into_parts(cut, counts), counts
 
 
-def _cut_texts_into_parts(
-    cut: Cutting, texts: Sequence[str], remarks: Counter[str]
-) -> Iterator[CutPart]:
-    """Yield the prefixes and suffixes of each text. remarks: receives counts of moved cuts by
-    reason.
-    """
+def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int, CutPart]]:
+    """Yield (row, part) for the prefixes and suffixes of each text."""
     for row, (text, (ids, offsets)) in enumerate(
-        zip(texts, encode_data_texts(cut.tokenizer, texts), strict=True)
+        zip(counts.texts, encode_data_texts(cut.tokenizer, counts.texts), strict=True)
     ):
         begin, trained_end = cut.trained_span(len(ids))
         n_trained = trained_end - begin
         n_shared = cut.shared.length_in(ids)
         places = cut.lengths.cut_places(n_trained, max(0, n_shared - begin), cut.room)
         if places != cut.lengths.cut_places(n_trained):
-            remarks[
+            counts.remarks[
                 f"cut where they begin to differ: many others begin with the same {n_shared} tokens"
             ] += 1
+        counts.row_tokens[row] = len(ids)
         if isinstance(places, str):
-            yield CutPart(row, places)
+            yield row, places
             continue
         ends = find_token_ends(offsets, len(text))
         several = len(places) > 1 or cut.lengths.windows is not None
@@ -250,18 +222,26 @@ def _cut_texts_into_parts(
             cut_place = CutPlace(*(begin + at for at in place))
             start, middle, end = move_cut_between_characters(offsets, cut_place)
             is_moved = is_moved or (start, middle, end) != cut_place
-            part = number if several else None
-            n_tokens = 0 if number else len(ids)
             if not start < middle < end:
-                yield CutPart(row, CUT_WITHIN_CHARACTER, part, tokens=n_tokens)
+                yield row, CUT_WITHIN_CHARACTER
                 continue
-            wording = cut_wording(text, ends, start, middle, end)
-            halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
-            yield CutPart(row, halves, part, middle, n_shared=n_shared, tokens=n_tokens)
+            record = DataRecord(row, tuple(ids[start:middle]), tuple(ids[middle:end]))
+            yield (
+                row,
+                replace(
+                    record,
+                    wording=cut_wording(text, ends, start, middle, end),
+                    part=number if several else None,
+                    suffix_start=middle,
+                    n_shared=n_shared,
+                ),
+            )
         if is_moved and cut.lengths.are_given:
-            remarks["cut between characters, not within one, at up to a few tokens less"] += 1
+            counts.remarks[
+                "cut between characters, not within one, at up to a few tokens less"
+            ] += 1
         if cut.trained is not None and n_trained < len(ids):
-            yield CutPart(row, cut.trained.beyond_phrase, len(places))
+            yield row, cut.trained.beyond_phrase
 
 
 def measure_shared_beginnings(tokenizer: Any, table: RecordTable) -> SharedBeginnings:
@@ -275,42 +255,48 @@ def measure_shared_beginnings(tokenizer: Any, table: RecordTable) -> SharedBegin
     return find_shared_beginnings([ids for ids, _ in encode_data_texts(tokenizer, sample)])
 
 
-def _cut_pair_part(cut: Cutting, row: int, halves: Halves) -> CutPart:
-    if isinstance(halves, str):
-        return CutPart(row, halves)
-    n_prefix = len(halves[0])
-    n_suffix = len(halves[1])
-    return CutPart(row, cut.fit_halves(halves, n_prefix, n_prefix + n_suffix), tokens=n_suffix)
+def _cut_pairs(
+    cut: Cutting, prefixes: Sequence[str], counts: CutCounts
+) -> Iterator[tuple[int, CutPart]]:
+    """Yield (row, record) for each prefix and suffix, tokenised as one text as in training."""
+    encoded = encode_data_texts(cut.tokenizer, counts.texts)
+    for row, (prefix, text, (ids, offsets)) in enumerate(
+        zip(prefixes, counts.texts, encoded, strict=True)
+    ):
+        part = cut.fit_record(_cut_pair(cut.tokenizer, row, prefix, text, ids, offsets), len(ids))
+        counts.row_tokens[row] = 0 if isinstance(part, str) else len(part.suffix)
+        yield row, part
 
 
 def _cut_pair(
-    tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]
-) -> Halves:
-    """Cut a row's tokens `ids` between the prefix text and the suffix text, or return why that
-    fails.
+    tokenizer: Any,
+    row: int,
+    prefix: str,
+    text: str,
+    ids: list[int],
+    offsets: list[tuple[int, int]],
+) -> CutPart:
+    """Cut a row's tokens `ids` after the text `prefix`, or return why that fails.
 
-    Return (prefix tokens, suffix tokens, text). The tokens before the cut are decoded, because
-    `offsets` do not suffice. Many tokenizers trim the space from a token's offsets, so that " b"
-    after "a" seems to start after "a ".
+    The tokens before the cut are decoded, because `offsets` do not suffice. Many tokenizers trim
+    the space from a token's offsets, so that " b" after "a" seems to start after "a ".
     """
-    if not prefix or not suffix:
+    n_prefix = len(prefix)
+    if not 0 < n_prefix < len(text):
         return "prefix or suffix is empty"
-    if decode_keeping_special_tokens(tokenizer, ids) != prefix + suffix:
+    if decode_keeping_special_tokens(tokenizer, ids) != text:
         return "the tokenizer does not give this text back (it normalises it)"
-    begun = sum(start < len(prefix) for start, _ in offsets)  # tokens that begin in the prefix
+    begun = sum(start < n_prefix for start, _ in offsets)  # tokens that begin in the prefix
     # Leading tokens that end in it.
-    ended = next((i for i, (_, end) in enumerate(offsets) if end > len(prefix)), len(ids))
-    for cut_index in range(
-        max(1, begun), min(ended, len(ids) - 1) + 1
-    ):  # several if tokens have no width
-        if decode_keeping_special_tokens(tokenizer, ids[:cut_index]) == prefix:
+    ended = next((i for i, (_, end) in enumerate(offsets) if end > n_prefix), len(ids))
+    for at in range(max(1, begun), min(ended, len(ids) - 1) + 1):  # several: tokens have no width
+        if decode_keeping_special_tokens(tokenizer, ids[:at]) == prefix:
             ends = []
-            for end in find_token_ends(offsets[cut_index:], len(prefix + suffix)):
-                ends.append(max(0, end - len(prefix)))
-            return (
-                tuple(ids[:cut_index]),
-                tuple(ids[cut_index:]),
-                Wording(prefix, suffix, tuple(ends)),
+            for end in find_token_ends(offsets[at:], len(text)):
+                ends.append(max(0, end - n_prefix))
+            wording = Wording(prefix, text[n_prefix:], tuple(ends))
+            return DataRecord(
+                row, tuple(ids[:at]), tuple(ids[at:]), wording=wording, suffix_start=at
             )
     return "the join of prefix and suffix is not a token boundary"
 
@@ -319,94 +305,61 @@ def _cut_conversations(
     cut: Cutting,
     form: ChatRendering,
     rows: Iterator[tuple[int, Conversation | UnusableConversation]],
-    texts: list[str],
-    remarks: Counter[str],
-) -> Iterator[CutPart]:
-    """Yield the parts of each conversation.
-
-    form: the rendering. rows: row numbers with their conversations. texts: receives the
-    conversations' texts. remarks: receives counts of inputs that the template leaves out.
-    """
+    counts: CutCounts,
+) -> Iterator[tuple[int, CutPart]]:
+    """Yield (row, part) for each answer. rows: row numbers with their conversations."""
     for row, sides in groupby(rows, key=lambda numbered: numbered[0]):
-        answers = [
-            answer
-            for _, conversation in sides
-            for answer in _cut_conversation_answers(cut, form, conversation, texts, remarks)
-        ]
-        for part, (answer, group) in enumerate(answers):
-            number = part if len(answers) > 1 else None
-            if isinstance(answer, UnusableConversation):
-                yield CutPart(row, str(answer), number)
-            else:
-                halves = (answer.prefix, answer.suffix, answer.wording)
-                yield CutPart(
-                    row,
-                    halves,
-                    number,
-                    answer.suffix_start,
-                    answer.conversation_text,
-                    group,
-                    tokens=answer.tokens,
-                )
-
-
-def _fit_answer(
-    cut: Cutting, answer: answer_cuts.AnswerCut | UnusableConversation, n_tokens: int
-) -> answer_cuts.AnswerCut | UnusableConversation:
-    """Return the trained part of an answer, or the reason why the answer cannot be attacked.
-
-    n_tokens: length of the conversation.
-    """
-    if isinstance(answer, UnusableConversation):
-        return answer
-    halves = cut.fit_halves(
-        (answer.prefix, answer.suffix, answer.wording), answer.suffix_start, n_tokens
-    )
-    if isinstance(halves, str):
-        return UnusableConversation(halves)
-    return replace(answer, prefix=halves[0])
+        counts.row_tokens[row] = 0
+        answers: list[CutPart] = []
+        for _, conversation in sides:
+            answers += _cut_conversation_answers(cut, form, conversation, counts)
+        for part, answer in enumerate(answers):
+            if isinstance(answer, DataRecord):
+                counts.row_tokens[row] += answer.answer_tokens
+                number = part if len(answers) > 1 else None
+                answer = replace(answer, row=row, part=number)
+            yield row, answer
 
 
 def _cut_conversation_answers(
     cut: Cutting,
     form: ChatRendering,
     conversation: Conversation | UnusableConversation,
-    texts: list[str],
-    remarks: Counter[str],
-) -> list[tuple[answer_cuts.AnswerCut | UnusableConversation, str | None]]:
-    """Return (answer, group) for each answer of a conversation.
+    counts: CutCounts,
+) -> list[CutPart]:
+    """Return each answer of a conversation, or the reason why the conversation is unusable.
 
-    If the whole conversation is unusable, return only the reason, with group None. texts: receives
-    the conversation's text. remarks: receives counts of ignored inputs.
+    The group of a record is the speaker, if several are attacked, or the side of a preference.
     """
-    knows = cut.knows or USER
     lengths = (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
     try:
         if isinstance(conversation, UnusableConversation):
             raise conversation
         rendered = chat.render_chat(cut.tokenizer, conversation, form, cut.turns or ASSISTANT)
-        whole_answers = list(
+        answers = list(
             answer_cuts.cut_answers_into_secrets(
-                cut.tokenizer, conversation, rendered, form, knows, *lengths, cut.is_all_along
+                cut.tokenizer,
+                conversation,
+                rendered,
+                form,
+                cut.knows or USER,
+                *lengths,
+                cut.is_all_along,
             )
         )
     except UnusableConversation as why:
-        return [(why, None)]
-    texts.append(rendered.text)
-    remarks.update(rendered.remarks)
-    answers = [_fit_answer(cut, answer, len(rendered.tokens)) for answer in whole_answers]
-    roles = []
+        return [str(why)]
+    counts.texts.append(rendered.text)
+    counts.remarks.update(rendered.remarks)
+    parts = []
     for answer in answers:
-        roles.append(answer.role if isinstance(answer, answer_cuts.AnswerCut) else ASSISTANT)
-    return [
-        (
-            answer,
-            role
-            if cut.turns == ALL and (conversation.group is None or role != ASSISTANT)
-            else conversation.group,
-        )
-        for answer, role in zip(answers, roles, strict=True)
-    ]
+        part = cut.fit_record(answer, len(rendered.tokens))
+        if isinstance(part, DataRecord) and (
+            cut.turns != ALL or (conversation.group is not None and part.group == ASSISTANT)
+        ):
+            part = replace(part, group=conversation.group)
+        parts.append(part)
+    return parts
 
 
 def choose_table_rendering(tokenizer: Any, table: RecordTable) -> ChatRendering:

@@ -22,18 +22,22 @@ class DataRecord:
     group, wording, user: see `Secret`.
     suffix_start: index in the row of the suffix's first token.
     n_shared: first tokens of the row that many rows share, such as a notice.
+    row_text: text of the record in its row, if the attacker gets another prefix.
+    answer_tokens: length of an answer, in its first window; otherwise 0.
     """
 
     row: int
     prefix: Tokens
     suffix: Tokens
     repeats: int | None = None
-    group: str | None = None  # see Secret
-    wording: Wording | None = None  # see Secret
-    part: int | None = None  # None: the complete row
+    group: str | None = None
+    wording: Wording | None = None
+    part: int | None = None
     suffix_start: int = 0
-    user: str | None = None  # see Secret
-    n_shared: int = 0  # first tokens of the row that many rows share, such as a notice
+    user: str | None = None
+    n_shared: int = 0
+    row_text: str = ""
+    answer_tokens: int = 0
 
     @property
     def prefix_suffix_pair(self) -> Pair:

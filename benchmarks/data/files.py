@@ -6,7 +6,6 @@ rows and columns, never their content.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -278,8 +277,8 @@ def _build_record_source(
         form = None
     else:
         form = cut.form or cutting.choose_table_rendering(cut.tokenizer, table)
-    remarks = Counter[str]()
-    parts, rule, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
+    parts, counts = cutting.cut_rows_into_parts(table, replace(cut, form=form))
+    rule = counts.rule
     if flag == "--data":  # copies of known pairs and non-members are not used
         if unread is None:
             repeats = columns.list_row_repeat_counts(table)
@@ -302,33 +301,18 @@ def _build_record_source(
     if flag == "--nonmembers" and members is not None:
         is_member = members.contain_rows(table, layout)
     records: list[DataRecord] = []
-    standing: list[str] = []
     unusable: list[tuple[int, str]] = []  # the row of each unusable part, and the reason
-    row_tokens = Counter[int]()
-    for cut_part in parts:
-        row_tokens[cut_part.row] += cut_part.tokens
-        if isinstance(cut_part.halves, str):
-            unusable.append((cut_part.row, cut_part.halves))
-        elif is_member[cut_part.row]:
-            unusable.append((cut_part.row, ALSO_MEMBER))
+    for row, part in parts:
+        if isinstance(part, str):
+            unusable.append((row, part))
+        elif is_member[row]:
+            unusable.append((row, ALSO_MEMBER))
         else:
-            prefix, suffix, wording = cut_part.halves
-            group = groups[cut_part.row] or cut_part.group
-            record = DataRecord(
-                cut_part.row,
-                prefix,
-                suffix,
-                repeats[cut_part.row],
-                group,
-                wording,
-                cut_part.part,
-                cut_part.suffix_start,
-            )
-            records.append(replace(record, user=users[cut_part.row], n_shared=cut_part.n_shared))
-            standing.append(cut_part.row_text or wording.prefix_and_suffix_text)
-    # `texts` and `remarks` are complete now: reading the parts filled them.
+            group = groups[row] or part.group
+            records.append(replace(part, repeats=repeats[row], group=group, user=users[row]))
+    # `counts` is complete now.
     if flag == "--data" and columns.REPEATS not in table.columns and unread is None:
-        records = _add_copy_counts(records, standing, texts)
+        records = _add_copy_counts(records, counts.texts)
     if columns.PII in table.columns:
         records = _add_personal_data_marks(records, table)
     left_out, parts_left_out = group_unusable_parts(unusable, records)
@@ -340,7 +324,7 @@ def _build_record_source(
     notes = (
         rule,
         *dropped,
-        *(f"{why} ({plural(count, row_noun)})" for why, count in remarks.items()),
+        *(f"{why} ({plural(count, row_noun)})" for why, count in counts.remarks.items()),
     )
     notes_of_file = tuple(f"{table.label}: {note}" for note in notes)
     source = RecordSource(
@@ -350,8 +334,8 @@ def _build_record_source(
         notes_of_file,
         form,
         parts_left_out,
-        row_tokens,
-        texts if flag == "--data" else (),
+        counts.row_tokens,
+        counts.texts if flag == "--data" else (),
     )
     if unread is None:
         return source
@@ -423,23 +407,24 @@ def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
     )
 
 
-def _add_copy_counts(
-    records: Sequence[DataRecord], standing: Sequence[str], texts: Sequence[str]
-) -> list[DataRecord]:
+def _add_copy_counts(records: Sequence[DataRecord], texts: Sequence[str]) -> list[DataRecord]:
     """Return the records with the number of their occurrences in `texts` as repeats.
 
-    standing: the text of each record, its suffix right after its prefix. The first of several equal
-    rows gets all occurrences, because merging adds the counts.
+    The first of several equal rows gets all occurrences, because merging adds the counts.
     """
-    pairs = list(zip(records, standing, strict=True))
-    # A suffix that ends inside a word also occurs inside words.
-    cut = {
-        text
-        for record, text in pairs
-        if (w := record.wording) and is_occurrence_end_inside_word(w.suffix, w.after[:1])
-    }
-    occurrences = count_text_occurrences({text: text not in cut for text in standing}, texts)
-    return [replace(record, repeats=occurrences.pop(text, 0)) for record, text in pairs]
+    searched = []
+    inside_words = set()  # a suffix that ends inside a word also occurs inside words
+    for record in records:
+        wording = record.wording
+        assert wording is not None  # every text has one
+        searched.append(record.row_text or wording.prefix_and_suffix_text)
+        if is_occurrence_end_inside_word(wording.suffix, wording.after[:1]):
+            inside_words.add(searched[-1])
+    n_by_text = count_text_occurrences({text: text not in inside_words for text in searched}, texts)
+    counted = []
+    for record, text in zip(records, searched, strict=True):
+        counted.append(replace(record, repeats=n_by_text.pop(text, 0)))
+    return counted
 
 
 def _add_personal_data_marks(records: Sequence[DataRecord], table: RecordTable) -> list[DataRecord]:
@@ -448,9 +433,9 @@ def _add_personal_data_marks(records: Sequence[DataRecord], table: RecordTable) 
     Raise AuditError if a marked text does not occur in the row.
     """
     marks_of_rows = columns.list_row_personal_data_marks(table)
-    return [
-        replace(record, wording=replace(record.wording, marks=marks_of_rows[record.row]))
-        if record.wording
-        else record
-        for record in records
-    ]
+    marked = []
+    for record in records:
+        assert record.wording is not None
+        wording = replace(record.wording, marks=marks_of_rows[record.row])
+        marked.append(replace(record, wording=wording))
+    return marked

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from auditor.benchmarks.data import answer_cuts, chat, chat_rendering
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import Conversation
+from auditor.benchmarks.data.data_records import DataRecord
 from auditor.benchmarks.data.files import Files
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import TURNS, DataPlan, get_known_share
@@ -131,9 +132,7 @@ def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> No
     text the suffix."""
     words = tokenizer(template)
     whole = str(words.apply_chat_template(messages(TWO), tokenize=False))
-    found = [
-        one for one in cut(words, TWO, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)
-    ]
+    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, DataRecord)]
     assert [text(words, one.suffix).strip() for one in found] == [
         "The code is 4711.",
         "It is 0815.",
@@ -233,7 +232,7 @@ def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) ->
     found = list(
         answer_cuts.cut_answers_into_secrets(words, row, shown, own(words, row), "user", 50, None)
     )
-    kept = [one for one in found if isinstance(one, answer_cuts.AnswerCut)]
+    kept = [one for one in found if isinstance(one, DataRecord)]
     assert [text(words, one.suffix).strip() for one in kept] == wanted
     assert all(shown.tokens[: one.suffix_start] == one.prefix and one.prefix for one in kept)
     assert shown.tokens == chat.render_chat(words, row, own(words, row)).tokens
@@ -294,7 +293,7 @@ def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
 def test_what_an_attacker_knows() -> None:
     words = tokenizer()
     (system,) = cut(words, TWO, "system", 50, None)
-    assert isinstance(system, answer_cuts.AnswerCut)
+    assert isinstance(system, DataRecord)
     assert (
         system.wording.prefix
         == "<|im_start|>system\nYou are a clerk.<|im_end|>\n<|im_start|>assistant\n"
@@ -305,11 +304,11 @@ def test_what_an_attacker_knows() -> None:
     )
     user, _ = cut(words, TWO, "user", 50, None)
     half, _ = cut(words, TWO, "partial:0.5", 50, None)
-    assert isinstance(user, answer_cuts.AnswerCut) and isinstance(half, answer_cuts.AnswerCut)
+    assert isinstance(user, DataRecord) and isinstance(half, DataRecord)
     assert len(half.prefix) == len(user.prefix) + len(user.suffix) // 2
     assert (*half.prefix, *half.suffix) == (*user.prefix, *user.suffix)
     short, _ = cut(words, TWO, "user", 2, 3)
-    assert isinstance(short, answer_cuts.AnswerCut) and (short.prefix, short.suffix) == (
+    assert isinstance(short, DataRecord) and (short.prefix, short.suffix) == (
         user.prefix[-3:],
         user.suffix[:2],
     )
@@ -512,9 +511,7 @@ def test_training_learns_the_answers_alone() -> None:
     words = tokenizer()
     (record,), said = training._tokenize_conversations(words, [TWO], "assistant", own(words))
     assert record.learnt is not None and "loss on assistant" in said[0]
-    found = [
-        one for one in cut(words, TWO, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)
-    ]
+    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, DataRecord)]
     for one in found:
         at = len(one.prefix)
         assert record.tokens[: at + len(one.suffix)] == (*one.prefix, *one.suffix)
@@ -571,11 +568,7 @@ def test_every_answer_of_a_family_is_found_where_its_trainer_has_it(family: str)
         form = own(words, talked)
         asked = {"chat_template": chat_rendering.fix_template_date(words.chat_template, form.day)}
         ids = tuple(words.apply_chat_template(messages(talked), **asked)["input_ids"])
-        found = [
-            one
-            for one in cut(words, talked, "user", 50, None)
-            if isinstance(one, answer_cuts.AnswerCut)
-        ]
+        found = [one for one in cut(words, talked, "user", 50, None) if isinstance(one, DataRecord)]
         assert [one.wording.suffix.strip() for one in found if "Hm" not in one.wording.suffix] == [
             content.rpartition("\n")[2] for role, content in said if role == "assistant"
         ]
@@ -653,4 +646,4 @@ def test_parts_of_a_text_go_to_a_template_that_knows_them() -> None:
     )
     for template in (PARTS, CHATML):
         (found,) = cut(tokenizer(template), said, "user", 50, None)
-        assert isinstance(found, answer_cuts.AnswerCut) and found.wording.suffix == "It is Ann."
+        assert isinstance(found, DataRecord) and found.wording.suffix == "It is Ann."
