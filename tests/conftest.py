@@ -178,7 +178,7 @@ ASKED = (
     "_rows_agree_behind",
     "_shared_prefix_is_exact",
     "_joined_rows_are_exact",
-    "_rows_agree_on_records",
+    "_records_are_exact",
 )
 QUESTIONS = {name: getattr(self_check._SelfCheckTrial, name) for name in ASKED}
 ANSWERS: dict[Any, bool] = {}

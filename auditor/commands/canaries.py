@@ -174,7 +174,7 @@ def make(
         formats, many, lists=lists, seed=seed or 0, **sizes
     )
     manifests.write_canary_manifest(out, manifest)
-    copies = len(manifest.canary_copies_to_insert())
+    copies = len(manifest.list_inserted_copies())
     canaries_text = format_count(len(manifest.canaries), "canary", "canaries")
     typer.echo(
         f"manifest: {out} ({canaries_text}, {format_count(copies, 'copy', 'copies')} to insert)"

@@ -96,7 +96,7 @@ def _find_duplicate_weights(adapter: Path, names: Sequence[str]) -> set[str]:
 
     token_weights = []
     for name in names:
-        if name.partition(".token_adapter.")[2]:
+        if ".token_adapter." in name:
             token_weights.append(name)
     if not token_weights:
         return set()
@@ -200,8 +200,7 @@ def _list_trained_tokens(config: Any) -> list[int]:
     """Return the ids of the tokens whose embedding rows the adapter trained, in any module."""
     indices = getattr(config, "trainable_token_indices", None)
     indices = indices or getattr(config, "token_indices", None) or []
+    parts = [indices]
     if isinstance(indices, dict):
         parts = list(indices.values())
-    else:
-        parts = [indices]
     return [int(token) for part in parts for token in part]

@@ -268,12 +268,10 @@ class LanguageModel(ABC):
             prompt: (P, d) soft prompt or None.
             likelihood: whether to return log-probabilities.
         """
-        rows = self.start(prefixes, length, prompt=prompt, distribution=likelihood)
-        lengths = [length] * len(prefixes)
         return draw_row_completions(
-            rows,
+            self.start(prefixes, length, prompt=prompt, distribution=likelihood),
             uniforms,
-            lengths,
+            [length] * len(prefixes),
             decoding,
             likelihood,
             self.vocab_size,
@@ -325,9 +323,7 @@ class LanguageModel(ABC):
         """Return the teacher-forced log-probability of each suffix token, (B, L) nats."""
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(
-            prefixes,
-            suffixes,
-            prompt=prompt,
+            prefixes, suffixes, prompt=prompt
         ):
             parts.append(log_probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
         return torch.cat(parts)
@@ -475,10 +471,9 @@ class LanguageModel(ABC):
         n_prompt = 0 if prompt is None else len(prompt)
         n_tokens = prefix_token + n_prefix + length + n_prompt
         if self.max_positions is not None and n_tokens > self.max_positions:
+            before = ""
             if prefix_token:
                 before = f"prefix token ({prefix_token}) + "
-            else:
-                before = ""
             raise AuditError(
                 f"{before}prefix ({n_prefix}) + suffix ({length}) + soft prompt ({n_prompt}) = "
                 f"{n_tokens} tokens, but {self.name} has {self.max_positions} positions"

@@ -200,9 +200,8 @@ class Decoding:
             # The likeliest token is the whole nucleus if its share is above p. A temperature below
             # 1 only raises the share, and above one half no other token ties with it.
             best, token = (column.squeeze(-1) for column in select_top_k(distribution, 1))
-            if log_total is None:
-                log_share = best
-            else:
+            log_share = best
+            if log_total is not None:
                 log_share = best - log_total
             is_nucleus = log_share.exp() > max(self.top_p, 0.5)
             if is_nucleus.any():
@@ -253,13 +252,11 @@ class Decoding:
         1).
         """
         distribution = self._mask_forbidden_tokens(log_probs)
-        if self.temperature == 1:
-            scaled = distribution
-        else:
-            scaled = distribution / self.temperature
         all_rows = torch.arange(len(distribution), device=distribution.device)
         log_normaliser = self._compute_log_normaliser(distribution, all_rows, log_total)
-        return scaled, log_normaliser.unsqueeze(-1)
+        if self.temperature != 1:
+            distribution = distribution / self.temperature
+        return distribution, log_normaliser.unsqueeze(-1)
 
     def _compute_log_normaliser(
         self,
@@ -427,21 +424,20 @@ def compute_log_sum_exp(
     rows: indices of the rows to use, which are not copied.
     """
     # On a CPU, the buffer of this many entries stays in a core's own cache.
+    max_entries = 2**25
     if distribution.device.type == "cpu":
         max_entries = 2**18
-    else:
-        max_entries = 2**25
     vocab_size = distribution.shape[-1]
+    if rows is not None and len(rows) == len(distribution):  # then indexing would only copy
+        rows = None
     n_rows = len(distribution) if rows is None else len(rows)
-    all_rows = rows is None or n_rows == len(distribution)
     step = max(1, max_entries // vocab_size)
     total = distribution.new_empty(n_rows)
     buffer = distribution.new_empty(min(step, n_rows), vocab_size)
     for start in range(0, n_rows, step):
         part = slice(start, start + step)
-        if rows is None or all_rows:
-            part_rows = distribution[part]
-        else:
+        part_rows = distribution[part]
+        if rows is not None:
             part_rows = distribution[rows[part]]
         largest = part_rows.amax(-1, keepdim=True)
         # The buffer avoids fresh pages in each pass; torch has no gradient through it.

@@ -162,18 +162,13 @@ class HiddenStateCache:
         beginnings = begun or [
             len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)
         ]
-        ranges = {}
-        for text, n_last, begin in zip(texts, last, beginnings, strict=True):
-            ranges[text] = (n_last, begin)
-        texts_and_ranges = (
-            (torch.tensor(text), *n_last)
-            for text, n_last in ranges.items()
-            if n_last[0] <= len(text)
-        )
+        # Each text once.
+        ranges = dict(zip(texts, zip(last, beginnings, strict=True), strict=True))
         unread = []
-        for entry in texts_and_ranges:
-            if not self._has_states(_digest_text_key(entry[0]), entry[1]):
-                unread.append(entry)
+        for text, (n_last, begin) in ranges.items():
+            tokens = torch.tensor(text)
+            if n_last <= len(text) and not self._has_states(_digest_text_key(tokens), n_last):
+                unread.append((tokens, n_last, begin))
         if len(unread) < 2:  # a single text is read when it is queried
             return
         for groups in _split_by_length(_group_by_beginning(unread)):
@@ -197,17 +192,16 @@ class HiddenStateCache:
         """
         groups = all_groups[batch]
         longest = len(groups[-1][-1][0])
-        padded = torch.stack(
-            [
-                torch.cat([text, text[-1:].expand(longest - len(text))])
-                for text, *_ in (group[-1] for group in groups)
-            ]
-        )
+        padded = []
+        for *_, (text, *_) in groups:
+            padded.append(torch.cat([text, text[-1:].expand(longest - len(text))]))
         first = min(len(text) - last for group in groups for text, last, _ in group)
         layers: list[SlotLayer] | None = [] if keys else None
         # Logits of only one position: the states are needed, and a head over all positions costs
         # the most.
-        _, states = self._logits_and_hidden_states(padded.to(device), longest - first, 1, layers)
+        _, states = self._logits_and_hidden_states(
+            torch.stack(padded).to(device), longest - first, 1, layers
+        )
         if states is None or not torch.isfinite(states).all():
             return
         missing = longest - states.shape[1]  # positions that were not read

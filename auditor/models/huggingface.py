@@ -178,10 +178,9 @@ class SlotRows(HuggingFaceRows):
         self._offsets = self.model.activation.compute_offsets(prefixes)
         # Not `is`: each access creates a new bound method.
         is_plain_forward = self.forward == self.model.logits_of_input
+        before = None
         if is_plain_forward and prompt is None:
             before = self.model.cached_prefix_logits_and_layers(prefixes, total)
-        else:
-            before = None
         if before is not None:
             logits, self.layers = before
             self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
@@ -195,8 +194,7 @@ class SlotRows(HuggingFaceRows):
 
     def log_probs(self) -> Tensor:
         distribution = super().log_probs()
-        in_order = torch.equal(self.slots, torch.arange(len(self.slots), device=self.slots.device))
-        if in_order:
+        if torch.equal(self.slots, torch.arange(len(self.slots), device=self.slots.device)):
             return distribution
         return distribution[self.slots]
 
@@ -337,15 +335,12 @@ class HuggingFaceModel(LanguageModel):
         # The hook stays on the model, which may be wrapped more than once.
         if head is not None and make_head_input_contiguous not in head._forward_pre_hooks.values():
             head.register_forward_pre_hook(make_head_input_contiguous)
+        self.vocab_size = int(config.vocab_size)
         if head is not None:
             self.vocab_size = int(head.weight.shape[0])
-        else:
-            self.vocab_size = int(config.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
-        self._in_few_bits = self.device.type == "cpu" and model.dtype in (
-            torch.float16,
-            torch.bfloat16,
-        )
+        few_bits = (torch.float16, torch.bfloat16)
+        self._in_few_bits = self.device.type == "cpu" and model.dtype in few_bits
         self._seen: HiddenStateCache | None = None
         self._digest: str | None = None  # set only if the weights cannot change
         self.is_merged = False  # whether the self-check merged the adapter into the base
@@ -564,10 +559,9 @@ class HuggingFaceModel(LanguageModel):
         begun, prefix_layers = self.layers_with_shared_prefix(input_ids, last, input_ids.shape[1])
         if layers is not None:
             layers += prefix_layers
+        cache = None
         if begun or layers is not None:
             cache = Cache(layers=list(prefix_layers))
-        else:
-            cache = None
         return self._transformers_logits(
             input_ids[:, begun:], last if n_logits is None else n_logits, cache
         )
@@ -584,25 +578,21 @@ class HuggingFaceModel(LanguageModel):
         if not self._takes_positions:
             return None
         # Without a cache, transformers 5.23 keeps texts apart whose positions begin again at 0.
+        extra: dict[str, Any] = {"position_ids": positions}
         if self._cache_name:
-            extra: dict[str, Any] = {"use_cache": True}
-        else:
-            extra = {}
-        extra |= {"position_ids": positions}
+            extra["use_cache"] = True
         logits = self.model(input_ids=texts, **extra).logits[:, -last:].float()
         return torch.log_softmax(logits, dim=-1)
 
     def _transformers_logits(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None
     ) -> Tensor:
+        native_cache = None
         if isinstance(cache, NativeCache):
             native_cache = cache
-        else:
-            native_cache = None
+        extra: dict[str, Any] = {}
         if self._keeps_logits:
-            extra: dict[str, Any] = {"logits_to_keep": last}
-        else:
-            extra = {}
+            extra["logits_to_keep"] = last
         if self._cache_name:
             # Without use_cache=False, models create a native cache in every call.
             extra |= {
@@ -615,10 +605,9 @@ class HuggingFaceModel(LanguageModel):
             extra |= cache.mask_and_positions(input_ids.shape[1])
         traffic.rows += len(input_ids)
         traffic.tokens += len(input_ids) * input_ids.shape[1]
+        name = "input_ids"
         if input_ids.is_floating_point():
             name = "inputs_embeds"
-        else:
-            name = "input_ids"
         with (
             Float32SingleQueryAttention()
             if input_ids.shape[1] == 1 and self._in_few_bits

@@ -48,9 +48,9 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
                 )
             loaded = read_weights("causal", name, resolve_dtype_option(name, options))
             tokenizer = load_tokenizer_if_present(name, options)
-            return _check_loaded_model(
-                HuggingFaceModel(loaded.model, tokenizer, name=name, notes=loaded.notes)
-            )
+            target = HuggingFaceModel(loaded.model, tokenizer, name=name, notes=loaded.notes)
+            self_check.check_loaded_model(target)
+            return target
         from peft import PeftConfig
 
         _refuse_adapter_beside_weights(Path(name))
@@ -86,7 +86,8 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
             )
         target = HuggingFaceModel(model, tokenizer, name=name, notes=notes)
         target.load_again = lambda: load_with_adapter()[0]
-        return _check_loaded_model(target)
+        self_check.check_loaded_model(target)
+        return target
 
 
 def choose_loaded_dtype(name: str, options: LoadingOptions) -> str:
@@ -99,11 +100,6 @@ def choose_loaded_dtype(name: str, options: LoadingOptions) -> str:
     )
     with translate_load_errors(name, "causal LM", options):
         return resolve_dtype_option(place, replace(options, revision=revision)).dtype
-
-
-def _check_loaded_model(model: HuggingFaceModel) -> HuggingFaceModel:
-    self_check.check_loaded_model(model)
-    return model
 
 
 def read_adapter_base(name: str) -> tuple[str, str | None] | None:
@@ -134,14 +130,11 @@ def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -
             "--base MODEL"
         )
     if _is_local_path(base) and not Path(base).is_dir():
+        source = "it was trained on"
+        hint = ": give --base MODEL, where that model is now"
         if options.base:
             source = "--base names"
-        else:
-            source = "it was trained on"
-        if options.base:
             hint = ""
-        else:
-            hint = ": give --base MODEL, where that model is now"
         raise AuditError(
             f"expected the base of the adapter {name!r} in {base!r}, which {source}; no such "
             f"folder{hint}"
@@ -186,9 +179,8 @@ def translate_load_errors(name: str, description: str, options: LoadingOptions) 
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
     if _is_local_path(name) and not Path(name).is_dir():
         raise AuditError(f"expected a {description} in {name!r}: no such folder")
-    if Path(name).is_dir():
-        source = ""
-    else:
+    source = ""
+    if not Path(name).is_dir():
         source = " from the hub, as no folder is called so,"
     with wrap_library_errors(
         f"cannot load {name!r}{source} as a Hugging Face {description} on {options.device}"

@@ -132,6 +132,9 @@ class _CachedMemberRows(EnsembleMemberRows):
             self.slot[parents],
             self.depth[parents],
         )
+        self._count_users()
+
+    def _count_users(self) -> None:
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
 
     @torch.no_grad()
@@ -158,8 +161,6 @@ class _CachedMemberRows(EnsembleMemberRows):
                 log_probs = self._extend_member_caches(model_input, row[piece], part[piece], first)
                 if distribution is None:
                     distribution = log_probs.new_empty(len(pairs), log_probs.shape[-1])
-                else:
-                    distribution = distribution
                 distribution[piece] = log_probs
         assert distribution is not None
         return distribution[place]
@@ -201,7 +202,7 @@ class _CachedMemberRows(EnsembleMemberRows):
         is_mate = (self.root.unsqueeze(-1) == self.root[row]) & (self.slot[:, part] < 0)
         other, pair = is_mate.nonzero(as_tuple=True)
         self.slot[other, part[pair]], self.depth[other, part[pair]] = slot[pair], self.shared
-        self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
+        self._count_users()
 
     def _exclusive_slots(self, layer: SlotLayer, cached_slots: Tensor) -> Tensor:
         """Return a slot for each pair that no other pair uses; -1 if memory is full.
@@ -209,10 +210,9 @@ class _CachedMemberRows(EnsembleMemberRows):
         cached_slots: the current slot of each pair, or -1.
         """
         # -1 (no slot) looks up slot 0; the comparison before excludes it.
+        is_exclusive = cached_slots >= 0
         if len(self.users):
-            is_exclusive = (cached_slots >= 0) & (self.users[cached_slots.clamp_min(0)] == 1)
-        else:
-            is_exclusive = cached_slots >= 0
+            is_exclusive &= self.users[cached_slots.clamp_min(0)] == 1
         free = (self.users == 0).nonzero().squeeze(-1)
         n_needed = int((~is_exclusive).sum())
         assert layer.keys is not None
@@ -220,10 +220,9 @@ class _CachedMemberRows(EnsembleMemberRows):
         position = 2 * len(self.pool) * layer.keys[0, :, 0].numel() * layer.keys.element_size()
         n_available = max(0, _CACHE_BYTES // (position * self.pool[0].length) - len(self.users))
         # Doubled, so that growth is rare.
+        n_new = 0
         if n_needed > len(free):
             n_new = min(n_available, max(n_needed - len(free), len(self.users)))
-        else:
-            n_new = 0
         free = torch.cat(
             [free, torch.arange(len(self.users), len(self.users) + n_new, device=free.device)]
         )[:n_needed]
@@ -288,10 +287,9 @@ class MixedLora(nn.Module):
         if self.merged is None:
             a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
-        if parts is None:
-            weight = self.merged
-        else:
-            weight = self.merged[parts]
+        weight = self.merged
+        if parts is not None:
+            weight = weight[parts]
         bias: Tensor | None = self.base.bias  # type: ignore[assignment]
         if bias is None:
             return torch.bmm(x, weight)
@@ -328,10 +326,9 @@ def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
     ):
         for weight, layer in zip(weights, layers, strict=True):
             if isinstance(layer.base, nn.Linear):
-                weight_in_out = weight.T
+                layer.merged = torch.baddbmm(weight.T, layer.a.mT, layer.b.mT)
             else:
-                weight_in_out = weight
-            layer.merged = torch.baddbmm(weight_in_out, layer.a.mT, layer.b.mT)
+                layer.merged = torch.baddbmm(weight, layer.a.mT, layer.b.mT)
 
 
 def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLoraRouting) -> Any:

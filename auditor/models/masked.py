@@ -77,10 +77,9 @@ class HuggingFaceMaskedModel(MaskedModel):
         self.name = name
         self.notes = notes
         head = model.get_output_embeddings()
+        self.vocab_size = int(model.config.vocab_size)
         if head is not None:
             self.vocab_size = int(head.weight.shape[0])
-        else:
-            self.vocab_size = int(model.config.vocab_size)
         self.max_positions = max_positions(model)
         self.device = next(model.parameters()).device
         self._takes_mask = "attention_mask" in inspect.signature(model.forward).parameters
@@ -112,10 +111,9 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     ids = torch.arange(min(model.vocab_size, len(model.tokenizer)))
     ids = ids[~torch.isin(ids, special)]
     max_length = min(model.max_positions or _LONGEST, _LONGEST)
-    critical_lengths = []
+    lengths = {AT_LOAD}
     for mark in list_tested_lengths(model.model.config, max_length):
-        critical_lengths.append(mark + 3)
-    lengths = [AT_LOAD, *critical_lengths, *([max_length] if critical_lengths else [])]
+        lengths |= {mark + 3, max_length}
     got = f"{model.name!r} ({model.model.config.model_type})"
     kind = f"expected a masked LM, got {got}, whose distribution of a hidden token"
     for length in sorted({min(length, max_length) for length in lengths}):

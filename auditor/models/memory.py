@@ -98,10 +98,9 @@ class BatchSizeLimit:
         most: maximum size. Raise all errors of `work`, but raise out of memory only at size
         `minimum`.
         """
-        if most is None:
-            size = self.size
-        else:
-            size = min(self.size, most)
+        size = self.size
+        if most is not None:
+            size = min(size, most)
         run_work = work
         in_new_thread = False
         while True:

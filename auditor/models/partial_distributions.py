@@ -86,14 +86,11 @@ def reduce_to_partial_distribution(
 
 def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> PartialDistribution:
     """Concatenate partial distributions that report equally many tokens."""
-    return PartialDistribution(
-        torch.cat([part.tokens for part in parts]),
-        torch.cat([part.log_probs for part in parts]),
-        torch.cat([part.ranks for part in parts]),
-        torch.cat([part.likeliest for part in parts]),
-        torch.cat([part.top for part in parts]),
-        max(part.max_vocabulary for part in parts),
-    )
+    columns = {}
+    for name in ("tokens", "log_probs", "ranks", "likeliest", "top"):
+        columns[name] = torch.cat([getattr(part, name) for part in parts])
+    most = max(part.max_vocabulary for part in parts)
+    return PartialDistribution(**columns, max_vocabulary=most)
 
 
 def decoded_log_prob_bounds(

@@ -94,8 +94,7 @@ def configure_serving(
     reached, tolerance = _checked.get(model, (0, None))
     if model in _compared_on_records:
         records = ()
-    else:
-        records = choose_compared_records(model, records, room)
+    records = choose_compared_records(model, records, room)
     if room <= max(reached, 1) and not records:
         return ()
     # Findings on shorter texts are tested again.
@@ -109,9 +108,8 @@ def configure_serving(
     if adapter is not None:
         _check_adapter_base(model, adapter, room)
         return ()
-    if cache is None or model.activation:
-        stored_file = None
-    else:
+    stored_file = None
+    if cache is not None and not model.activation:
         stored_file = cache / f"{self_check_digest(model, room, records)}.json"
     if stored_file is not None and stored_file.is_file():
         _apply_kept_self_check(model, read_json_object(stored_file, "what a self-check found"))
@@ -345,8 +343,8 @@ class _SelfCheckTrial:
             if served != first:
                 self.reached = 0  # the earlier check tested another way
             self.model.served = served
-            exact = self._rows_are_exact  # the error of the last way explains why none is right
-            if served == "recompute":
+            exact = self._rows_are_exact
+            if served == "recompute":  # its error explains why no way is right
                 is_exact = exact()
             else:
                 is_exact = _self_check_holds_without_error(exact)
@@ -441,7 +439,7 @@ class _SelfCheckTrial:
         return all(self._rows_agree_behind(begin) for begin in self._prefix_lengths_to_test()) and (
             (self.reached > 0 or self._rows_agree_behind(2, soft=True))
             and self._rows_follow_invocations()
-            and self._rows_agree_on_records(self.records)
+            and self._records_are_exact(self.records)
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
@@ -508,7 +506,7 @@ class _SelfCheckTrial:
                 return False
         return True
 
-    def _rows_agree_on_records(self, records: Records) -> bool:
+    def _records_are_exact(self, records: Records) -> bool:
         """Return whether rows and teacher forcing equal one plain forward pass on these records."""
         for prefix, suffix in records:
             text = torch.tensor([prefix + suffix], device=self.model.device)

@@ -55,14 +55,13 @@ class SharedPrefixCache:
             self._of = version
         other_text = texts[0] if len(texts) > 1 else self._last
         self._last = texts[0].clone()
-        if self._held is None:
-            n_cached = 0
-        else:
+        n_cached = 0
+        if self._held is not None:
             n_cached = shared_prefix_length(texts, self._held[0])
-        count = min(
-            max(n_cached, 0 if other_text is None else shared_prefix_length(texts, other_text)),
-            texts.shape[1] - last,
-        )
+        n_common = 0
+        if other_text is not None:
+            n_common = shared_prefix_length(texts, other_text)
+        count = min(max(n_cached, n_common), texts.shape[1] - last)
         if count < self._least:
             return 0, [SlotLayer(length) for _ in range(self._count)]
         if count > n_cached:
@@ -77,13 +76,10 @@ class SharedPrefixCache:
         """Cache the first `count` positions of a text. The first `n_cached` are already cached."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if n_cached and self._held is not None:
-            layers = []
+            layers.clear()
+            slot = torch.zeros(1, dtype=torch.long)
             for layer in self._held[1]:
-                layers.append(
-                    layer.copy_first_positions_of_slots(
-                        torch.zeros(1, dtype=torch.long), n_cached, count
-                    )
-                )
+                layers.append(layer.copy_first_positions_of_slots(slot, n_cached, count))
         self._held = None  # nothing is cached if reading fails
         self._read(text[None, n_cached:count], 1, Cache(layers=list(layers)))
         self._held = text[:count].clone(), layers

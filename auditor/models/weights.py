@@ -84,10 +84,9 @@ def resolve_model_device(device: str) -> torch.device:
 
     Raise AuditError for a device that does not exist.
     """
+    best = None
     if torch.accelerator.is_available():
         best = torch.accelerator.current_accelerator()
-    else:
-        best = None
     if device == AUTO:
         return best or torch.device("cpu")
     try:
@@ -98,15 +97,13 @@ def resolve_model_device(device: str) -> torch.device:
         ) from None
     if resolved.type == "cpu":
         return resolved
+    count = 0
     if best is not None and best.type == resolved.type:
         count = torch.accelerator.device_count()
-    else:
-        count = 0
     if (resolved.index or 0) >= count:
+        present = "none"
         if count:
             present = f"{count} of {resolved.type}"
-        else:
-            present = "none"
         raise AuditError(
             f"expected {resolved} to be available for --device {device}, got a machine with "
             f"{present}; --device auto takes the best available"
@@ -138,19 +135,13 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
     _refuse_unsupported_models(kind, name, config, options, known)
     notes = _weight_formats_notes(name)
-    pretrained_args = {
-        **_parse_model_arg_flags(_add_quantise_argument(options)),
-        **_parse_device_map_flag(options),
-    }
+    pretrained_args = _parse_model_arg_flags(_add_quantise_argument(options))
+    pretrained_args |= _parse_device_map_flag(options)
     if getattr(config, "quantization_config", None) or "quantization_config" in pretrained_args:
         # Quantised weights are created on their final device.
         pretrained_args.setdefault("device_map", {"": device})
-    pretrained_args = {
-        **pretrained_args,
-        **options.from_pretrained_arguments,
-        "config": config,
-        "dtype": DTYPES[options.dtype],
-    }
+    pretrained_args |= options.from_pretrained_arguments
+    pretrained_args |= {"config": config, "dtype": DTYPES[options.dtype]}
 
     def read(renamed: Mapping[str, str] | None) -> tuple[PreTrainedModel, dict[str, Any]]:
         # Wrong shapes are listed, not raised, so that `refuse_missing_or_foreign_weights` reports
@@ -213,8 +204,6 @@ def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
     by_row = getattr(weight, "SCB", None)
     if by_row is None:
         by_row = getattr(getattr(module, "state", None), "SCB", None)
-    else:
-        by_row = by_row
     return {} if by_row is None else {"SCB": by_row}
 
 
@@ -289,10 +278,9 @@ def refuse_missing_or_foreign_weights(
             f"but {key} is {_weight_shape_text(actual)}, not {_weight_shape_text(expected)}"
         )
     if missing:
+        foreign_phrase = ""
         if foreign:
             foreign_phrase = f"; it has others, as {foreign[0]}"
-        else:
-            foreign_phrase = ""
         raise AuditError(
             f"expected all weights of the {of} in {name!r}, but it lacks "
             f"{_format_shortened_weight_names(missing)}{foreign_phrase}"

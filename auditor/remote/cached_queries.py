@@ -105,9 +105,9 @@ class CachedServerQueries:
             samples = self._settle_greedy_readings(contexts, samples)
         self._note_written_answers(contexts, keys, samples)
         if decoding == GREEDY:
-            for context, sample_keys in zip(contexts, samples, strict=True):
-                if sample_keys[0].kind in ("", withheld_answers.ENDED):
-                    self.watch.note_greedy_answer(context, length, sample_keys[0].text)
+            for context, (answer, *_) in zip(contexts, samples, strict=True):
+                if answer.kind in ("", withheld_answers.ENDED):
+                    self.watch.note_greedy_answer(context, length, answer.text)
         return samples
 
     def _note_written_answers(
@@ -313,7 +313,7 @@ class CachedServerQueries:
             log_probs = [0.0] * n_unknown + [*scores.log_probs[n_unknown:]]
             if None in log_probs:
                 raise MalformedAnswer("log-probabilities are missing")
-            if self.dialect.asks_for_ranks(likeliest) and scores.ranks is None:
+            if self.dialect.returns_ranks(likeliest) and scores.ranks is None:
                 raise MalformedAnswer("ranks are missing")
             columns = [log_probs, [1, *(scores.ranks or ())[1:]]]
             return {key: [*columns, scores.likeliest] if likeliest else columns}

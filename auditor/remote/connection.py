@@ -256,12 +256,10 @@ class ServerConnection:
                     question.body, lambda a: (a, question.parse_answer(a))
                 )
             except _RetryableFailure as error:
-                if error.billed:
-                    n_read = question.at_most
-                else:
-                    n_read = 0
                 ledger.answers.store_charged_answers(
-                    ledger.run, ServerUsage(retries=1, prompt_tokens=n_read), {}
+                    ledger.run,
+                    ServerUsage(retries=1, prompt_tokens=question.at_most * error.billed),
+                    {},
                 )
                 raise
             except RequestRefused:
@@ -290,10 +288,9 @@ class ServerConnection:
                 try:
                     value = parse(json.loads(answer.text))
                 except (ValueError, MalformedAnswer) as error:
+                    reason = "its answer is not JSON"
                     if isinstance(error, MalformedAnswer):
                         reason = str(error)
-                    else:
-                        reason = "its answer is not JSON"
                     raise _RetryableFailure(reason, billed=True) from error
                 self.pace.raise_request_limit()
                 return value
@@ -354,10 +351,9 @@ class ServerConnection:
     def _make_status_error(self, error: Any) -> Exception:
         status = error.status_code
         if status in (401, 403):
+            key = f"none: set {KEY}"
             if os.environ.get(KEY):
                 key = f"the one in {KEY}"
-            else:
-                key = f"none: set {KEY}"
             return AuditError(
                 f"expected a key that {self.url} accepts, got {key} (it answers {status})"
             )
@@ -391,10 +387,9 @@ class ServerConnection:
             return state.outcome.exception().nobody and not self._answered
 
         def in_vain(state: Any) -> bool:
+            tries = patience.tries
             if nobody(state):
-                tries = min(_NOBODY, patience.tries)
-            else:
-                tries = patience.tries
+                tries = min(_NOBODY, tries)
             return bool(state.attempt_number >= tries)
 
         given_up: Any = in_vain  # tenacity's type names a class although any callable works
@@ -438,12 +433,7 @@ def _read_answer_usage(answer: Any, at_most: int) -> ServerUsage:
 
 def read_token_count(answer: Any, name: str) -> int | None:
     """Return the count `prompt_tokens` or `completion_tokens` of an answer, or None."""
-    if isinstance(answer, Mapping):
-        usage = answer.get("usage")
-    else:
-        usage = None
-    if isinstance(usage, Mapping):
-        count = usage.get(name)
-    else:
-        count = None
+    count = None
+    if isinstance(answer, Mapping) and isinstance(answer.get("usage"), Mapping):
+        count = answer["usage"].get(name)
     return count if isinstance(count, int) else None

@@ -292,10 +292,9 @@ class ServerWatch:
                     for i, (a, b) in enumerate(zip(old.log_probs, values, strict=False))
                 )
                 place = max(places)[1]
+                name = "a request of the handshake"
                 if old.number:
                     name = f"request {old.number:,} of this run"
-                else:
-                    name = "a request of the handshake"
                 raise ServerChanged(
                     f"{name}, a text of {len(old.text):,} tokens, was sent again without its last "
                     f"{len(old.text) - len(values):,}: the log-probability of token {place + 1:,} "
@@ -344,15 +343,13 @@ class ServerWatch:
         return bool(_compute_upper_tail(self.differed, self.compared) <= _UNSTEADY)
 
     def _redraw_differing(self, answers: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:
-        if answers:
-            pairs = list(zip(answers, self.draw(answers), strict=True))
-        else:
-            pairs = []
         differing = []
-        for answer, text in pairs:
-            if text != answer.text:
-                differing.append((answer, text))
-        self.compared, self.differed = self.compared + len(pairs), self.differed + len(differing)
+        if answers:
+            for answer, text in zip(answers, self.draw(answers), strict=True):
+                if text != answer.text:
+                    differing.append((answer, text))
+        self.compared += len(answers)
+        self.differed += len(differing)
         return differing
 
 

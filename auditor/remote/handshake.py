@@ -148,13 +148,11 @@ class _HandshakeInProgress:
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         plain, by_text, counted = self._ask_first_question(plain)
         # Assume a prefix, like a BOS, and only if the server counts these tokens too.
+        adds: Tokens = ()
         if counted == len(special):
             adds = special[: len(special) - len(bare)]
-        else:
-            adds = ()
-        if counted is None:
-            agrees = None
-        else:
+        agrees = None
+        if counted is not None:
             agrees = counted in (len(bare), len(special))
         if agrees is False and (
             token := self._detect_prepended_token(plain, counted == len(bare) + 1)
@@ -172,14 +170,11 @@ class _HandshakeInProgress:
         context = (*adds, *bare)
         dialect = replace(plain, adds=adds, extended=True)
         # Use vLLM's fields too if not refused: the answer without a server's own defaults differs.
-        answers = self._catch_refusal(
-            partial(self._request_samples, dialect, context, GREEDY, 1, None)
-        )
-        dialect, by_text = (
-            (replace(dialect, extended=False), by_text)
-            if answers is None
-            else (dialect, answers[0][0])
-        )
+        answers = self._catch_refusal(self._request_samples, dialect, context)
+        if answers is None:
+            dialect = replace(dialect, extended=False)
+        else:
+            by_text = answers[0][0]
         by_ids = self._ask_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
         matches = answer.tokens is not None and self._writes_answer(answer.tokens, answer.text)
@@ -206,9 +201,7 @@ class _HandshakeInProgress:
                 "not tried: a server that takes logprobs as true or false reads text only",
             )
             return None
-        answers = self._catch_refusal(
-            partial(self._request_samples, dialect, context, GREEDY, 1, None)
-        )
+        answers = self._catch_refusal(self._request_samples, dialect, context)
         if answers is None:
             self._record_check(IDS, False, "they are refused")
             return None
@@ -229,15 +222,14 @@ class _HandshakeInProgress:
         dialects = (plain, replace(plain, logprobs=True))
         for dialect in dialects:
             try:
-                (answer,), counted = self._request_samples(dialect, TEXT, GREEDY, 1, None)
+                (answer,), counted = self._request_samples(dialect, TEXT)
                 return dialect, answer, counted
             except RequestRefused as error:
                 if dialect is not dialects[-1] and error.status in (400, 422):
                     continue
+                expected = "a completions endpoint"
                 if error.status == 404:
                     expected = f"a model {self.model!r}"
-                else:
-                    expected = "a completions endpoint"
                 raise AuditError(
                     f"expected {expected} behind {self.wire.url}, but {error}"
                 ) from None
@@ -260,7 +252,7 @@ class _HandshakeInProgress:
         if not one_more or token is None:
             return ()
         for text in drift_watch.TEXTS[:2]:
-            _, counted = self._request_samples(plain, text, GREEDY, 1, None)
+            _, counted = self._request_samples(plain, text)
             if counted != len(self._encode(text)) + 1:
                 return ()
         return (token,)
@@ -268,11 +260,10 @@ class _HandshakeInProgress:
     def _writes_answer(self, tokens: Tokens, text: str) -> bool:
         """Test whether the tokens decode to the text, ignoring a first space and an end of text."""
         end = getattr(self.tokenizer, "eos_token_id", None)
+        candidates = [tokens]
         if tokens[-1:] == (end,):
-            trimmed = tokens[:-1]
-        else:
-            trimmed = tokens
-        texts = (decode_keeping_special_tokens(self.tokenizer, part) for part in (tokens, trimmed))
+            candidates.append(tokens[:-1])
+        texts = (decode_keeping_special_tokens(self.tokenizer, part) for part in candidates)
         return text.removeprefix(" ") in [candidate.removeprefix(" ") for candidate in texts]
 
     def _detect_trimming(
@@ -292,7 +283,7 @@ class _HandshakeInProgress:
             if any(answer.startswith(" ") for answer in answers):
                 break
             prompt = (*dialect.adds, *self._encode(text))
-            answers.append(self._request_samples(dialect, prompt, GREEDY, 1, None)[0][0].text)
+            answers.append(self._request_samples(dialect, prompt)[0][0].text)
         spaced = any(answer.startswith(" ") for answer in answers)
         dialect = replace(dialect, trims=not spaced)
         codec = TokenTextCodec(self.tokenizer, dialect, (), self.model)
@@ -301,12 +292,7 @@ class _HandshakeInProgress:
         for reading in parsed.readings:
             if self._goes_on(codec, context, reading):
                 going_on.append(reading)
-        if spaced:
-            fault = ""
-        else:
-            fault = (
-                f"none of {len(answers)} answers begins with one: each is read with and without it"
-            )
+        fault = f"none of {len(answers)} answers begins with one: each is read with and without it"
         self._record_check(TRIMMED, spaced, fault)
         return dialect, replace(
             parsed, tokens=going_on[0] if len(going_on) == 1 else parsed.tokens, readings=()
@@ -314,7 +300,7 @@ class _HandshakeInProgress:
 
     def _goes_on(self, codec: TokenTextCodec, context: Tokens, reading: Tokens) -> bool:
         prompt = (*context, *reading[:1])
-        (rest,), _ = self._request_samples(codec.dialect, prompt, GREEDY, 1, None)
+        (rest,), _ = self._request_samples(codec.dialect, prompt)
         return codec.continues_reading(reading, rest.text)
 
     # --- how likely given tokens are ---
@@ -387,7 +373,7 @@ class _HandshakeInProgress:
         if end is None:
             return dialect
         scores = self._catch_refusal(
-            partial(self._ask_prompt_log_probs, dialect, (*context, int(end), *answer))
+            self._ask_prompt_log_probs, dialect, (*context, int(end), *answer)
         )
         self._record_check(ENDS, scores is not None, "as something else, or not at all")
         return replace(dialect, ends=scores is not None)
@@ -398,7 +384,7 @@ class _HandshakeInProgress:
         The number is used only if these tokens agree with the ranks in `text`.
         """
         for count in (LIKELIEST, _FEWER):
-            scores = self._catch_refusal(partial(self._ask_prompt_log_probs, dialect, text, count))
+            scores = self._catch_refusal(self._ask_prompt_log_probs, dialect, text, count)
             if scores is not None:
                 agree = likeliest_match_ranks(scores, text, count)
                 self._record_check(TOLD, agree, "the ranks speak of more likely ones")
@@ -415,14 +401,13 @@ class _HandshakeInProgress:
         if not answer:
             return False
         text = (*context, answer[0])
-        listed = self._catch_refusal(partial(self._ask_last_log_prob, dialect, text, LIKELIEST))
+        listed = self._catch_refusal(self._ask_last_log_prob, dialect, text, LIKELIEST)
         if listed is None or listed.ranks is None or listed.ranks[-1] != 1:
             return False
         second, log_prob = next(pair for pair in listed.likeliest[-1] if pair[0] != answer[0])
-        forced = self._catch_refusal(partial(self._ask_last_log_prob, dialect, (*context, second)))
-        if forced is None:
-            value = None
-        else:
+        forced = self._catch_refusal(self._ask_last_log_prob, dialect, (*context, second))
+        value = None
+        if forced is not None:
             value = forced.log_probs[-1]
         return value is not None and abs(value - log_prob) <= CLOSE
 
@@ -445,20 +430,12 @@ class _HandshakeInProgress:
     def _detect_sampling(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> ServerDialect:
-        def hot(count: int, seed: int, decoding: Decoding = _HOT) -> list[WrittenAnswer] | None:
-            # Assume that it obeys both, or the body is refused. `dialect` has its value at the time
-            # of the call.
-            obedient = replace(dialect, top_p=True, top_k=True)
-            answers = self._catch_refusal(
-                lambda: self._request_samples(obedient, context, decoding, count, seed)
-            )
-            return None if answers is None else answers[0]
-
         if not dialect.extended:
             dialect, greedy = self._read_generation_config(dialect, context, greedy)
+        hot = partial(self._draw_obediently, dialect, context)
         samples_by_seed: dict[int, list[WrittenAnswer]] = {}
         for seed in range(1, 1 + _SEEDS):
-            sample = hot(1, seed)
+            sample = hot(seed)
             if sample is not None:
                 samples_by_seed[seed] = sample
             if len(samples_by_seed) == 2:
@@ -468,8 +445,8 @@ class _HandshakeInProgress:
                 f"expected samples at temperature 2 from {self.wire.url}, but it gives none"
             )
         seed, first, other = min(samples_by_seed), *samples_by_seed.values()
-        copies = hot(_COPIES, seed)
-        again = hot(1, seed)
+        copies = hot(seed, count=_COPIES)
+        again = hot(seed)
         differ = list_samples(first) != list_samples(other)
         self._record_check(SAMPLES, differ, "they give one answer: only greedy answers are used")
         if not differ:
@@ -482,7 +459,7 @@ class _HandshakeInProgress:
         self._record_check(SEED, repeats, "another one comes")
         obeyed = {}
         for name, decoding in _SURE.items():
-            sure = hot(1, 3, decoding)
+            sure = hot(3, decoding)
             obeyed[name] = sure is not None and is_shared_prefix(sure[0].text, greedy.text)
             self._record_check(
                 OBEYED[name], obeyed[name], "it is refused" if sure is None else "it is ignored"
@@ -506,24 +483,32 @@ class _HandshakeInProgress:
         answer.
         """
 
-        def ask(decoding: Decoding, seed: int | None) -> WrittenAnswer | None:
-            obedient = replace(dialect, configured=True, top_p=True, top_k=True)
-            answers = self._catch_refusal(
-                lambda: self._request_samples(obedient, context, decoding, 1, seed)
-            )
-            return None if answers is None else answers[0][0]
-
         # top_k is only in this field: a server that ignores the field does not obey it.
-        plain = ask(GREEDY, None)
-        sure = ask(_SURE["top_k"], 3)
-        first = ask(_HOT, 1)
-        other = ask(_HOT, 2)
+        ask = partial(self._draw_obediently, replace(dialect, configured=True), context)
+        plain = ask(None, GREEDY)
+        sure = ask(3, _SURE["top_k"])
+        first = ask(1)
+        other = ask(2)
         if plain is None or sure is None or first is None or other is None:
             return dialect, greedy
-        obeyed = first.text != other.text and is_shared_prefix(sure.text, plain.text)
-        if obeyed:
-            return (replace(dialect, configured=True), plain)
-        return (dialect, greedy)
+        if first[0].text != other[0].text and is_shared_prefix(sure[0].text, plain[0].text):
+            return replace(dialect, configured=True), plain[0]
+        return dialect, greedy
+
+    def _draw_obediently(
+        self,
+        dialect: ServerDialect,
+        context: Tokens,
+        seed: int | None,
+        decoding: Decoding = _HOT,
+        count: int = 1,
+    ) -> list[WrittenAnswer] | None:
+        """Return samples as if the server obeyed top-p and top-k; None if it refuses."""
+        obedient = replace(dialect, top_p=True, top_k=True)
+        answers = self._catch_refusal(
+            self._request_samples, obedient, context, decoding, count, seed
+        )
+        return answers and answers[0]
 
     def _has_undistorted_log_probs(
         self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer
@@ -535,7 +520,7 @@ class _HandshakeInProgress:
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
             text = (*context, *sample.tokens)
-            scores = self._catch_refusal(lambda: self._ask_prompt_log_probs(dialect, text))
+            scores = self._catch_refusal(self._ask_prompt_log_probs, dialect, text)
             fault = "they could not be compared"
             if scores is not None:
                 fault = describe_log_prob_fault(
@@ -550,9 +535,9 @@ class _HandshakeInProgress:
         self,
         dialect: ServerDialect,
         prompt: str | Tokens,
-        decoding: Decoding,
-        count: int,
-        seed: int | None,
+        decoding: Decoding = GREEDY,
+        count: int = 1,
+        seed: int | None = None,
     ) -> tuple[list[WrittenAnswer], int | None]:
         """Return `count` samples and the server's count of prompt tokens.
 
@@ -576,19 +561,17 @@ class _HandshakeInProgress:
     ) -> PromptLogProbs:
         """Return the log-probabilities of a text. Raise RequestRefused or MalformedAnswer."""
         if dialect.scored == "forced":
-            parts = [text[:end] for end in range(2, len(text) + 1)]
-            values = []
-            for part in parts:
-                values.append(self._ask_last_log_prob(dialect, part).log_probs[-1])
-            return PromptLogProbs((None, *values))
+            values: list[float | None] = [None]
+            for end in range(2, len(text) + 1):
+                values.append(self._ask_last_log_prob(dialect, text[:end]).log_probs[-1])
+            return PromptLogProbs(tuple(values))
         prompt = (
             list(text)
             if dialect.ids
             else decode_keeping_special_tokens(self.tokenizer, text[len(dialect.adds) :])
         )
-        body = dialect.build_scoring_body(prompt, likeliest)
         return self._ask_twice(
-            body,
+            dialect.build_scoring_body(prompt, likeliest),
             2 * len(text),
             lambda answer: dialect.parse_prompt_log_probs(answer, text, likeliest),
         )
@@ -597,12 +580,11 @@ class _HandshakeInProgress:
         self, dialect: ServerDialect, text: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
         split = TokenTextCodec(self.tokenizer, dialect, (), self.model).is_split_character(text[-1])
-        body = dialect.build_scoring_body(list(text), likeliest, split)
-
-        def read(answer: Any) -> PromptLogProbs:
-            return dialect.parse_prompt_log_probs(answer, text, likeliest)
-
-        return self._ask_twice(body, len(text) + 9, read)
+        return self._ask_twice(
+            dialect.build_scoring_body(list(text), likeliest, split),
+            len(text) + 9,
+            lambda answer: dialect.parse_prompt_log_probs(answer, text, likeliest),
+        )
 
     def _ask_twice(self, body: Mapping[str, Any], at_most: int, parse: Callable[[Any], T]) -> T:
         """Send a request; if it fails, repeat it once, because the failure may be temporary."""
@@ -612,9 +594,9 @@ class _HandshakeInProgress:
         except MalformedAnswer:
             return parse(self.wire.ask_untested_request(request)[b""])
 
-    def _catch_refusal(self, ask: Callable[[], T]) -> T | None:
+    def _catch_refusal(self, ask: Callable[..., T], *arguments: Any) -> T | None:
         try:
-            return ask()
+            return ask(*arguments)
         except (RequestRefused, MalformedAnswer):
             return None
 

@@ -64,14 +64,13 @@ class Handshake:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        if self.dialect.scored:
-            scored = {"likelihood"}
-        else:
-            scored = set[str]()
-        ranked = {"ranks"} if self.dialect.ranked else set()
-        return frozenset(
-            {"draw"} | scored | ranked | ({"likeliest"} if self.dialect.likeliest else set())
-        )
+        kinds = {
+            "draw": True,
+            "likelihood": self.dialect.scored,
+            "ranks": self.dialect.ranked,
+            "likeliest": self.dialect.likeliest,
+        }
+        return frozenset(kind for kind, has in kinds.items() if has)
 
     def notes(self) -> tuple[str, ...]:
         """Return sentences on limits of this server that users must know."""
@@ -103,10 +102,6 @@ class Handshake:
         more = ", with ranks" * self.dialect.ranked
         if self.dialect.likeliest:
             more += f" and the {self.dialect.likeliest} likeliest as well"
-        else:
-            more += ""
         if self.dialect.scored == "forced":
             more += ", one request for each token"
-        else:
-            more += ""
         return f"sampled tokens and log-probabilities of given tokens{more}"

@@ -46,9 +46,7 @@ class RemoteModel(LanguageModel):
         self.vocab_size = len(tokenizer)
         self.family = f"an API whose tokenizer has {self.vocab_size:,} tokens"
         room = self.handshake.room
-        if self.dialect.ids:
-            self.prepended = ()
-        else:
+        if not self.dialect.ids:
             self.prepended = self.dialect.adds
         self.returns_token_ids = self.dialect.returned
         # scoring a text takes one more token after it
@@ -104,9 +102,7 @@ class RemoteModel(LanguageModel):
         tokens, log_probs = self._build_answer_tensors(contexts, answers, length, likelihood)
         if decoding.temperature == 0:
             tokens = tokens.repeat_interleave(samples, 0)
-            if log_probs is None:
-                log_probs = None
-            else:
+            if log_probs is not None:
                 log_probs = log_probs.repeat_interleave(samples, 0)
         owner = torch.arange(len(contexts)).repeat_interleave(samples).unsqueeze(-1)
         # equal path: equal prefix and draws; NumPy 2.0 returns the inverse along an axis with a
@@ -128,33 +124,30 @@ class RemoteModel(LanguageModel):
         end-of-text tokens, which are scored like other tokens.
         """
         answers = []
-        for context, samples in zip(contexts, written_answers, strict=True):
-            for answer in samples:
-                answers.append((context, answer))
-        rows = [answer.tokens or () for _, answer in answers]
         filler = self.eos[0] if self.eos else 0
         filled = []
-        for row in rows:
-            filled.append((*row[:length], *[filler] * (length - len(row))))
-        tokens = torch.tensor(filled, dtype=torch.long).view(len(rows), length)
+        for context, samples in zip(contexts, written_answers, strict=True):
+            for answer in samples:
+                row = answer.tokens or ()
+                answers.append(answer)
+                filled.append((context, (*row[:length], *[filler] * (length - len(row)))))
+        tokens = torch.tensor([row for _, row in filled], dtype=torch.long).view(
+            len(filled), length
+        )
         if not likelihood:
             return tokens, None
         scores: dict[int, Sequence[float]] = {}
-        for i, (_, answer) in enumerate(answers):
+        for i, answer in enumerate(answers):
             if (
                 self.dialect.reported
                 and answer.log_probs is not None
-                and len(answer.log_probs) == length == len(rows[i])
+                and len(answer.log_probs) == length == len(answer.tokens or ())
             ):
                 scores[i] = answer.log_probs
-        pairs = []
-        for i in range(len(answers)):
-            if i not in scores:
-                pairs.append((answers[i][0], filled[i]))
-        missing = iter(self._list_suffix_log_probs(pairs))
-        return tokens, torch.tensor(
-            [scores[i] if i in scores else next(missing) for i in range(len(answers))]
-        )
+        missing = [i for i in range(len(answers)) if i not in scores]
+        listed = self._list_suffix_log_probs([filled[i] for i in missing])
+        scores |= zip(missing, listed, strict=True)
+        return tokens, torch.tensor([scores[i] for i in range(len(answers))])
 
     # --- given tokens ---
 
@@ -172,10 +165,9 @@ class RemoteModel(LanguageModel):
             raise NotApplicable(f"needs ranks of tokens; {self.name} does not give them")
         pairs = _cut_token_pairs(prefixes, suffixes)
         # llama.cpp reports a token's rank only with the likeliest tokens
+        listed = 0
         if self.dialect.scored == "forced":
             listed = self.dialect.likeliest
-        else:
-            listed = 0
         scores = self.asker.score_tokens(pairs, listed)
         ranks = [
             ranks[len(prefix) :] for (prefix, _), (_, ranks, *_) in zip(pairs, scores, strict=True)
@@ -235,14 +227,12 @@ class RemoteModel(LanguageModel):
     def cost_sentences(self) -> tuple[str, ...]:
         ledger = self.asker.wire.ledger
         usage = ledger.server_usage_so_far
-        if ledger.most is None:
-            limit = ""
-        else:
+        limit = ""
+        if ledger.most is not None:
             limit = f" of --max-tokens-total {ledger.most:,}"
+        again = ""
         if usage.retries:
             again = f"; {usage.retries:,} attempts failed and were made again"
-        else:
-            again = ""
         sentences = [
             f"this run paid for {usage.paid_token_count:,} tokens{limit} in {usage.requests:,} "
             f"requests ({usage.prompt_tokens:,} read, {usage.answer_tokens:,} written){again}; "
@@ -256,10 +246,9 @@ class RemoteModel(LanguageModel):
                 f"{withheld_answers.format_withheld_answers(counts)}{filled}"
             )
         watch = self.asker.watch
+        scored = ""
         if watch.score:
             scored = f", and {watch.rescored:,} texts were scored again, cut elsewhere"
-        else:
-            scored = ""
         sentences.append(
             f"requested again during the run and at its end: {watch.compared:,} greedy answers, of "
             f"which {watch.differed:,} differed{scored}"

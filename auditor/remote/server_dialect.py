@@ -119,7 +119,7 @@ class ServerDialect:
     configured: bool = False
     trims: bool = False
 
-    def asks_for_ranks(self, likeliest: int) -> bool:
+    def returns_ranks(self, likeliest: int) -> bool:
         """Return whether a request for scores of given tokens also returns their ranks.
 
         likeliest: number of likeliest tokens requested per position.
@@ -163,7 +163,8 @@ class ServerDialect:
             "temperature": decoding.temperature,
         }
         body |= {"top_p": decoding.top_p, "n": count, "logprobs": self.logprobs}
-        body |= {} if seed is None else {"seed": seed}
+        if seed is not None:
+            body["seed"] = seed
         if self.configured:
             return body | {"generation_config": _read_generation_config(length, decoding)}
         if (
@@ -193,11 +194,10 @@ class ServerDialect:
             body |= {"prompt": prompt[:-1], "temperature": 0, "logit_bias": [[token, _FORCE]]}
             # without ignore_eos, with which llama.cpp does not draw the end of text
             return body | {"logprobs": _ALL if listed else self.logprobs} | _IDS | _OFF
-        echo = {"echo": True, "logprobs": self.logprobs}
         if self.scored == "prompt_logprobs":
-            body |= {"prompt_logprobs": likeliest}
+            body["prompt_logprobs"] = likeliest
         else:
-            body |= echo
+            body |= {"echo": True, "logprobs": self.logprobs}
         return body | (_IDS if self.extended else {})
 
     # --- what is answered ---
@@ -246,10 +246,7 @@ class ServerDialect:
             scores = _parse_forced_token(choice[0], prompt, likeliest)
         else:
             # One token was requested after the prompt: it is there unless the server counts none.
-            if read_token_count(answer, "completion_tokens") == 0:
-                n_drawn = 0
-            else:
-                n_drawn = 1
+            n_drawn = int(read_token_count(answer, "completion_tokens") != 0)
             scores = _read_echoed_log_probs(choice[0], n_drawn, self.adds[: self.hidden])
         if len(scores.log_probs) != len(prompt):
             raise MalformedAnswer(
@@ -334,9 +331,8 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
     tokens = list[int]()
     likeliest_by_place = list[tuple[tuple[int, float], ...]]()
     for place, entry in enumerate(entries):
-        if entry is None:
-            scores = {}
-        else:
+        scores: dict[int, tuple[float, Any]] = {}
+        if entry is not None:
             scores = _parse_token_scores(entry)
         # the text's own token comes with the likeliest, unless it is one of them
         if scores and len(scores) not in (likeliest, likeliest + 1):
@@ -344,11 +340,9 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
                 f"{len(scores)} tokens came back for one position, not its own token and the "
                 f"{likeliest} likeliest"
             )
-        expected = prompt[place] if place < len(prompt) else -1
-        # Else the server read another token, which vLLM lists first: its id informs the caller.
-        if expected in scores:
-            token = expected
-        else:
+        token = prompt[place] if place < len(prompt) else -1
+        if token not in scores:
+            # The server read another token, which vLLM lists first: its id informs the caller.
             token = next(iter(scores), -1)
         value, rank = scores.get(token, (None, None))
         log_probs.append(value)
@@ -370,10 +364,9 @@ def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLo
     Ranks need the list of all tokens, so they are returned only if likeliest tokens are requested.
     """
     logprobs = choice.get("logprobs")
+    entries: Sequence[Mapping[str, Any]] = ()
     if isinstance(logprobs, Mapping):
         entries = _require_answer_list(logprobs, "content")
-    else:
-        entries = ()
     if len(entries) != 1:
         raise IgnoredParameter("no log-probability of a forced token came")
     log_probs: dict[int, float] = {}
@@ -421,9 +414,7 @@ def _read_echoed_log_probs(choice: Any, n_sampled: int, hidden: Tokens) -> Promp
     values = values[: len(values) - n_sampled]
     log_probs = tuple(None if value is None else _parse_log_prob(value) for value in values)
     tokens = _parse_token_names(logprobs.get("tokens"))
-    if tokens is None:
-        tokens = None
-    else:
+    if tokens is not None:
         tokens = (*hidden, *tokens[: len(values)])
     return PromptLogProbs((*[None] * len(hidden), *log_probs), None, tokens)
 

@@ -141,9 +141,8 @@ class TokenTextCodec:
         prompt = "" if self.dialect.ids else self.text(context)
         if prompt.startswith("\ufffd") or prompt.endswith("\ufffd"):
             return withheld_answers.SPLIT
-        if answer.tokens is None:
-            text_drawn = answer.spelled
-        else:
+        text_drawn = answer.spelled
+        if answer.tokens is not None:
             text_drawn = self.text(answer.tokens)
         if kind := withheld_answers.detect_withheld_kind(
             answer.text, self.text(context), text_drawn

@@ -118,10 +118,7 @@ def detect_withheld_kind(text: str, before: str, sampled: str | None) -> str:
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
     marks = {match.group() for match in _MARK.finditer(text)}
-    if sampled is None:
-        known_text = before
-    else:
-        known_text = before + sampled
+    known_text = before + (sampled or "")
     if any(mark not in known_text for mark in marks):
         return REDACTED
     return ""

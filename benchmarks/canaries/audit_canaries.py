@@ -102,7 +102,7 @@ class AuditCanaryManifest:
         if not 0 < inside < m or fair_coin_p_value < _UNFAIR:
             raise AuditError(f"expected coins that look fair, got {inside:,} of {m:,} canaries in")
 
-    def canary_copies_to_insert(self) -> list[CoinedCanary]:
+    def list_inserted_copies(self) -> list[CoinedCanary]:
         """Return a list with `times` copies of each included canary."""
         return [canary for canary in self.canaries if canary.included for _ in range(self.times)]
 
@@ -200,19 +200,16 @@ def _sample_model_canaries(
             f"samples, got {temperature:g}: text that it would write anyway says nothing about "
             "training"
         )
-    special = []
-    for kind in ("bos", "eos"):
-        special.append(getattr(tokenizer, f"{kind}_token_id", None))
-    start = next((token for token in special if token is not None), None)
+    start = getattr(tokenizer, "bos_token_id", None)
+    if start is None:
+        start = getattr(tokenizer, "eos_token_id", None)
     if start is None:
         raise AuditError(
             "expected a model whose tokenizer has a token to begin or end texts with, got "
             f"{model.name}"
         )
     decoding = Decoding(temperature, forbidden=model.eos)  # all run to their full length
-    texts: dict[
-        str, None
-    ] = {}  # a set in the order of sampling, so that the choice is reproducible
+    texts: dict[str, None] = {}  # a set in the order of sampling: the choice is reproducible
     # Draw up to four times the needed number, then give up: the model repeats itself.
     for batch in range(2 + 4 * count // _AT_ONCE):
         noise = make_keyed_generator("sampled canaries", seed, batch).random(
@@ -220,12 +217,10 @@ def _sample_model_canaries(
         )
         context = torch.tensor([[start]], device=model.device)
         candidates = sample_candidates(model, context, length, decoding, noise)[0]
-        decoded = (
-            tokenizer.decode(row, skip_special_tokens=True) for row in candidates.suffixes.tolist()
-        )
-        # without halves of characters
-        stripped = (text.replace("\ufffd", "").strip() for text in decoded)
-        texts |= {text: None for text in stripped if len(text.split()) > 1}
+        for text in tokenizer.batch_decode(candidates.suffixes, skip_special_tokens=True):
+            text = text.replace("\ufffd", "").strip()  # without halves of characters
+            if len(text.split()) > 1:
+                texts[text] = None
         if len(texts) >= count:
             return [_split_canary(text) for text in list(texts)[:count]]
     raise AuditError(
@@ -243,15 +238,12 @@ def _list_rare_words(count: int, begun: Sequence[str], model: HuggingFaceModel) 
     import torch
 
     tokenizer: Any = model.tokenizer
-    rows = []
-    for text in begun:
-        rows.append(tokenizer.encode(text, add_special_tokens=False))
+    rows = [tokenizer.encode(text, add_special_tokens=False) for text in begun]
+    log_probs = []
     with torch.no_grad():
-        log_probs = []
         for row in rows:
-            log_probs.append(
-                model.log_probs(torch.tensor([row], device=model.device), 1)[0, 0].double()
-            )
+            context = torch.tensor([row], device=model.device)
+            log_probs.append(model.log_probs(context, 1)[0, 0].double())
     words: list[str] = []
     for token in torch.stack(log_probs).mean(0).argsort().tolist():
         word = f" {tokenizer.decode([token]).strip()}"
@@ -344,14 +336,11 @@ def build_audit_secrets(
                 f"writes it as {len(row) - cut}: give what `audit canaries extend` made to the "
                 "training"
             )
-        prefix = tuple(row[:cut])
-        suffix = tuple(row[cut:])
-        times = manifest.times if entry.included else 0
         yield Secret(
             entry.id,
-            prefix,
-            suffix,
-            times,
+            tuple(row[:cut]),
+            tuple(row[cut:]),
+            manifest.times * entry.included,
             member=entry.included,
             canary=Canary(entry.text, coin=entry.included),
         )

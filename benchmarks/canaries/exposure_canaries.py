@@ -104,14 +104,13 @@ class ExposureCanaryManifest:
     def canary_spaces(self) -> tuple[CanarySpace, ...]:
         return tuple(known.canary_text_space() for known in self.formats)
 
-    def canary_copies_to_insert(self) -> list[ManifestEntry]:
+    def list_inserted_copies(self) -> list[ManifestEntry]:
         """Return a list with `count` copies of each canary. Raise AuditError if all counts are
         zero.
         """
-        copies = []
+        copies = list[ManifestEntry]()
         for entry in self.canaries:
-            for _ in range(entry.count):
-                copies.append(entry)
+            copies += [entry] * entry.count
         if not copies:
             raise AuditError(
                 "expected canaries to insert, but every one in the manifest has zero insertions"

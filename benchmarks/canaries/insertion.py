@@ -29,6 +29,8 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import make_keyed_generator
 
+Writer = Callable[["CanaryInsertionPlan", str, str, Path], None]
+
 
 @dataclass(frozen=True)
 class CanaryInsertionPlan:
@@ -43,11 +45,26 @@ class CanaryInsertionPlan:
     group: str = ""
     seed: int = 0
 
-    def shuffle_canary_copies(self) -> list[ManifestEntry | CoinedCanary]:
-        """Return the canary copies in a random order."""
-        copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.canary_copies_to_insert()
-        order = make_keyed_generator("canaries", "order", self.seed).permutation(len(copies))
-        return [copies[i] for i in order]
+    def place_copies(
+        self,
+        where: str,
+        columns: Sequence[str],
+        texts: Callable[[], Sequence[Any]],
+        names: Sequence[str] | None = None,
+        absent: Any = None,
+    ) -> tuple[list[dict[str, Any]], list[int]]:
+        """Return the canary copies as new rows, in a random order, and the order of all rows.
+
+        names: the columns of the new rows (None: all of the data). absent: the value of columns
+        that a copy does not fill. See `check_insertable` and `order_rows`.
+        """
+        n_rows = self.check_insertable(where, columns, texts)
+        copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.list_inserted_copies()
+        new = []
+        for i in make_keyed_generator("canaries", "order", self.seed).permutation(len(copies)):
+            cells = {REPEATS: 1, self.group: copies[i].id, self.text: copies[i].text}
+            new.append({column: cells.get(column, absent) for column in names or columns})
+        return new, self.order_rows(n_rows)
 
     def order_rows(self, rows: int) -> list[int]:
         """Return a new order of all rows and canary copies, as numbers.
@@ -55,7 +72,7 @@ class CanaryInsertionPlan:
         The data's `rows` rows have the first numbers and keep their order. The copies follow in
         number and get random positions.
         """
-        copies = len(self.manifest.canary_copies_to_insert())
+        copies = len(self.manifest.list_inserted_copies())
         # The first entries of a random permutation: every set of places is equally likely.
         at = set(
             make_keyed_generator("canaries", "places", self.seed)
@@ -68,25 +85,25 @@ class CanaryInsertionPlan:
 
     def check_insertable(
         self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]
-    ) -> None:
-        """Raise AuditError if canaries cannot be inserted into the data.
+    ) -> int:
+        """Return the number of rows. Raise AuditError if canaries cannot be inserted into the data.
 
         The reason is a missing column, a text that is no string, or a canary in the data. where:
         names the data in messages; texts: returns the values of the text column.
         """
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
+                flag = "--group"
                 if column == self.text:
                     flag = "--column"
-                else:
-                    flag = "--group"
                 raise AuditError(
                     f"{where}: expected one column {column!r} ({flag}), got "
                     f"{describe_table_columns(columns)}"
                 )
         # excluded canaries must not be in the data either
         known = {entry.text for entry in self.manifest.canaries}
-        for row, text in enumerate(texts()):
+        values = texts()
+        for row, text in enumerate(values):
             if not isinstance(text, str):
                 raise AuditError(
                     f"{where}, row {row} (counted from 0), column {self.text!r}: expected text"
@@ -96,15 +113,7 @@ class CanaryInsertionPlan:
                     f"{where} already contains a canary (row {row}): insert into the original data"
                 )
 
-    def build_canary_row(
-        self, entry: ManifestEntry | CoinedCanary, columns: Sequence[str], absent: Any
-    ) -> dict[str, Any]:
-        """Return one copy of a canary as a row; its repeat count is 1.
-
-        absent: the value of columns that the copy does not fill.
-        """
-        cells = {REPEATS: 1, self.group: entry.id, self.text: entry.text}
-        return {column: cells.get(column, absent) for column in columns}
+        return len(values)
 
 
 def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
@@ -115,10 +124,9 @@ def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
     """
     path = Path(data)
     label = f"--data {data!r}"
+    writer: Writer | None = _write_canary_dataset
     if path.is_file():
         writer = _WRITERS.get(path.suffix.lower())
-    else:
-        writer = _write_canary_dataset
     if writer is None:
         got = path.suffix or "no ending"
         raise AuditError(f"{label}: expected a file ending in {', '.join(_WRITERS)}, got {got!r}")
@@ -126,7 +134,7 @@ def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
         raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
     if writer is not _write_canary_dataset and out.suffix.lower() != path.suffix.lower():
         raise AuditError(f"expected -o to end in {path.suffix} like the data, got {out.name!r}")
-    count = len(copies.manifest.canary_copies_to_insert())
+    count = len(copies.manifest.list_inserted_copies())
     try:
         writer(copies, label, data, out)
     except OSError as error:
@@ -156,17 +164,14 @@ def _write_canary_json(copies: CanaryInsertionPlan, where: str, data: str, out: 
     """Write JSON lines unchanged, byte for byte; rewrite a JSON array."""
     objects, lines = read_json_table_objects(where, Path(data))
     columns = tuple(dict.fromkeys(name for value in objects for name in value))
-    copies.check_insertable(where, columns, lambda: [value.get(copies.text) for value in objects])
     # Only columns of the data: keys of JSON objects may differ, and a new key would reveal the
     # copies.
-    names = []
-    for name in (REPEATS, copies.group, copies.text):
-        if name in columns:
-            names.append(name)
-    new = []
-    for entry in copies.shuffle_canary_copies():
-        new.append(copies.build_canary_row(entry, names, None))
-    order = copies.order_rows(len(objects))
+    new, order = copies.place_copies(
+        where,
+        columns,
+        lambda: [value.get(copies.text) for value in objects],
+        [name for name in (REPEATS, copies.group, copies.text) if name in columns],
+    )
     if lines is None:
         json_objects = [*objects, *new]
         text = json.dumps([json_objects[i] for i in order], ensure_ascii=False, indent=1)
@@ -180,15 +185,11 @@ def _write_canary_json(copies: CanaryInsertionPlan, where: str, data: str, out: 
 
 def _write_canary_csv(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
     header, *rows = read_csv_table_rows(where, Path(data)) or [[]]
-    copies.check_insertable(where, header, lambda: [row[header.index(copies.text)] for row in rows])
-    all_rows = [
-        *rows,
-        *(
-            list(copies.build_canary_row(entry, header, "").values())
-            for entry in copies.shuffle_canary_copies()
-        ),
-    ]
-    text = format_csv_rows([header, *(all_rows[i] for i in copies.order_rows(len(rows)))])
+    new, order = copies.place_copies(
+        where, header, lambda: [row[header.index(copies.text)] for row in rows], absent=""
+    )
+    rows += [list(row.values()) for row in new]
+    text = format_csv_rows([header, *(rows[i] for i in order)])
     with disk.create_atomically(out) as path:
         path.write_text(text, encoding="utf-8", newline="")
 
@@ -203,12 +204,9 @@ def _write_canary_parquet(copies: CanaryInsertionPlan, where: str, data: str, ou
         raise AuditError(
             f"{where}: not a Parquet file that can be read ({type(error).__name__})"
         ) from None
-    copies.check_insertable(
+    rows, order = copies.place_copies(
         where, table.column_names, lambda: table.column(copies.text).to_pylist()
     )
-    rows = []
-    for entry in copies.shuffle_canary_copies():
-        rows.append(copies.build_canary_row(entry, table.column_names, None))
     for field in table.schema:
         if not field.nullable and any(row[field.name] is None for row in rows):
             raise AuditError(
@@ -219,10 +217,7 @@ def _write_canary_parquet(copies: CanaryInsertionPlan, where: str, data: str, ou
         new = pyarrow.Table.from_pylist(rows, schema=table.schema)
         new.validate(full=True)
     with disk.create_atomically(out) as path:
-        parquet.write_table(
-            pyarrow.concat_tables([table, new]).take(copies.order_rows(table.num_rows)),
-            path,
-        )
+        parquet.write_table(pyarrow.concat_tables([table, new]).take(order), path)
 
 
 def _write_canary_dataset(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
@@ -232,22 +227,20 @@ def _write_canary_dataset(copies: CanaryInsertionPlan, where: str, data: str, ou
     import datasets
 
     with open_dataset_split(where, data) as dataset:
-        copies.check_insertable(where, dataset.column_names, lambda: dataset[copies.text][:])
-        rows = []
-        for entry in copies.shuffle_canary_copies():
-            rows.append(copies.build_canary_row(entry, dataset.column_names, None))
+        rows, order = copies.place_copies(
+            where, dataset.column_names, lambda: dataset[copies.text][:]
+        )
         columns: Mapping[str, list[Any]] = {
             name: [row[name] for row in rows] for name in dataset.column_names
         }
         with _unfit_canary_row_refusal_context(where):
             new = datasets.Dataset.from_dict(columns, features=dataset.features)
         with disk.create_atomically(out) as path:
-            datasets.concatenate_datasets([dataset, new]).select(
-                np.array(copies.order_rows(len(dataset)))
-            ).save_to_disk(path)
+            joined = datasets.concatenate_datasets([dataset, new])
+            joined.select(np.array(order)).save_to_disk(path)
 
 
-_WRITERS: dict[str, Callable[[CanaryInsertionPlan, str, str, Path], None]] = {
+_WRITERS: dict[str, Writer] = {
     ".jsonl": _write_canary_json,
     ".json": _write_canary_json,
     ".csv": _write_canary_csv,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -40,11 +40,10 @@ _MARK = "Zq7vX9kJ"  # placeholder for an answer, which templates copy unchanged
 
 @dataclass(frozen=True)
 class Answer:
-    """The token ranges of one text that the assistant wrote in a rendered conversation.
+    """The ranges, in tokens or characters, of one text that the assistant wrote in a conversation.
 
-    span: (start, end), the tokens of the text.
-    learnt: (start, end), the tokens of the complete turn after its header, including the end of the
-        turn.
+    span: (start, end) of the text.
+    learnt: (start, end) of the complete turn after its header, including the end of the turn.
     message_key: the part of the message that has the text: content, tool calls, or reasoning, which
         precedes the content.
     role: the speaker.
@@ -55,7 +54,7 @@ class Answer:
     learnt: tuple[int, int]
     message_key: str = "content"
     role: str = ASSISTANT
-    no_loss: str = ""  # the reason if no part of it was learnt
+    no_loss: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,6 @@ class RenderedChat:
     tokens: Tokens
     offsets: tuple[tuple[int, int], ...]
     answers: tuple[Answer | UnusableConversation, ...]
-    # the tokens that the template marks as the assistant's; None: no marks
     marked: tuple[bool, ...] | None
     remarks: tuple[str, ...] = ()  # content of the row that the text lacks
 
@@ -102,21 +100,6 @@ class RenderedChat:
         for start, end in (answer.learnt for answer in silent):
             mask[start:end] = [False] * (end - start)
         return tuple(mask)
-
-
-@dataclass(frozen=True)
-class _Span:
-    """The character ranges of an answer (`span`) and of its complete turn after the header
-    (`learnt`).
-
-    message_key, role, no_loss: see `Answer`.
-    """
-
-    span: tuple[int, int]
-    learnt: tuple[int, int]
-    message_key: str
-    role: str = ASSISTANT
-    no_loss: str = ""
 
 
 # --- rendering ---
@@ -179,23 +162,20 @@ def _render_chat_without_template(
     """Render the conversation as one text that ends with the end-of-text token, as in TRL."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text = ""
-    spans = list[_Span | UnusableConversation]()
+    spans = list[Answer | UnusableConversation]()
     pieces = chat_rendering.build_plain_pieces(conversation, form, end)
     no_loss = iter(
         [message.get(NO_LOSS, "") for message in conversation.messages if is_assistant(message)]
     )
     for number, (piece, answers) in enumerate(pieces):
-        last = number == len(pieces) - 1
-        if last and not piece.endswith(end):
-            ending = end
-        else:
-            ending = ""
         start = len(text)
-        text += piece + ending
+        text += piece
+        if number == len(pieces) - 1 and not piece.endswith(end):
+            text += end
         if answers:
             bounds = _strip_answer_span_whitespace(text, start, start + len(piece))
             turn = (start, len(text))
-            span = _Span(bounds or turn, turn, "content", no_loss=next(no_loss))
+            span = Answer(bounds or turn, turn, "content", no_loss=next(no_loss))
             spans.append(span if bounds else UnusableConversation("an empty answer"))
     dropped = {
         "system": any(m["role"] == SYSTEM for m in conversation.messages) and conversation.plain,
@@ -211,42 +191,37 @@ def _render_chat_without_template(
 def _tokenise_rendered_chat(
     tokenizer: Any,
     text: str,
-    spans: Sequence[_Span | UnusableConversation],
+    spans: Sequence[Answer | UnusableConversation],
     marked: tuple[bool, ...] | None,
     remarks: Sequence[str],
     turns: str = ASSISTANT,
 ) -> RenderedChat:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tuple(split_byte_runs(text, encoded["offset_mapping"]))
-    answers = tuple(
-        _cut_answer(text, offsets, span) if isinstance(span, _Span) else span for span in spans
-    )
-    unusable = []
-    for answer in answers:
-        if isinstance(answer, UnusableConversation):
-            unusable.append(answer)
+    answers: list[Answer | UnusableConversation] = []
+    for span in spans:
+        answers.append(_cut_answer(text, offsets, span) if isinstance(span, Answer) else span)
+    unusable = [answer for answer in answers if isinstance(answer, UnusableConversation)]
     if len(unusable) == len(answers):
         raise unusable[0] if unusable else UnusableConversation(f"no {turns} turn")
-    return RenderedChat(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
+    ids = tuple(encoded["input_ids"])
+    return RenderedChat(text, ids, offsets, tuple(answers), marked, tuple(remarks))
 
 
 def _cut_answer(
-    text: str, offsets: Sequence[tuple[int, int]], span: _Span
+    text: str, offsets: Sequence[tuple[int, int]], span: Answer
 ) -> Answer | UnusableConversation:
     tokens = _find_token_range(text, offsets, *span.span)
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
     start, end = (_find_token_past(offsets, at) for at in span.learnt)
-    return Answer(tokens, (start, end), span.message_key, span.role, span.no_loss)
+    return replace(span, span=tokens, learnt=(start, end))
 
 
 def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:
-    if messages[0]["role"] == SYSTEM:
-        content = get_message_text(messages[0].get("content"))
-    else:
-        content = None
+    content = get_message_text(messages[0].get("content")) or ""
     # Templates strip the white space around a turn.
-    if content is not None and content.strip() not in text:
+    if messages[0]["role"] == SYSTEM and content.strip() not in text:
         raise AuditError(
             "expected a chat template that writes the system turn, but this one drops it: leave "
             "the system turns out, or give the template that the model was trained with "
@@ -287,7 +262,7 @@ def _describe_ignored_input(
 
 def _find_assistant_answer_spans(
     rendered: Callable[..., str], text: str, messages: Sequence[Message], turn: int
-) -> Iterator[_Span | UnusableConversation]:
+) -> Iterator[Answer | UnusableConversation]:
     """Yield the character spans of the assistant's reasoning, if any, and content in this turn.
 
     The conversation is rendered again with a placeholder (`_MARK`) in place of the answer. The
@@ -297,42 +272,27 @@ def _find_assistant_answer_spans(
     """
     message = messages[turn]
     role = normalise_role(message["role"])
-    if role == ASSISTANT:
-        no_loss = message.get(NO_LOSS, "")
-    else:
-        no_loss = ""
-    parts = []
-    for part in _list_text_replacers(message):
-        if part[1].strip():
-            parts.append(part)
-    content_bounds = None
+    no_loss = message.get(NO_LOSS, "") if role == ASSISTANT else ""
+    parts = [part for part in _list_text_replacers(message) if part[1].strip()]
+    content_end = 0
     for key, _, put in parts:
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
-        if _MARK in text:
-            marked = None
-        else:
-            marked = _render_chat_or_none(rendered, with_mark)
-        if marked is None:
-            bounds = None
-        else:
-            bounds = _find_marked_bounds(text, marked)
+        bounds = _find_marked_bounds(text, _render_chat_or_none(rendered, with_mark))
         if bounds is not None:
             if key == "content":
-                content_bounds = bounds
-            else:
-                content_bounds = None
+                content_end = bounds[1]
             turn_bounds = _find_answer_turn_bounds(rendered, text, with_mark[: turn + 1], bounds)
-            yield _Span(bounds, turn_bounds, key, role, no_loss)
+            yield Answer(bounds, turn_bounds, key, role, no_loss)
         elif key == "content":  # templates leave out thoughts of earlier turns
             yield UnusableConversation("the chat template does not write an answer as it was given")
-    if message.get("tool_calls"):
-        call_bounds = _find_tool_call_bounds(
-            rendered, text, messages, turn, 0 if content_bounds is None else content_bounds[1]
-        )
-        unwritten = UnusableConversation(
-            "tool calls that the chat template does not write as they were given"
-        )
-        yield _Span(*call_bounds, CALLS, role, no_loss) if call_bounds is not None else unwritten
+    if message.get(CALLS):
+        call_bounds = _find_tool_call_bounds(rendered, text, messages, turn, content_end)
+        if call_bounds is None:
+            yield UnusableConversation(
+                "tool calls that the chat template does not write as they were given"
+            )
+        else:
+            yield Answer(*call_bounds, CALLS, role, no_loss)
     elif not parts:
         yield UnusableConversation("an empty answer")
 
@@ -348,29 +308,20 @@ def _find_tool_call_bounds(
     """
     so_far = messages[: turn + 1]
     later = messages[turn + 1 :]
-    silent = {}
-    for key, value in messages[turn].items():
-        if key != "tool_calls":
-            silent[key] = value
+    silent = {key: value for key, value in messages[turn].items() if key != CALLS}
     thought = THOUGHT.match(get_message_text(silent.get("content")) or "")
     before_calls = thought[0] if thought else ""
     text = _render_chat_or_none(rendered, so_far) or ""
     if _render_chat_or_none(rendered, [*so_far[:-1], silent, *later]) == chat_text:
         return None
-    marked = _render_chat_or_none(
-        rendered, [*so_far[:-1], {**silent, "content": before_calls + _MARK}, *later]
-    )
-    if marked is None or _MARK in chat_text:
-        bounds = None
-    else:
-        bounds = _find_marked_bounds(chat_text, marked)
+    with_mark = [*so_far[:-1], {**silent, "content": before_calls + _MARK}, *later]
+    bounds = _find_marked_bounds(chat_text, _render_chat_or_none(rendered, with_mark))
     if bounds is None and text and chat_text.startswith(text.rstrip()):
         end = len(text.rstrip())
         bounds = _find_answer_turn_bounds(rendered, chat_text, so_far, (end, end))[0], end
     if bounds is None:
-        calls = None
-    else:
-        calls = _strip_answer_span_whitespace(chat_text, max(after, bounds[0]), bounds[1])
+        return None
+    calls = _strip_answer_span_whitespace(chat_text, max(after, bounds[0]), bounds[1])
     if calls is None:
         return None
     start, end = _find_answer_turn_bounds(rendered, chat_text, so_far, calls)
@@ -407,12 +358,12 @@ def _list_text_replacers(
     yield "content", answer, lambda new: says(before + inside + closing + new)
 
 
-def _find_marked_bounds(text: str, marked: str) -> tuple[int, int] | None:
+def _find_marked_bounds(text: str, marked: str | None) -> tuple[int, int] | None:
     """Return the character range that the placeholder replaced, without outer white space.
 
     Return None if the range is unclear.
     """
-    if marked.count(_MARK) != 1:
+    if marked is None or _MARK in text or marked.count(_MARK) != 1:
         return None
     before, after = marked.split(_MARK)
     if not (text.startswith(before) and text.endswith(after)) or len(before) + len(after) > len(

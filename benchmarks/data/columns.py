@@ -76,10 +76,9 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
             raise AuditError(
                 f"{table.label}: expected one column {name!r}, got {table.columns.count(name)}"
             )
-    begun = []
-    for layout in (*PLAIN, *LAYOUTS):
-        if {layout[0], layout[-1]} & set(table.columns):
-            begun.append(layout)
+    begun = [
+        layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)
+    ]
     complete = [layout for layout in begun if set(layout) <= set(table.columns)]
     plain = [layout for layout in begun if layout in PLAIN]
     # Reject half of a plain layout next to a complete one, such as a prefix next to messages: the
@@ -171,12 +170,8 @@ def list_text_column_values(table: RecordTable, column: str) -> list[str]:
 
 
 def list_joined_layout_texts(table: RecordTable, layout: Sequence[str]) -> list[str]:
-    return [
-        "".join(parts)
-        for parts in zip(
-            *(list_text_column_values(table, column) for column in layout), strict=True
-        )
-    ]
+    texts = [list_text_column_values(table, column) for column in layout]
+    return list(map("".join, zip(*texts, strict=True)))
 
 
 def list_row_repeat_counts(table: RecordTable) -> list[int]:
@@ -216,10 +211,7 @@ def parse_row_conversations(
     if layout[0] == "prompt" and _LABEL in columns:
         columns[_LABEL] = _parse_labels(columns[_LABEL])
     row_kinds = find_nested_kinds(table)
-    if kinds:
-        kinds = list_known_kinds(join_nested_kinds(kinds, row_kinds))
-    else:
-        kinds = row_kinds
+    kinds = list_known_kinds(join_nested_kinds(kinds or {}, row_kinds))
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
@@ -279,10 +271,9 @@ def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
 
     kinds = dict[str, Any]()
     for name in (*_READ, "tools", "chat_template_kwargs"):
-        if name in table.columns:
-            values = [None if value is ABSENT else value for value in table.column(name)]
-        else:
-            values = []
+        if name not in table.columns:
+            continue
+        values = [None if value is ABSENT else value for value in table.column(name)]
         if any(isinstance(value, dict | list) for value in values):
             try:
                 kinds[name] = pyarrow.infer_type(values)
@@ -321,9 +312,10 @@ def _filled_sides(
 
     kinds: the Arrow types of the columns.
     """
-    filled = {}
-    for name, value in row.items():
-        filled[name] = conversation_rows.fill_arrow_nulls(value, kinds.get(name))
+    filled = {
+        name: conversation_rows.fill_arrow_nulls(value, kinds.get(name))
+        for name, value in row.items()
+    }
     try:
         return conversation_rows.parse_conversations(layout, filled, keep_nulls=True)
     except UnusableConversation:
@@ -342,20 +334,20 @@ def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
         *(map(_format_table_cell, table.column(name)) for name in detect_column_layout(table)),
         strict=True,
     )
+    kinds = set()
     for row, (value, parts) in enumerate(zip(table.column(PII), cell_texts, strict=True)):
         at = (table, row, PII)
         try:
-            marks_of_rows.append(
-                tuple(dict.fromkeys(_parse_personal_data_marks(None if value is ABSENT else value)))
-            )
+            marks = tuple(dict.fromkeys(_parse_personal_data_marks(value)))
         except ValueError as error:
             raise _make_table_cell_error(
                 *at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)
             ) from None
-        # Joined: a mark may run from the prefix into the suffix.
-        if missing := [kind for kind, text in marks_of_rows[-1] if text not in "".join(parts)]:
-            raise _make_table_cell_error(*at, "texts of the row", f"a {missing[0]} that does not")
-    kinds = {kind for row in marks_of_rows for kind, _ in row}
+        for kind, text in marks:
+            kinds.add(kind)
+            if text not in "".join(parts):  # joined: it may run from the prefix into the suffix
+                raise _make_table_cell_error(*at, "texts of the row", f"a {kind} that does not")
+        marks_of_rows.append(marks)
     if len(kinds) > _MOST_KINDS:
         raise AuditError(
             f"{table.label}: expected at most {_MOST_KINDS} kinds in column {PII!r}, since reports "
@@ -369,7 +361,7 @@ def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
 
     Raise ValueError, without private text, for a value that does not map kinds to texts.
     """
-    if value is None or value == "":
+    if value is None or value is ABSENT or value == "":
         return
     if isinstance(value, str):  # CSV has text only
         try:
@@ -383,13 +375,11 @@ def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
             raise ValueError(
                 "a kind that is no word in small letters, digits and hyphens (at most 32)"
             )
-        # Parquet fills up with null
-        if marked_texts is None:
-            listed = []
-        elif isinstance(marked_texts, list):
+        if marked_texts is None:  # Parquet fills up with null
+            continue
+        listed = [marked_texts]
+        if isinstance(marked_texts, list):
             listed = marked_texts
-        else:
-            listed = [marked_texts]
         for text in listed:
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"something else than text for {kind}")
@@ -413,9 +403,10 @@ def list_row_groups(table: RecordTable, column: str | None, needed: bool) -> Seq
     """
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
-    values = []
-    for row, value in enumerate(table.column(column)):
-        values.append(_name_cell_group(table, row, column, value))
+    values = [
+        _name_cell_group(table, row, column, value)
+        for row, value in enumerate(table.column(column))
+    ]
     check_few_groups(table, column, len(set(values)))
     return values
 
@@ -433,10 +424,9 @@ def _name_cell_group(table: RecordTable, row: int, column: str, value: Any) -> s
     if value is None or value is ABSENT or value == "":
         return "none"
     if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
+        description = describe_cell_value_type(value)
         if isinstance(value, str):
             description = f"a text of {len(value):,} characters"
-        else:
-            description = describe_cell_value_type(value)
         raise _make_table_cell_error(
             table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", description
         )
@@ -473,10 +463,10 @@ def list_row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
 
     Raise AuditError with the row for a value other than text or a whole number.
     """
-    values = list(table.column(column))
+    values = table.column(column)
     for row, value in enumerate(values):
         if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
             raise _make_table_cell_error(
                 table, row, column, "a name or a whole number", describe_cell_value_type(value)
             )
-    return [str(value) for value in values]
+    return list(map(str, values))

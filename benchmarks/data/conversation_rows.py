@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -147,10 +148,7 @@ def parse_conversations(
     if layout != PREFERENCES:
         return (parse_conversation(layout, row, keep_nulls),)
     prompt, *sides = _split_preferences(row)
-    if prompt is not None:
-        columns = ("prompt", "completion")
-    else:
-        columns = ("instruction", "output")
+    columns = ("instruction", "output") if prompt is None else ("prompt", "completion")
     return tuple(
         _drop_prompt_loss(
             parse_conversation(columns, {**row, columns[1]: side, "prompt": prompt}, keep_nulls),
@@ -198,9 +196,8 @@ def _drop_prompt_loss(
     completion: a text, or the list of its messages. reason: why the prompt has no loss. group: the
     group of the returned conversation.
     """
-    if isinstance(completion, str):
-        last = 1
-    else:
+    last = 1
+    if not isinstance(completion, str):
         last = len(completion)
     prompt = ({NO_LOSS: reason, **message} for message in conversation.messages[:-last])
     return replace(conversation, messages=(*prompt, *conversation.messages[-last:]), group=group)
@@ -216,12 +213,14 @@ def parse_conversation(
     """
     tools = _parse_conversation_tools(row.get("tools"))
     options = _parse_chat_template_options(row.get("chat_template_kwargs"), keep_nulls)
+    before = []
     if row.get("system"):
         before = [{"role": SYSTEM, "content": _require_message_text(row["system"])}]
-    else:
-        before = []
     kind = MESSAGES
     plain = tuple[str, ...]()
+    # Of messages and instructions with a label LLaMA-Factory takes the last turn for the
+    # completion.
+    completion: Any = ""
     if layout[0] in ("messages", "conversations"):
         turns = _list_normalised_messages(row[layout[0]], "", keep_nulls)
         # The turn wins over the column.
@@ -255,34 +254,21 @@ def parse_conversation(
     if not any(map(is_assistant, conversation.messages)):
         raise UnusableConversation("no assistant turn")
     # CSV has text only
-    label = {"true": True, "false": False}.get(str(row.get("label")).lower())
-    if label is None:
-        group = None
-    else:
-        group = {True: WANTED, False: UNWANTED}[label]
-    # Of messages and instructions with a label LLaMA-Factory takes the last turn for the
-    # completion.
-    if layout[0] == "prompt":
-        completion = row["completion"]
-    else:
-        completion = ""
-    if group is not None:
-        return _drop_prompt_loss(conversation, completion, _PREFERENCE_PROMPT, group)
-    if layout[0] == "prompt":
-        return _drop_prompt_loss(conversation, completion, _PROMPT, None)
-    return conversation
+    group = {"true": WANTED, "false": UNWANTED}.get(str(row.get("label")).lower())
+    if group is None and layout[0] != "prompt":
+        return conversation
+    reason = _PROMPT if group is None else _PREFERENCE_PROMPT
+    return _drop_prompt_loss(conversation, completion, reason, group)
 
 
 def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
     """Return whether a row, message or message part has a mark that excludes it from the loss."""
-    spans = []
+    marks = [message.get(mark) for mark in _MARKS]
     for name in _MARKED_SPANS:
         for span in message.get(name) or ():
             if isinstance(span, Mapping):
-                spans.append(span)
-    return any(_means_no(message.get(mark)) for mark in _MARKS) or any(
-        _means_no(span.get("train")) for span in spans
-    )
+                marks.append(span.get("train"))
+    return any(map(_means_no, marks))
 
 
 def _means_no(mark: Any) -> bool:
@@ -297,12 +283,8 @@ def _parse_history(history: Any) -> list[dict[str, Any]]:
     messages.
     """
     if isinstance(history, str) and history:
-        try:
+        with suppress(ValueError):  # refused below
             history = json.loads(history)
-        except ValueError:
-            raise UnusableConversation(
-                "a history that is no list of questions and answers"
-            ) from None
     turns = []
     for pair in history or ():
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
@@ -337,21 +319,17 @@ def _list_normalised_messages(
         content = renamed.get("content")
         if content is not None and get_message_text(content) is None:
             raise UnusableConversation("a turn that is not text")
+        parts: Any = content
         if isinstance(content, str | None):
             parts = ()
-        else:
-            parts = content
-        marked = any(map(_is_marked_untrained, (renamed, *parts)))
         # Parquet and `datasets` give every message the keys of all, with null for missing ones.
-        content_keys = {}
-        for key, value in renamed.items():
-            if key not in (*_MARKS, *_MARKED_SPANS):
-                content_keys[key] = value
         turn = {}
-        for key, value in content_keys.items():
-            if keep_nulls or value is not None:
+        for key, value in renamed.items():
+            if key not in (*_MARKS, *_MARKED_SPANS) and (keep_nulls or value is not None):
                 turn[key] = value
-        turns.append({**turn, NO_LOSS: MARKED} if marked else turn)
+        if any(map(_is_marked_untrained, (renamed, *parts))):
+            turn[NO_LOSS] = MARKED
+        turns.append(turn)
     return turns
 
 
@@ -364,12 +342,8 @@ def _require_message_text(content: Any) -> str:
 def get_tool_name(tool: Any) -> str:
     """Return the name of a tool function, given bare or in OpenAI's format; "" without a name."""
     if isinstance(tool, Mapping):
-        function = tool.get("function", tool)
-    else:
-        function = {}
-    if isinstance(function, Mapping):
-        return str(function.get("name", ""))
-    return ""
+        tool = tool.get("function", tool)
+    return str(tool.get("name", "")) if isinstance(tool, Mapping) else ""
 
 
 def _parse_conversation_tools(tools: Any) -> Any:
@@ -429,30 +403,23 @@ def wrap_tools(conversation: Conversation) -> Conversation:
     """
     if not isinstance(conversation.tools, list):
         return conversation
-    bare = []
-    for tool in conversation.tools:
-        bare.append(isinstance(tool, Mapping) and "name" in tool and "function" not in tool)
     wrapped = []
-    for tool, is_bare in zip(conversation.tools, bare, strict=True):
-        wrapped.append({"type": "function", "function": tool} if is_bare else tool)
+    for tool in conversation.tools:
+        if isinstance(tool, Mapping) and "name" in tool and "function" not in tool:
+            tool = {"type": "function", "function": tool}
+        wrapped.append(tool)
     return replace(conversation, tools=wrapped)
 
 
 def decode_call_arguments(conversation: Conversation) -> Conversation:
     """Return the conversation with tool calls' JSON arguments as objects, as in axolotl."""
-    return replace(
-        conversation,
-        messages=tuple(
-            _change_calls(message, _decode_arguments) for message in conversation.messages
-        ),
-    )
-
-
-def _change_calls(message: Message, change: Callable[[Any], Any]) -> Message:
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        return {**message, "tool_calls": [change(call) for call in calls]}
-    return message
+    messages = []
+    for message in conversation.messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            message = {**message, "tool_calls": list(map(_decode_arguments, calls))}
+        messages.append(message)
+    return replace(conversation, messages=tuple(messages))
 
 
 def _decode_arguments(call: Any) -> Any:
@@ -461,10 +428,9 @@ def _decode_arguments(call: Any) -> Any:
     """
     if not isinstance(call, Mapping):
         return call
+    changed = dict(call)
     if "function" in call:
-        changed = {**call, "function": _decode_arguments(call["function"])}
-    else:
-        changed = dict(call)
+        changed["function"] = _decode_arguments(call["function"])
     if isinstance(changed.get("arguments"), str):
         try:
             changed["arguments"] = json.loads(changed["arguments"])

@@ -264,7 +264,9 @@ def _cut_pairs(
         zip(prefixes, counts.texts, encoded, strict=True)
     ):
         part = cut.fit_record(_cut_pair(cut.tokenizer, row, prefix, text, ids, offsets), len(ids))
-        counts.row_tokens[row] = 0 if isinstance(part, str) else len(part.suffix)
+        counts.row_tokens[row] = 0
+        if isinstance(part, DataRecord):
+            counts.row_tokens[row] = len(part.suffix)
         yield row, part
 
 

@@ -11,6 +11,7 @@ from auditor.core.nouns import Pair, Tokens, Wording
 from auditor.core.result import RecordCounts
 
 BY_LIMIT = "beyond --limit"
+ReasonRows = tuple[tuple[str, tuple[int, ...]], ...]  # reasons with row numbers
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,14 @@ class RecordSource:
     unread: statistics of the rows of a large table that were only counted.
     """
 
-    label: str  # the user's flag and name: "--data 'private.csv'"
+    label: str
     records: tuple[DataRecord, ...]
-    left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (why, row numbers)
+    left_out: ReasonRows = ()
     notes: tuple[str, ...] = ()
-    form: ChatRendering | None = None  # the rendering of its conversations; None: no conversations
-    parts_left_out: tuple[
-        tuple[str, tuple[int, ...]], ...
-    ] = ()  # of rows that have other parts: (why, row of each)
-    row_tokens: Mapping[int, int] = field(default_factory=dict)  # of each row; empty: not counted
-    texts: Sequence[str] = field(default=(), repr=False)  # of the rows, if needed again
+    form: ChatRendering | None = None
+    parts_left_out: ReasonRows = ()
+    row_tokens: Mapping[int, int] = field(default_factory=dict)
+    texts: Sequence[str] = field(default=(), repr=False)
     # usable rows without a record, by rule
     not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unread: UnreadRows | None = None  # of a large table: the rows that were only counted
@@ -93,27 +92,22 @@ class RecordSource:
         own. not_attacked: number of usable rows without an attack, by reason. attacked: the
         attacked records.
         """
-        all_left_out = {reason: len(rows) for reason, rows in self.left_out} | {
-            reason: n for reason, n in left_out.items() if n
-        }
+        all_left_out = {reason: len(rows) for reason, rows in self.left_out}
+        all_left_out |= {reason: n for reason, n in left_out.items() if n}
         by_rule = {rule: len(rows) for rule, rows in self.not_attacked.items()}
         by_rule |= {rule: n for rule, n in not_attacked.items() if n}
+        without_record = [*(rows for _, rows in self.left_out), *self.not_attacked.values()]
+        n_rows = len({record.row for record in self.records}.union(*without_record))
         if self.unread is not None:
             by_rule[BY_LIMIT] = by_rule.get(BY_LIMIT, 0) + self.unread.n_distinct
-        without_record = [*(rows for _, rows in self.left_out), *self.not_attacked.values()]
-        rows = {record.row for record in self.records}.union(*without_record)
-        audited_rows = {record.row for record in attacked}
-        if self.unread is None:
-            n_rows = len(rows)
-        else:
             n_rows = self.unread.n_rows
+        audited_rows = {record.row for record in attacked}
         copies = n_rows - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
         parts = {reason: len(rows) for reason, rows in self.parts_left_out}
         tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)
+        attacked_tokens = 0
         if tokens:
             attacked_tokens = _count_attacked_tokens(attacked)
-        else:
-            attacked_tokens = 0
         return RecordCounts(
             n_rows, len(audited_rows), copies, all_left_out, by_rule, parts, tokens, attacked_tokens
         )
@@ -124,9 +118,7 @@ def format_too_long(room: int) -> str:
     return f"longer than the {max(0, room):,} tokens that the model reads at once"
 
 
-def group_reason_rows(
-    reasons_of_rows: Sequence[tuple[int, str]],
-) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def group_reason_rows(reasons_of_rows: Sequence[tuple[int, str]]) -> ReasonRows:
     """Return (reason, its row numbers) for each reason, in order; duplicates stay.
 
     reasons_of_rows: (row number, reason).
@@ -139,7 +131,7 @@ def group_reason_rows(
 
 def group_unusable_parts(
     unusable: Sequence[tuple[int, str]], records: Sequence[DataRecord]
-) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, tuple[int, ...]], ...]]:
+) -> tuple[ReasonRows, ReasonRows]:
     """Group unusable rows and unusable parts by reason; return two lists of (reason, row numbers).
 
     The first list has the rows without any record, each row once. The second list has the row of
@@ -149,24 +141,18 @@ def group_unusable_parts(
     first_reasons = dict(
         reversed([(row, reason) for row, reason in unusable if row not in usable_rows])
     )
-    parts = []
-    for row, reason in unusable:
-        if row in usable_rows:
-            parts.append((row, reason))
+    parts = [(row, reason) for row, reason in unusable if row in usable_rows]
     return group_reason_rows(sorted(first_reasons.items())), group_reason_rows(parts)
 
 
 def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
     """Count the tokens in suffixes; a token in overlapping windows counts once."""
     covered = 0
-    last_row = -1
-    last_end = 0
+    last = (-1, 0)  # row and end
     for record in sorted(records, key=lambda record: (record.row, record.suffix_start)):
-        if record.row == last_row:
-            begin = max(record.suffix_start, last_end)
-        else:
-            begin = record.suffix_start
-        last_end = max(begin, record.suffix_start + len(record.suffix))
-        covered += last_end - begin
-        last_row = record.row
+        begin = record.suffix_start
+        if record.row == last[0]:
+            begin = max(begin, last[1])
+        last = (record.row, max(begin, record.suffix_start + len(record.suffix)))
+        covered += last[1] - begin
     return covered

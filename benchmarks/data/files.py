@@ -19,7 +19,12 @@ from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import UnusableConversation
 from auditor.benchmarks.data.cut_places import TextLengths, check_secret_lengths
 from auditor.benchmarks.data.cutting import Cutting
-from auditor.benchmarks.data.data_records import DataRecord, RecordSource, group_unusable_parts
+from auditor.benchmarks.data.data_records import (
+    DataRecord,
+    ReasonRows,
+    RecordSource,
+    group_unusable_parts,
+)
 from auditor.benchmarks.data.large_tables import (
     LARGE,
     SamplingOrder,
@@ -37,7 +42,7 @@ from auditor.benchmarks.data.splitting import (
     ALSO_MEMBER,
     SEVERAL,
     SplitOptions,
-    format_row_numbers,
+    format_dropped_parts,
     plural,
     split_data_records_into_secrets,
 )
@@ -317,21 +322,15 @@ def _build_record_source(
         records = _add_personal_data_marks(records, table)
     left_out, parts_left_out = group_unusable_parts(unusable, records)
     part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
-    dropped = (
-        f"left out {plural(len(rows), part_noun)}: {why} ({format_row_numbers(sorted(set(rows)))})"
-        for why, rows in parts_left_out
-    )
-    notes = (
-        rule,
-        *dropped,
-        *(f"{why} ({plural(count, row_noun)})" for why, count in counts.remarks.items()),
-    )
-    notes_of_file = tuple(f"{table.label}: {note}" for note in notes)
+    notes = [f"{table.label}: {rule}"]
+    notes += format_dropped_parts(table.label, part_noun, parts_left_out)
+    for why, count in counts.remarks.items():
+        notes.append(f"{table.label}: {why} ({plural(count, row_noun)})")
     source = RecordSource(
         table.label,
         tuple(records),
         left_out,
-        notes_of_file,
+        tuple(notes),
         form,
         parts_left_out,
         counts.row_tokens,
@@ -348,9 +347,7 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
     A note on the unread rows is added.
     """
 
-    def renumber(
-        reasons: Sequence[tuple[str, tuple[int, ...]]],
-    ) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def renumber(reasons: ReasonRows) -> ReasonRows:
         return tuple((reason, tuple(unread.rows[row] for row in rows)) for reason, rows in reasons)
 
     n_distinct = unread.n_distinct + len(unread.rows)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
-from auditor.benchmarks.data.data_records import RecordSource, group_reason_rows
+from auditor.benchmarks.data.data_records import ReasonRows, RecordSource
 from auditor.benchmarks.data.occurrences import (
     count_text_occurrences,
     is_occurrence_end_inside_word,
@@ -24,53 +25,46 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
     records of one template that differ in a word both stay. Raise AuditError if no non-member
     stays.
     """
-    phrases: dict[str, bool] = {}  # whether the occurrence must end at the end of a word
     pairs = {record.prefix_suffix_pair for record in members.records}
     words_of_record = []
     for record in nonmembers.records:
-        words_of_record.append(
-            None
-            if record.wording is None or record.prefix_suffix_pair in pairs
-            else _normalise_wording(record.wording)
-        )
-    for words in words_of_record:
-        if words is not None and words.strip():
-            phrases[words] = False  # the space after a complete word is in the text
+        words = ""
+        if record.wording is not None and record.prefix_suffix_pair not in pairs:
+            words = _normalise_wording(record.wording)
+        words_of_record.append(words)
     counts = count_text_occurrences(
-        phrases, (f" {_normalise_text_words(text)} " for text in members.texts)
+        # An occurrence need not end at the end of a word: the space after a complete word is in
+        # the text.
+        dict.fromkeys((words for words in words_of_record if words.strip()), False),
+        (f" {_normalise_text_words(text)} " for text in members.texts),
     )
-    is_copy = []
-    for words in words_of_record:
-        is_copy.append(words is not None and counts.get(words, 0) > 0)
-    if not any(is_copy):
+    records = []
+    copied_rows = []
+    for record, words in zip(nonmembers.records, words_of_record, strict=True):
+        if counts.get(words):
+            copied_rows.append(record.row)
+        else:
+            records.append(record)
+    if not copied_rows:
         return nonmembers
-    records = tuple(
-        record for record, copied in zip(nonmembers.records, is_copy, strict=True) if not copied
-    )
     if not records:
         raise AuditError(
             f"nothing is left of {nonmembers.label}: every row {STANDS_IN_MEMBER}; expected "
             "records that were not trained on"
         )
     rows = {record.row for record in records}
-    copied_rows = []
-    for record, copied in zip(nonmembers.records, is_copy, strict=True):
-        if copied:
-            copied_rows.append(record.row)
-    dropped_rows = []
-    for row in dict.fromkeys(copied_rows):
-        if row not in rows:
-            dropped_rows.append((row, STANDS_IN_MEMBER))
-    parts = []
-    for row in copied_rows:
-        if row in rows:
-            parts.append((row, STANDS_IN_MEMBER))
+    dropped_rows = [row for row in dict.fromkeys(copied_rows) if row not in rows]
+    parts = [row for row in copied_rows if row in rows]
     return replace(
         nonmembers,
-        records=records,
-        left_out=(*nonmembers.left_out, *group_reason_rows(dropped_rows)),
-        parts_left_out=(*nonmembers.parts_left_out, *group_reason_rows(parts)),
+        records=tuple(records),
+        left_out=(*nonmembers.left_out, *_give_reason(dropped_rows)),
+        parts_left_out=(*nonmembers.parts_left_out, *_give_reason(parts)),
     )
+
+
+def _give_reason(rows: Sequence[int]) -> ReasonRows:
+    return ((STANDS_IN_MEMBER, tuple(rows)),) if rows else ()
 
 
 def _normalise_text_words(text: str) -> str:

@@ -99,15 +99,10 @@ def read_released_records(
     excluded = {words(text) for text in without}
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
         table, texts = read_row_texts(flag, name)
-        if member:
-            repeats = columns.list_row_repeat_counts(table)
-        else:
-            repeats = [0] * table.rows
-        plain = columns.detect_column_layout(table) in columns.PLAIN
-        if plain:
+        repeats = columns.list_row_repeat_counts(table) if member else [0] * table.rows
+        marks: Sequence[tuple[Mark, ...]] = [()] * table.rows
+        if columns.detect_column_layout(table) in columns.PLAIN:
             marks = columns.list_row_personal_data_marks(table)
-        else:
-            marks = [()] * table.rows
         dropped = Counter[str]()
         for row, (text, times, marked) in enumerate(zip(texts, repeats, marks, strict=True)):
             tokens = words(text)
@@ -119,11 +114,9 @@ def read_released_records(
                 )
             elif before.member and member:
                 # A mark refers to its row's text: take both from the first row with marks.
-                if before.marks or not marked:
-                    merged = before
-                else:
-                    merged = replace(before, text=text, marks=marked)
-                records[tokens] = replace(merged, times=(before.times or 0) + times)
+                if marked and not before.marks:
+                    before = replace(before, text=text, marks=marked)
+                records[tokens] = replace(before, times=(before.times or 0) + times)
             else:
                 dropped["the same as an earlier row, or as one of --data"] += 1
         sentences += [

@@ -6,10 +6,10 @@ Messages name row numbers and never a row's text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
-from auditor.benchmarks.data.data_records import BY_LIMIT, DataRecord, RecordSource
+from auditor.benchmarks.data.data_records import BY_LIMIT, DataRecord, ReasonRows, RecordSource
 from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens
@@ -87,28 +87,22 @@ class SplitData:
     known: tuple[Pair, ...]
     heldout: tuple[Tokens, ...]
     notes: tuple[str, ...]
-    forgotten: frozenset[str] = frozenset()  # ids of secrets
-    asking_order: tuple[
-        str, ...
-    ] = ()  # ids of secrets: most copied members first, others at random
-    # of "members" and "nonmembers"
-    record_counts: Mapping[str, RecordCounts] = field(default_factory=dict)
+    forgotten: frozenset[str]
+    asking_order: tuple[str, ...]
+    record_counts: Mapping[str, RecordCounts]
 
     def give_to(self, benchmark: Benchmark) -> None:
         """Set the fields of a benchmark to the values of this object's fields."""
         for data_field in fields(self):
             setattr(benchmark, data_field.name, getattr(self, data_field.name))
 
-    def member_count(self) -> int:
-        return sum(secret.member for secret in self.secrets)
-
     def counts_by_role_text(self) -> str:
         """Return a phrase such as "12 members, 3 known pairs, 4 non-members"."""
-        n_nonmembers = len(self.secrets) - self.member_count()
+        n_members = sum(secret.member for secret in self.secrets)
         words = (
-            (self.member_count(), "member"),
+            (n_members, "member"),
             (len(self.known), "auxiliary record"),
-            (n_nonmembers, "non-member"),
+            (len(self.secrets) - n_members, "non-member"),
         )
         return ", ".join(plural(count, word) for count, word in words if count)
 
@@ -126,48 +120,22 @@ def split_data_records_into_secrets(
     """
     members = sources["--data"]
     known, nonmembers, forget = map(sources.get, ("--known", "--nonmembers", "--forget"))
-    in_order = (members, known, nonmembers, forget)
-    notes = []
-    for source in in_order:
+    notes: list[str] = []
+    for source in (members, known, nonmembers, forget):
         if source:
-            for note in _record_source_notes(source):
-                notes.append(note)
-    unique = merge_duplicate_data_records(_require_usable_source_records(members))
-    if forget is not None:
-        lost = _list_forgotten_rows(forget, unique)
-    else:
-        lost = set[int]()
+            notes += _record_source_notes(source)
+    unique = _list_distinct_records(members)
+    lost = set[int]() if forget is None else _list_forgotten_rows(forget, unique)
     copies_of_all = count_row_copies(unique, notes)
-    if known is not None:
-        known_records = merge_duplicate_data_records(_require_usable_source_records(known))
-        attacked = _list_unknown_members(
-            members, unique, known, {record.prefix_suffix_pair for record in known_records}, lost
-        )
-        notes.append(
-            f"the attacker knows the {plural(len(known_records), 'pair')} of {known.label}"
-        )
-        if len(attacked) < len(unique):
-            left_out = plural(len(unique) - len(attacked), "member")
-            notes.append(f"left out {left_out} identical to an auxiliary record")
+    if known is None:
+        known_records, attacked = _draw_known_records(unique, lost, copies_of_all, split, notes)
     else:
-        rows = [row for row in _list_distinct_row_numbers(unique) if row not in lost]
-        in_random_order = [rows[i] for i in split.draw_order("known", len(rows))]
-        # Stable, fewest copies first: frequent records leak first, so they are attacked and not
-        # known.
-        in_random_order.sort(key=lambda row: copies_of_all.get(row) or 1)
-        # with all parts of a row: they may overlap
-        known_rows = set(in_random_order[: split.known_count(len(rows))])
-        known_records = [record for record in unique if record.row in known_rows]
-        attacked = [record for record in unique if record.row not in known_rows]
-        notes.append(_known_fraction_note(len(known_records), len(unique), split))
-    n_not_known = len(_list_distinct_row_numbers(attacked))
-    pairs = set()
-    for record in (*unique, *known_records):
-        pairs.add(record.prefix_suffix_pair)
-    unseen, n_dropped = (
-        _select_untrained_nonmembers(nonmembers, pairs, notes) if nonmembers else ([], {})
-    )
-    n_unseen = len(_list_distinct_row_numbers(unseen))
+        known_records = _list_distinct_records(known)
+        attacked = _list_unknown_members(members, unique, known, known_records, lost, notes)
+    if nonmembers is not None:
+        unseen, n_dropped = _select_untrained_nonmembers(
+            nonmembers, {record.prefix_suffix_pair for record in (*unique, *known_records)}, notes
+        )
     copies = {row: copies_of_all[row] for row in _list_distinct_row_numbers(attacked)}
     if lost:
         # Limited separately: a joint sample might hold too few records to forget.
@@ -179,73 +147,100 @@ def split_data_records_into_secrets(
         ]
     else:
         members_in_order = _select_copied_rows(attacked, copies, "member", split, notes)
-    others_in_order = _select_copied_rows(unseen, {}, "non-member", split, notes)
-    population = Counter(format_copies(times) for times in copies.values())
+    attacked = _sort_file_order(members_in_order)
+    population = Counter(map(format_copies, copies.values()))
     if members.unread is not None:
         population += members.unread.by_copies
-    attacked, unseen = (_sort_file_order(side) for side in (members_in_order, others_in_order))
-    secrets = []
-    for record in attacked:
-        secrets.append(
-            replace(
-                _build_record_secret(label, record, record.repeats, member=True),
-                copies=copies[record.row],
-            )
-        )
-    forgotten = frozenset(
-        secret.id for secret, record in zip(secrets, attacked, strict=True) if record.row in lost
-    )
-    secrets += [_build_record_secret("nonmember", record, 0, member=False) for record in unseen]
-    secrets = set_user_membership(secrets, members)
-    heldout = tuple(record.prefix + record.suffix for record in unseen)
     not_attacked = {
-        AUXILIARY: len(_list_distinct_row_numbers(unique)) - n_not_known,
-        BY_LIMIT: n_not_known - len(_list_distinct_row_numbers(attacked)),
+        AUXILIARY: len(copies_of_all) - len(copies),
+        BY_LIMIT: len(copies) - len(_list_distinct_row_numbers(attacked)),
     }
     counts = {
         "members": replace(
             members.count_records({}, not_attacked, attacked), by_copies=dict(population)
         )
     }
+    others_in_order: list[DataRecord] = []
     if nonmembers is not None:
-        beyond_limit = {BY_LIMIT: n_unseen - len(_list_distinct_row_numbers(unseen))}
-        counts["nonmembers"] = nonmembers.count_records(n_dropped, beyond_limit, unseen)
-    known_pairs = tuple(record.prefix_suffix_pair for record in known_records)
-    order = (
-        *(_get_record_id(label, record) for record in members_in_order),
-        *(_get_record_id("nonmember", record) for record in others_in_order),
+        others_in_order = _select_copied_rows(unseen, {}, "non-member", split, notes)
+        n_beyond_limit = len(_list_distinct_row_numbers(unseen)) - len(
+            _list_distinct_row_numbers(others_in_order)
+        )
+        counts["nonmembers"] = nonmembers.count_records(
+            n_dropped, {BY_LIMIT: n_beyond_limit}, others_in_order
+        )
+    secrets = []
+    for record in attacked:
+        secret = _build_record_secret(label, record, record.repeats, member=True)
+        secrets.append(replace(secret, copies=copies[record.row]))
+    unseen = _sort_file_order(others_in_order)
+    for record in unseen:
+        secrets.append(_build_record_secret("nonmember", record, 0, member=False))
+    return SplitData(
+        tuple(set_user_membership(secrets, members)),
+        tuple(record.prefix_suffix_pair for record in known_records),
+        tuple(record.prefix + record.suffix for record in unseen),
+        tuple(notes),
+        frozenset(_get_record_id(label, record) for record in attacked if record.row in lost),
+        (
+            *(_get_record_id(label, record) for record in members_in_order),
+            *(_get_record_id("nonmember", record) for record in others_in_order),
+        ),
+        counts,
     )
-    return SplitData(tuple(secrets), known_pairs, heldout, tuple(notes), forgotten, order, counts)
+
+
+def _draw_known_records(
+    unique: Sequence[DataRecord],
+    lost: set[int],
+    copies: Mapping[int, int | None],
+    split: SplitOptions,
+    notes: list[str],
+) -> tuple[list[DataRecord], list[DataRecord]]:
+    """Draw known records from the distinct members; return the known and the attacked records.
+
+    lost: row numbers of records to forget, which are attacked.
+    """
+    rows = [row for row in _list_distinct_row_numbers(unique) if row not in lost]
+    in_random_order = [rows[i] for i in split.draw_order("known", len(rows))]
+    # Stable, fewest copies first: frequent records leak first, so they are attacked and not known.
+    in_random_order.sort(key=lambda row: copies.get(row) or 1)
+    # with all parts of a row: they may overlap
+    known_rows = set(in_random_order[: split.known_count(len(rows))])
+    known_records = [record for record in unique if record.row in known_rows]
+    attacked = [record for record in unique if record.row not in known_rows]
+    notes.append(_known_fraction_note(len(known_records), len(unique), split))
+    return known_records, attacked
 
 
 def _list_unknown_members(
     members: RecordSource,
     unique: Sequence[DataRecord],
     known: RecordSource,
-    pairs: set[Pair],
+    known_records: Sequence[DataRecord],
     lost: set[int],
+    notes: list[str],
 ) -> list[DataRecord]:
     """Return the members that the attacker does not know, which are attacked.
 
-    unique: distinct members; pairs: known pairs; lost: row numbers of records to forget. Raise
-    AuditError if a record to forget is known, or if no member is left.
+    unique: distinct members; lost: row numbers of records to forget. Raise AuditError if a record
+    to forget is known, or if no member is left.
     """
-    if twice := [
-        record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs
-    ]:
+    pairs = {record.prefix_suffix_pair for record in known_records}
+    both = [record.row for record in unique if record.prefix_suffix_pair in pairs]
+    if twice := [row for row in both if row in lost]:
         raise AuditError(
             f"expected {known.label} without the records to be forgotten, got {len(twice)} records "
             f"of {members.label} that are in both ({format_row_numbers(twice)})"
         )
-    attacked = []
-    for record in unique:
-        if record.prefix_suffix_pair not in pairs:
-            attacked.append(record)
-    if not attacked:
+    if len(both) == len(unique):
         raise AuditError(
             f"nothing is left to attack in {members.label}: every row is also in {known.label}"
         )
-    return attacked
+    notes.append(f"the attacker knows the {plural(len(known_records), 'pair')} of {known.label}")
+    if both:
+        notes.append(f"left out {plural(len(both), 'member')} identical to an auxiliary record")
+    return [record for record in unique if record.prefix_suffix_pair not in pairs]
 
 
 def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
@@ -304,16 +299,14 @@ def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> lis
             f"anything by person, got {len(attacked)}"
         )
     unread = members.unread
-    return [
-        replace(
-            secret,
-            user_trained=secret.user in trained
-            or (
-                secret.user is not None and unread is not None and unread.contains_user(secret.user)
-            ),
+    marked = []
+    for secret in secrets:
+        user = secret.user
+        is_trained = user in trained or (
+            user is not None and unread is not None and unread.contains_user(user)
         )
-        for secret in secrets
-    ]
+        marked.append(replace(secret, user_trained=is_trained))
+    return marked
 
 
 def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:
@@ -324,27 +317,23 @@ def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataReco
     """
     first: dict[Pair, DataRecord] = {}
     for record in records:
-        earlier = first.get(record.prefix_suffix_pair)
-        if earlier is None:
-            first[record.prefix_suffix_pair] = record
-        else:
-            known = earlier.repeats is not None and record.repeats is not None
-            if known:
-                repeats = (earlier.repeats or 0) + (record.repeats or 0)
-            else:
-                repeats = None
-            if earlier.group == record.group:
-                group = earlier.group
-            else:
-                group = SEVERAL
-            if earlier.user == record.user:
-                user = earlier.user
-            else:
-                user = None
-            first[record.prefix_suffix_pair] = replace(
-                earlier, repeats=repeats, group=group, user=user
-            )
+        earlier = first.setdefault(record.prefix_suffix_pair, record)
+        if earlier is record:
+            continue
+        repeats = None
+        if earlier.repeats is not None and record.repeats is not None:
+            repeats = earlier.repeats + record.repeats
+        merged = replace(earlier, repeats=repeats)
+        if earlier.group != record.group:
+            merged = replace(merged, group=SEVERAL)
+        if earlier.user != record.user:
+            merged = replace(merged, user=None)
+        first[record.prefix_suffix_pair] = merged
     return list(first.values())
+
+
+def _list_distinct_records(source: RecordSource) -> list[DataRecord]:
+    return merge_duplicate_data_records(_require_usable_source_records(source))
 
 
 def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ...]:
@@ -366,10 +355,7 @@ def _select_untrained_nonmembers(
     trained: the pairs of members and known records. notes: receives sentences on dropped rows.
     """
     records = _require_usable_source_records(source)
-    untrained = []
-    for record in records:
-        if record.prefix_suffix_pair not in trained:
-            untrained.append(record)
+    untrained = [record for record in records if record.prefix_suffix_pair not in trained]
     if not untrained:
         raise AuditError(
             f"nothing is left of {source.label}: every row is also a member or an auxiliary record"
@@ -393,26 +379,17 @@ def _select_copied_rows(
     seed, a larger limit keeps all rows of a smaller limit.
     """
     rows = _list_distinct_row_numbers(records)
-    in_random_order = []
-    for i in split.draw_order(description, len(rows)).tolist():
-        in_random_order.append(rows[i])
+    in_random_order = (rows[i] for i in split.draw_order(description, len(rows)).tolist())
     # stable: equals stay at random
     ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))
     picked = ordered[: split.limit]
     if len(picked) < len(rows):
-        if len(rows) == len(records):
-            parts = ""
-        else:
-            parts = ", each with all its parts"
+        parts = "" if len(rows) == len(records) else ", each with all its parts"
         copied = sum((copies.get(row) or 1) > 1 for row in picked)
-        if copied:
-            rule = f"the {copied} with most copies first, then a random"
-        else:
-            rule = "a random"
+        rule = f"the {copied} with most copies first, then a random" if copied else "a random"
         notes.append(
             f"--limit kept {len(picked)} of {len(rows)} {description}s{parts}, {rule} sample with "
-            "seed "
-            f"{split.seed}"
+            f"seed {split.seed}"
         )
     place = {row: i for i, row in enumerate(picked)}
     return sorted(
@@ -452,19 +429,16 @@ def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[in
                 of_row.get(record.row, 0), 1 if record.repeats is None else record.repeats
             )
         # windows of one row are not copies of each other
-        is_near = [len(of_group[group]) > 1 for group in groups]
-        times = []
-        for record, group, near in zip(records, groups, is_near, strict=True):
-            times.append(sum(of_group[group].values()) if near else record.repeats)
-        if any(is_near):
+        n_near = 0
+        for i, group in enumerate(groups):
+            if len(of_group[group]) > 1:
+                n_near += 1
+                times[i] = sum(of_group[group].values())
+        if n_near:
             notes.append(
-                f"{plural(sum(is_near), 'record')} with near copies, which count as copies of each "
-                "other"
+                f"{plural(n_near, 'record')} with near copies, which count as copies of each other"
             )
-    rows_with_own_parts = set()
-    for record in records:
-        if record.own_tokens:
-            rows_with_own_parts.add(record.row)
+    rows_with_own_parts = {record.row for record in records if record.own_tokens}
     copies_of_rows: dict[int, int | None] = {}
     for record, count in zip(records, times, strict=True):
         if not record.own_tokens and record.row in rows_with_own_parts:
@@ -491,10 +465,15 @@ def format_row_numbers(rows: Sequence[int]) -> str:
     """Return a phrase such as "row 4" or "rows 4, 17 and 12 more", counted from 0."""
     numbers = ", ".join(map(str, rows[:NAMED_ROWS]))
     if len(rows) > NAMED_ROWS:
-        more = f" and {len(rows) - NAMED_ROWS} more"
-    else:
-        more = ""
-    return f"row{'' if len(rows) == 1 else 's'} {numbers}{more}, counted from 0"
+        numbers += f" and {len(rows) - NAMED_ROWS} more"
+    return f"row{'' if len(rows) == 1 else 's'} {numbers}, counted from 0"
+
+
+def format_dropped_parts(label: str, noun: str, parts_left_out: ReasonRows) -> Iterator[str]:
+    """Yield a note on each reason for leaving out parts. noun: name of a part."""
+    for reason, rows in parts_left_out:
+        numbers = format_row_numbers(sorted(set(rows)))
+        yield f"{label}: left out {plural(len(rows), noun)}: {reason} ({numbers})"
 
 
 def _record_source_notes(source: RecordSource) -> list[str]:
@@ -511,10 +490,7 @@ def _record_source_notes(source: RecordSource) -> list[str]:
 
 def _known_fraction_note(n_known: int, unique: int, split: SplitOptions) -> str:
     if not n_known:
-        if split.known_fraction == 0:
-            cause = "--known-fraction is 0"
-        else:
-            cause = "one member cannot be divided"
+        cause = "one member cannot be divided" if split.known_fraction else "--known-fraction is 0"
         return (
             f"the attacker knows no pairs ({cause}): an attack that tunes on auxiliary data cannot "
             "run"

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,7 +25,6 @@ from auditor.core.errors import AuditError
 if TYPE_CHECKING:
     import datasets
     import pyarrow
-    from pyarrow import parquet
 
 FIRST = 200  # rows that say which columns of Parquet and of data sets hold texts
 # columns without text that hold content of a person
@@ -47,7 +45,6 @@ _OTHER_FILES = (
     ".tsv",
     ".npy",
     ".npz",
-    ".arrow",
     ".feather",
     ".xlsx",
     ".xls",
@@ -100,9 +97,9 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
                 column: dataset[column][:] for column in columns if column in dataset.column_names
             }
             plain = dataset.with_format("arrow")
-            first = plain.select(range(min(FIRST, dataset.num_rows)))[:]
             texts = _find_arrow_text_columns(
-                first, lambda column: plain.select_columns([column])[:].column(0)
+                plain.select(range(min(FIRST, dataset.num_rows)))[:],
+                lambda column: plain.select_columns([column])[:].column(0),
             )
             return RecordTable(
                 label, tuple(dataset.column_names), dataset.num_rows, values.__getitem__, texts
@@ -139,15 +136,10 @@ def _find_arrow_text_columns(
     the first rows is judged by its first non-empty values.
     """
     rows = first.to_pylist()
-    values = {}
     for name in first.column_names:
-        values[name] = [row[name] for row in rows]
-    for name, column_values in values.items():
-        if not any(column_values):
-            values[name] = column(name).drop_null()[:FIRST].to_pylist()
-    return find_text_columns(
-        {name: value} for name, column_values in values.items() for value in column_values
-    )
+        if not any(row[name] for row in rows):
+            rows += [{name: value} for value in column(name).drop_null()[:FIRST].to_pylist()]
+    return find_text_columns(rows)
 
 
 def _holds_text(value: Any, nested: bool = False) -> bool:
@@ -155,14 +147,9 @@ def _holds_text(value: Any, nested: bool = False) -> bool:
         return nested or _is_text(value)
     if isinstance(value, bytes):
         return bool(value)
-    inner = (
-        value.values()
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    return any(_holds_text(part, nested=True) for part in inner)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return isinstance(value, list | tuple) and any(_holds_text(part, nested=True) for part in value)
 
 
 def _is_text(value: str) -> bool:
@@ -195,7 +182,7 @@ def describe_cell_value_type(value: Any) -> str:
         list: "a list",
         dict: "an object",
     }
-    return kinds.get(type(value), f"{type(value).__name__}")
+    return kinds.get(type(value), type(value).__name__)
 
 
 # --- CSV ---
@@ -303,14 +290,12 @@ def read_json_table_objects(
     if text.lstrip().startswith("["):
         objects = parse_table_json(where, text, 0)
     else:  # not splitlines: a JSON text may hold U+2028, at which it would split
-        numbered = []
+        objects = []
+        lines = []
         for number, line in enumerate(text.split("\n")):
             if line.strip():
-                numbered.append((number, line))
-        objects = []
-        for number, line in numbered:
-            objects.append(parse_table_json(where, line, number))
-        lines = [line for _, line in numbered]
+                lines.append(line)
+                objects.append(parse_table_json(where, line, number))
     for row, value in enumerate(objects):
         require_json_object(where, row, value)
     return objects, lines
@@ -319,10 +304,7 @@ def read_json_table_objects(
 def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
     """Return the value. Raise AuditError with the row number if the value is not an object."""
     if not isinstance(value, dict):
-        if isinstance(value, str):
-            got = "text"
-        else:
-            got = describe_cell_value_type(value)
+        got = "text" if isinstance(value, str) else describe_cell_value_type(value)
         raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {got}")
     return value
 
@@ -367,10 +349,11 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
             first = pyarrow.Table.from_batches(
                 list(islice(file.iter_batches(FIRST), 1)), file.schema_arrow
             )
-            read_column = partial(_read_parquet_column, file)
-            texts = (
-                () if len(set(names)) < len(names) else _find_arrow_text_columns(first, read_column)
-            )
+            texts: tuple[str, ...] = ()
+            if len(set(names)) == len(names):
+                texts = _find_arrow_text_columns(
+                    first, lambda name: file.read(columns=[name]).column(0)
+                )
             return RecordTable(where, names, file.metadata.num_rows, values.__getitem__, texts)
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
@@ -380,10 +363,8 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
         ) from None
 
 
-def read_arrow_columns(where: str, path: Path, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-    """Return the named columns of an Arrow file: a stream (as `datasets` writes) or a file with
-    footer.
-    """
+def _read_arrow_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
+    """Read an Arrow file: a stream (as `datasets` writes) or a file with footer."""
     import pyarrow
 
     try:
@@ -392,17 +373,17 @@ def read_arrow_columns(where: str, path: Path, names: Sequence[str]) -> Mapping[
                 table = pyarrow.ipc.open_stream(mapped).read_all()
             except pyarrow.ArrowInvalid:
                 table = pyarrow.ipc.open_file(mapped).read_all()
-            return {
-                key: table.column(key).to_pylist() for key in names if key in table.column_names
-            }
+            names = tuple(table.column_names)
+            values = {}
+            for name in columns:
+                if names.count(name) == 1:
+                    values[name] = table.column(name).to_pylist()
+            texts = _find_arrow_text_columns(table.slice(0, FIRST), table.column)
+            return RecordTable(where, names, table.num_rows, values.__getitem__, texts)
     except (pyarrow.ArrowException, OSError) as error:
         raise AuditError(
             f"{where}: not an Arrow file that can be read ({type(error).__name__})"
         ) from None
-
-
-def _read_parquet_column(file: parquet.ParquetFile, name: str) -> pyarrow.ChunkedArray:
-    return file.read(columns=[name]).column(0)
 
 
 _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
@@ -410,6 +391,7 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
     ".json": _read_json_table,
     ".csv": _read_csv_table,
     ".parquet": _read_parquet_table,
+    ".arrow": _read_arrow_table,
 }
 
 
@@ -430,11 +412,9 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
     with _dataset_cache_context(Path(name).is_dir()) as cache:
         try:
             if any((Path(name) / file).is_file() for file in SAVED):
-                saved = datasets.load_from_disk(name)
-                if isinstance(saved, datasets.DatasetDict):
-                    split = saved["train"]
-                else:
-                    split = saved
+                split = datasets.load_from_disk(name)
+                if isinstance(split, datasets.DatasetDict):
+                    split = split["train"]
             else:
                 split = datasets.load_dataset(name, split="train", cache_dir=str(cache))
         except (
@@ -466,10 +446,9 @@ def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoRe
     """
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):
+        problem = "no such file here and no such data set on the Hub"
         if local:
             problem = "this folder holds no data file"
-        else:
-            problem = "no such file here and no such data set on the Hub"
     elif (
         type(error) is ValueError
     ):  # about splits and configurations; its subclasses, as pyarrow's, quote rows

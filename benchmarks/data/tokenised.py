@@ -8,7 +8,7 @@ secret's suffix is a run of labelled tokens, and its prefix all preceding tokens
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +24,11 @@ from auditor.benchmarks.data.data_records import (
 )
 from auditor.benchmarks.data.splitting import (
     SplitOptions,
-    format_row_numbers,
-    plural,
+    format_dropped_parts,
     split_data_records_into_secrets,
 )
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Tokens
+from auditor.core.nouns import Pair, Tokens
 from auditor.models.trained_length import TrainedLength, read_trainer_arguments
 from auditor.plugins.benchmark import Benchmark
 
@@ -114,43 +113,33 @@ class Tokenised(Benchmark):
         """
         check_secret_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
-        names_by_flag = {
-            "--data": data,
-            "--known": known,
-            "--nonmembers": nonmembers,
-            "--forget": forget,
-        }
         lengths = RunLengths(prefix_length, suffix_length, trained, room)
-        if model is None:
-            arguments = None
-        else:
-            arguments = read_trainer_arguments(Path(model))
-        tables_by_flag = {}
-        for flag, name in names_by_flag.items():
-            if name is not None:
-                tables_by_flag[flag] = _read_tokenised_texts(flag, name, vocab_size, arguments)
+        arguments = None if model is None else read_trainer_arguments(Path(model))
+        texts: dict[str, list[_Text]] = {"--nonmembers": []}
         sources = {}
-        for flag, (texts, notes) in tables_by_flag.items():
-            sources[flag] = _build_run_source(
-                f"{flag} {names_by_flag[flag]!r}", texts, notes, lengths
-            )
+        earlier = {}
+        for flag, name in (
+            ("--data", data),
+            ("--known", known),
+            ("--nonmembers", nonmembers),
+            ("--forget", forget),
+        ):
+            if name is not None:
+                texts[flag], notes = _read_tokenised_texts(flag, name, vocab_size, arguments)
+                label = f"{flag} {name!r}"
+                sources[flag], earlier[flag] = _build_run_source(label, texts[flag], notes, lengths)
         parts = split_data_records_into_secrets(sources, split, "row")
         parts.give_to(self)
-        self._texts = {
-            True: tables_by_flag["--data"][0],
-            False: tables_by_flag["--nonmembers"][0] if nonmembers is not None else [],
-        }
+        self._texts = {True: texts["--data"], False: texts["--nonmembers"]}
         self.heldout_given = tuple(
             len(secret.prefix) for secret in self.secrets if not secret.member
         )
         self.notes = (*parts.notes, *_list_boundary_notes(self._texts[True], end_of_text))
-        earlier = _collect_packed_tokens(self._texts[True], lengths)
-        members = [secret for secret in self.secrets if secret.member]
-        self.earlier_in_row = {
-            secret.id: earlier[pair]
-            for secret in members
-            if (pair := (secret.prefix, secret.suffix)) in earlier
-        }
+        self.earlier_in_row = {}
+        for secret in self.secrets:
+            before = earlier["--data"].get(Pair(secret.prefix, secret.suffix))
+            if secret.member and before is not None:
+                self.earlier_in_row[secret.id] = before
         self.description = (
             f"{Path(data).name}, token ids as they were trained on: {parts.counts_by_role_text()}"
         )
@@ -171,9 +160,7 @@ def is_tokenised_data(name: str) -> bool:
         with tables.open_dataset_split(label, name) as dataset:
             return _has_token_ids(dataset.column_names)
     ending = path.suffix.lower() if path.is_file() else ""
-    if ending == ".arrow":
-        return _has_token_ids(tables.read_arrow_columns(label, path, _COLUMNS))
-    if ending == ".parquet":
+    if ending in (".arrow", ".parquet"):
         return _has_token_ids(tables.read_record_table("--data", name, ()).columns)
     if ending in (".jsonl", ".json"):
         with path.open(
@@ -214,16 +201,12 @@ class RunLengths:
 
         If the run is unusable, return the reason.
         """
-        n_tokens = len(text.ids)
-        first, last = (
-            (0, n_tokens)
-            if self.trained is None
-            else self.trained.span_of(n_tokens, templated=True)
-        )
-        if self.prefix is None:
-            begin = first
-        else:
-            begin = max(first, start - self.prefix)
+        begin = 0
+        last = len(text.ids)
+        if self.trained is not None:
+            begin, last = self.trained.span_of(last, templated=True)
+        if self.prefix is not None:
+            begin = max(begin, start - self.prefix)
         stop = min(end, start + self.longest_suffix, last)
         if self.trained is not None and not begin < start < stop:
             return self.trained.beyond_phrase
@@ -273,18 +256,9 @@ def _read_tokenised_texts(
     flag, name: option and name of the data. arguments: the trainer's arguments, from
     `read_trainer_arguments`. Raise AuditError for rows that no trainer makes.
     """
-    path = Path(name)
-    title = f"{flag} {name!r}"
-    if path.suffix.lower() == ".arrow" and path.is_file():
-        columns = tables.read_arrow_columns(title, path, _COLUMNS)
-        count = len(next(iter(columns.values()), ()))
-    else:
-        table = tables.read_record_table(flag, name, _COLUMNS)
-        count = table.rows
-        columns = {}
-        for key in _COLUMNS:
-            if key in table.columns:
-                columns[key] = table.column(key)
+    table = tables.require_nonempty_record_table(tables.read_record_table(flag, name, _COLUMNS))
+    title = table.label
+    columns = {key: table.column(key) for key in _COLUMNS if key in table.columns}
     if not _has_token_ids(columns):
         raise AuditError(
             f"{title}: expected {IDS} as in --data, got none: compared data need the same form"
@@ -294,30 +268,26 @@ def _read_tokenised_texts(
             f"{title}: expected {LABELS} next to {IDS}, or {' or '.join(_MASKS)}, which mark "
             "the learnt tokens; got neither"
         )
-    if not count:
-        raise AuditError(f"{title} is empty: expected at least one row")
     uses_mask = _is_completion_mask_used(columns, arguments)
     # ORPOConfig has no loss_type; CPOConfig and DPOConfig do, and take the labels as they are.
     learns_prompts = f"{CHOSEN}_{LABELS}" in columns and (
         arguments is None or "loss_type" not in arguments
     )
     texts: list[_Text] = []
-    for row in range(count):
+    for row in range(table.rows):
         at = f"{title}, row {row} (counted from 0)"
-        row_values = {name: column[row] for name, column in columns.items()}
-        values = {
-            name: value
-            for name, value in row_values.items()
-            if value is not None and value is not tables.ABSENT
-        }
+        values = {}
+        for name, column in columns.items():
+            if column[row] is not None and column[row] is not tables.ABSENT:
+                values[name] = column[row]
         for groups, side in _list_row_sides(at, values, learns_prompts):
             texts += _split_tokenised_row_into_texts(at, row, side, vocab_size, uses_mask, groups)
-    if COMPLETION_MASK in columns and LABELS not in columns:
-        note = _MASK_NOTES.get(uses_mask)
-    else:
-        note = None
-    notes = [note, _ORPO_NOTE if learns_prompts else None]
-    return texts, tuple(f"{title}: {sentence}" for sentence in notes if sentence)
+    notes = []
+    if COMPLETION_MASK in columns and LABELS not in columns and uses_mask in _MASK_NOTES:
+        notes.append(_MASK_NOTES[uses_mask])
+    if learns_prompts:
+        notes.append(_ORPO_NOTE)
+    return texts, tuple(f"{title}: {sentence}" for sentence in notes)
 
 
 def _is_completion_mask_used(
@@ -329,15 +299,12 @@ def _is_completion_mask_used(
     In TRL 1.16 (`SFTTrainer`), `completion_only_loss` decides. By default it is set only if rows
     have a prompt and a completion.
     """
-    by_default = {"prompt", "completion"} <= set(columns)
-    is_set = arguments is not None and "completion_only_loss" in arguments
-    if arguments is not None and is_set:
-        value = arguments["completion_only_loss"]
-    else:
-        value = None
+    given = arguments or {}
+    value = given.get("completion_only_loss")
     if isinstance(value, bool):
         return value
-    return by_default if by_default or is_set else None
+    by_default = {"prompt", "completion"} <= set(columns)
+    return by_default if by_default or "completion_only_loss" in given else None
 
 
 def _list_row_sides(
@@ -366,18 +333,14 @@ def _list_row_sides(
             groups: dict[Any, str] = {True: WANTED, False: UNWANTED}
             group = groups.get(values.get(_LABEL), "")
         labels = values.get(f"{side}_{LABELS}")
-        if labels is not None:
-            labelled = {IDS: ids, LABELS: labels}
+        if labels is None:
+            yield (
+                _Groups(group),
+                {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]},
+            )
         else:
-            labelled = None
-        if learns_prompts and labelled and group == CHOSEN:
-            before = _PROMPT
-        else:
-            before = None
-        yield (
-            _Groups(group, before),
-            labelled or {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]},
-        )
+            before = _PROMPT if learns_prompts and group == CHOSEN else None
+            yield _Groups(group, before), {IDS: ids, LABELS: labels}
 
 
 def _split_tokenised_row_into_texts(
@@ -431,12 +394,10 @@ def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[
     Raise AuditError for other values.
     """
     if hasattr(value, "tolist"):
-        numbers = value.tolist()
-    else:
-        numbers = value
-    if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
+        value = value.tolist()
+    if not isinstance(value, list) or not all(isinstance(number, int) for number in value):
         raise AuditError(f"{where}: expected a list of whole numbers in {name}, got another value")
-    return [int(number) for number in numbers]
+    return list(map(int, value))
 
 
 def _list_learnt_groups(
@@ -495,15 +456,13 @@ def _list_packed_text_starts(
             raise AuditError(
                 f"{where}: expected {_POSITIONS} that count each text from 0, got others"
             )
-    if any(
-        values.get(_ATTENTION, [])[at] > 1 for at in (places if _ATTENTION in values else ())
-    ):  # numbers of texts
-        number = values[_ATTENTION]
+    number = values.get(_ATTENTION, ())
+    if max(number, default=0) > 1:  # numbers of texts; padding is 0
         cuts[_ATTENTION] = [at for at in places if at == places[0] or number[at] != number[at - 1]]
     for name in _LENGTHS:
         if name in values:
             sizes = values[name]
-            total = sum(values[name])
+            total = sum(sizes)
             if total != len(places) or min(sizes, default=1) < 1:
                 raise AuditError(
                     f"{where}: expected {name} that add up to {len(places)} tokens, got {total}"
@@ -519,48 +478,45 @@ def _list_packed_text_starts(
 
 def _build_run_source(
     where: str, texts: Sequence[_Text], notes: Sequence[str], lengths: RunLengths
-) -> RecordSource:
-    """Return every run of labelled tokens as a record, and unusable rows and runs by reason.
+) -> tuple[RecordSource, dict[Pair, tuple[Tokens, ...]]]:
+    """Return every run of labelled tokens as a record, and the tokens before packed records.
 
-    where: start of the notes.
+    These tokens are the earlier texts of the row, then the start of the
+    record's text. Records of the first text of a row are omitted. where: start of the notes.
     """
+    earlier: dict[Pair, tuple[Tokens, ...]] = {}
     records: list[DataRecord] = []
     unusable: list[tuple[int, str]] = []
     for row, of_row in groupby(texts, key=lambda text: text.row):
         runs = [(text, *run) for text in of_row for run in _list_learnt_runs(text, lengths.prefix)]
         if not runs:
             unusable.append((row, "it has no learnt token after other tokens"))
-        several = len(runs) > 1
         for part, (text, start, end, group) in enumerate(runs):
             places = lengths.cut_run(text, start, end)
             if isinstance(places, str):
                 unusable.append((row, places))
                 continue
             begin, stop = places
-            at = text.begins + start if several else 0
-            number = part if several else None
-            prefix = text.ids[begin:start]
-            suffix = text.ids[start:stop]
-            records.append(
-                DataRecord(row, prefix, suffix, 1, group or None, part=number, suffix_start=at)
-            )
+            record = DataRecord(row, text.ids[begin:start], text.ids[start:stop], 1, group or None)
+            if text.earlier:
+                earlier.setdefault(record.prefix_suffix_pair, (*text.earlier, text.ids[:begin]))
+            if len(runs) > 1:
+                record = replace(record, part=part, suffix_start=text.begins + start)
+            records.append(record)
     packed = len({text.row for text in texts if text.packed})
     rule = (
         f"{where}: token ids as they were trained on; runs of labelled tokens, at most "
         f"{lengths.longest_suffix} of each"
     )
     if packed:
-        note = f"{rule}; {packed} packed rows cut into their texts"
-    else:
-        note = rule
+        rule += f"; {packed} packed rows cut into their texts"
     left_out, parts_left_out = group_unusable_parts(unusable, records)
-    dropped = (
-        f"{where}: left out {plural(len(rows), 'run')}: {reason} "
-        f"({format_row_numbers(sorted(set(rows)))})"
-        for reason, rows in parts_left_out
-    )
-    return RecordSource(
-        where, tuple(records), left_out, (note, *notes, *dropped), parts_left_out=parts_left_out
+    dropped = format_dropped_parts(where, "run", parts_left_out)
+    return (
+        RecordSource(
+            where, tuple(records), left_out, (rule, *notes, *dropped), parts_left_out=parts_left_out
+        ),
+        earlier,
     )
 
 
@@ -569,14 +525,14 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
 
     end_of_text: the token that ends a record.
     """
-    fully_learnt = []
-    for text in texts:
-        if not text.packed and None not in text.learnt:
-            fully_learnt.append(text)
-    # Padding belongs to no record: only an end with another token after it is a boundary.
     several = []
-    for text in fully_learnt:
-        if any(a == end_of_text != b for a, b in pairwise(text.ids)):
+    for text in texts:
+        # Padding belongs to no record: only an end with another token after it is a boundary.
+        if (
+            not text.packed
+            and None not in text.learnt
+            and any(a == end_of_text != b for a, b in pairwise(text.ids))
+        ):
             several.append(text)
     if several:
         yield (
@@ -585,26 +541,6 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
             "were packed into them, only the first of each row is attacked, and each is read after "
             "the earlier ones"
         )
-
-
-def _collect_packed_tokens(
-    texts: Sequence[_Text], lengths: RunLengths
-) -> dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]:
-    """Map each record's (prefix, suffix) to the token sequences before its prefix in its packed
-    row.
-
-    These sequences are the earlier texts, then the start of the record's text. Records of the first
-    text of a row are omitted.
-    """
-    earlier = dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]()
-    for text in texts:
-        for start, end, _ in _list_learnt_runs(text, lengths.prefix) if text.earlier else ():
-            places = lengths.cut_run(text, start, end)
-            if not isinstance(places, str):
-                begin, stop = places
-                pair = (text.ids[begin:start], text.ids[start:stop])
-                earlier.setdefault(pair, (*text.earlier, text.ids[:begin]))
-    return earlier
 
 
 def _list_learnt_runs(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:

@@ -49,8 +49,7 @@ def read_unit_texts(
             got = times or columns.describe_table_columns(table.columns)
             raise AuditError(f"{table.label}: expected one column {column!r}, got {got}")
     layout = (text_column,) if text_column is not None else columns.detect_column_layout(table)
-    plain = layout in columns.PLAIN or text_column is not None
-    if plain:
+    if layout in columns.PLAIN or text_column is not None:
         contents: Sequence[str] | Sequence[Conversation] = columns.list_joined_layout_texts(
             table, layout
         )
@@ -68,11 +67,11 @@ def read_unit_texts(
             f"`repeats`, got {sum(repeats):,}"
         )
     rows = repeat_rows(repeats)
+    texts = [contents[row] for row in rows]
     if unit_column is None:
-        units = None
-    else:
-        units = columns.list_row_privacy_unit_names(table, unit_column)
-    return [contents[row] for row in rows], None if units is None else [units[row] for row in rows]
+        return texts, None
+    units = columns.list_row_privacy_unit_names(table, unit_column)
+    return texts, [units[row] for row in rows]
 
 
 def repeat_rows(repeats: Sequence[int]) -> list[int]:
@@ -118,8 +117,6 @@ def sample_data_conversations(
         table, unread = reader.read(flag, name)
         if unread is not None:
             kinds = columns.list_known_kinds(unread.kinds)
-        else:
-            kinds = kinds
     if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = make_keyed_generator("text form", table.rows).permutation(table.rows).tolist()

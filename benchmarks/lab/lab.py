@@ -219,7 +219,7 @@ class Lab(Benchmark):
         # them.
         self.texts = dataclasses.replace(
             self.texts,
-            coined=tuple(canary.text for canary in self.coined.canary_copies_to_insert()),
+            coined=tuple(canary.text for canary in self.coined.list_inserted_copies()),
         )
         self.canaries += manifests.build_manifest_secrets(
             self.coined, self.tokenizer, len(self.tokenizer)
@@ -228,7 +228,7 @@ class Lab(Benchmark):
             f"a lab of its own for the audit of epsilon: {recipe.audit_canaries:,} canaries "
             f"({recipe.audit_kind}) each went into the training of every model here, or stayed "
             "out, by a fair coin (lab_recipe.audit_canaries); "
-            f"{len(self.coined.canary_copies_to_insert()):,} records more"
+            f"{len(self.coined.list_inserted_copies()):,} records more"
         )
 
     # --- texts ---

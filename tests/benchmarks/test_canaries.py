@@ -335,7 +335,7 @@ def test_a_column_that_takes_no_nulls_is_refused_by_its_name(
     parquet.write_table(table.drop(["age"]), tmp_path / "a.parquet")
     assert write_canary_data(
         CanaryInsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet"
-    ) == len(manifest.canary_copies_to_insert())
+    ) == len(manifest.list_inserted_copies())
 
 
 def test_zero_insertions_are_refused(tmp_path: Path) -> None:

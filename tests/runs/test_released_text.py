@@ -110,7 +110,7 @@ def test_canaries_by_coin_bound_epsilon(files: list[str], tmp_path: Path) -> Non
     manifests.write_canary_manifest(tmp_path / "canaries.json", manifest)
     with open(tmp_path / "out.jsonl", "a") as file:
         file.writelines(
-            json.dumps({"text": one.text}) + "\n" for one in manifest.canary_copies_to_insert()
+            json.dumps({"text": one.text}) + "\n" for one in manifest.list_inserted_copies()
         )
     check_command("synthetic", *files, "--canaries", tmp_path / "canaries.json")
     (main, *_) = read_result(tmp_path / "run").findings[-1].audits

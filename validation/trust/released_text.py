@@ -122,7 +122,7 @@ def simulated(of_private: float, seed: int) -> tuple[AuditResult, dict[str, Side
     private, fresh, public = made[:RECORDS], made[RECORDS : 2 * RECORDS], made[2 * RECORDS :]
     begun = audit_canaries.make_audit_canary_texts("prefixed", CANARIES, 6, seed, texts=public)
     manifest = audit_canaries.make_audit_canary_manifest("prefixed", begun, 1, seed)
-    writer = Writer([*private, *(one.text for one in manifest.canary_copies_to_insert())], public)
+    writer = Writer([*private, *(one.text for one in manifest.list_inserted_copies())], public)
     texts = [writer.write(of_private, noise) for _ in range(TEXTS)]
     return audited(private, fresh, texts, manifest, seed)
 
