@@ -28,7 +28,7 @@ from auditor.benchmarks.lab.lab_folders import (
 )
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, require_small_lab_recipe
 from auditor.benchmarks.lab.lab_secrets import cut_lab_secrets
-from auditor.benchmarks.lab.lab_texts import LabTexts, LabTrainingTexts, make_lab_texts
+from auditor.benchmarks.lab.lab_texts import LabTexts, make_lab_texts
 from auditor.benchmarks.lab.lab_training import (
     PUBLIC,
     LabTraining,
@@ -150,7 +150,7 @@ class Lab(Benchmark):
             f"{', '.join(map(str, self.recipe.repeat_counts))} times"
         )
         self.tokenizer = self._load_or_train_tokenizer(texts)
-        self.texts = LabTrainingTexts(self.recipe, texts)
+        self.texts = texts
         self.cut = cut_lab_secrets(self.recipe, texts, self.tokenizer)
         self.secrets = self.cut.secrets
         self.known = self.cut.known
@@ -238,13 +238,11 @@ class Lab(Benchmark):
         """Return all training records that are not attacked, including the known pairs."""
         return [
             *super().unattacked_training_tokens,
-            *self.training.tokenise_lab_texts(self.texts.lab_texts.others),
+            *self.training.tokenise_lab_texts(self.texts.others),
         ]
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        copies = Counter(
-            self.texts.private_text_copies() if members else self.texts.lab_texts.nonmembers
-        )
+        copies = Counter(self.texts.private_text_copies() if members else self.texts.nonmembers)
         yield from zip(self.training.tokenise_lab_texts(list(copies)), copies.values(), strict=True)
 
     # --- models, trained on demand ---
@@ -329,10 +327,8 @@ class Lab(Benchmark):
         Each model has another half.
         """
         # A model's folder lists its records by digest, never their text.
-        public, name_of = (
-            self.lab_public_model(),
-            {record_digests([text])[0]: id for id, text in self.cut.texts.items()},
-        )
+        public = self.lab_public_model()
+        name_of = {record_digests([text])[0]: id for id, text in self.cut.texts.items()}
         attacked = {secret.id for secret in self.secrets}
 
         def model(folder: Path) -> HuggingFaceModel:

@@ -49,9 +49,8 @@ def digest_lab_cache(
     # bfloat16 products round differently, so the same recipe makes other weights
     versions["bfloat16"] = str(has_native_bfloat16(CPU))
     trained_on = {}
-    for name, value in dataclasses.asdict(texts).items():
-        if name not in ("kinds", "marks"):
-            trained_on[name] = value
+    for name in ("public", "private", "others", "nonmembers"):
+        trained_on[name] = getattr(texts, name)
     return _digest_lab_part([select_digest_fields(recipe), versions | dict(more), trained_on])
 
 

@@ -22,38 +22,40 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 
 @dataclass(frozen=True)
-class LabTrainingTexts:
-    """A selection of the training texts of each model of a lab.
+class LabTexts:
+    """The texts of a lab, of which each model is trained on a selection.
 
-    coined: the texts of included audit canaries, one for each copy.
+    private: records by repeat count. kinds, marks: the kind and the personal data of the private
+    records and the non-members. coined: the texts of included audit canaries, one for each copy.
     """
 
     recipe: BaseLabRecipe
-    lab_texts: LabTexts
+    public: list[str]
+    private: dict[int, list[str]]
+    others: list[str]
+    nonmembers: list[str]
+    kinds: dict[str, str] = field(default_factory=dict)
+    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
     coined: tuple[str, ...] = ()
 
     def private_text_copies(self) -> list[str]:
         """Return the private training texts, each record as often as it is repeated, and the
         canaries.
         """
-        copies = []
-        for repeats, texts in self.lab_texts.private.items():
+        copies = list[str]()
+        for repeats, texts in self.private.items():
             for text in texts:
-                for _ in range(repeats):
-                    copies.append(text)
-        canaries = []
+                copies += [text] * repeats
+        copies += self.others
         for digits, count in self.recipe.canaries:
-            for _ in range(count):
-                canaries.append(format_lab_canary(digits))
-        return copies + self.lab_texts.others + canaries + list(self.coined)
+            copies += [format_lab_canary(digits)] * count
+        return [*copies, *self.coined]
 
     def distinct_private_texts(self, members: bool) -> list[str]:
         """Return the distinct private records: all members, or all non-members."""
         if not members:
-            return list(self.lab_texts.nonmembers)
-        return [
-            text for texts in self.lab_texts.private.values() for text in texts
-        ] + self.lab_texts.others
+            return list(self.nonmembers)
+        return [*itertools.chain(*self.private.values()), *self.others]
 
     def texts_by_ensemble_member(self, count: int) -> list[list[str]]:
         """Return the training texts of each of `count` ensemble members."""
@@ -69,51 +71,31 @@ class LabTrainingTexts:
         to each model.
         """
         recipe = self.recipe
-        texts = self.lab_texts
         # Keep the order of draws: another order is another split, which no digest of a folder would
         # show.
         noise = make_keyed_generator("lab", recipe.seed, "references", count)
         attacked = {}
         for times, _, known in recipe.repeats:
-            for text in texts.private[times][known:]:
+            for text in self.private[times][known:]:
                 attacked[text] = times
         rising = sorted(attacked.values())
-        count_of_others = len(texts.nonmembers)
         # The members' repeat counts, spread evenly over the non-members.
+        n_others = len(self.nonmembers)
         repeats = []
-        for i in range(count_of_others):
-            repeats.append(rising[i * len(rising) // count_of_others])
-        attacked |= dict(zip(texts.nonmembers, noise.permutation(repeats).tolist(), strict=True))
+        for i in range(n_others):
+            repeats.append(rising[i * len(rising) // n_others])
+        attacked |= dict(zip(self.nonmembers, noise.permutation(repeats).tolist(), strict=True))
         common = []
         for text in self.private_text_copies():
             if text not in attacked:
                 common.append(text)
-        chosen = {}
-        for text in attacked:
-            chosen[text] = noise.permutation(count)[: count // 2].tolist()
-        return [
-            [
-                *(
-                    text
-                    for text, times in attacked.items()
-                    if index in chosen[text]
-                    for _ in range(times)
-                ),
-                *common,
-            ]
-            for index in range(count)
-        ]
-
-
-@dataclass(frozen=True)
-class LabTexts:
-    public: list[str]
-    private: dict[int, list[str]]  # by repeat count
-    others: list[str]
-    nonmembers: list[str]
-    # of the private records and the non-members
-    kinds: dict[str, str] = field(default_factory=dict)
-    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)  # the personal data in them
+        texts_of_models: list[list[str]] = [[] for _ in range(count)]
+        for text, times in attacked.items():
+            for index in noise.permutation(count)[: count // 2].tolist():
+                texts_of_models[index] += [text] * times
+        for texts in texts_of_models:
+            texts += common
+        return texts_of_models
 
 
 def make_lab_texts(recipe: LabRecipe) -> LabTexts:
@@ -133,22 +115,20 @@ def make_private_lab_texts(
     """Make private text, and no public text. kinds: maps names of kinds to functions that make
     texts.
     """
-    sizes = {}
-    for times, attacked, known in recipe.repeats:
-        sizes[times] = attacked + known
-    count = sum(sizes.values()) + recipe.nonmembers + recipe.others
+    count = recipe.nonmembers + recipe.others
+    for _, attacked, known in recipe.repeats:
+        count += attacked + known
     marks = make_fake_texts(recipe.seed, count, tuple(kinds.values()))
     records = list(marks)
-    kind_of_text = dict(
-        zip(records, itertools.cycle(kinds), strict=False)
-    )  # in turn, like the texts
+    # in turn, like the texts
+    kind_of_text = dict(zip(records, itertools.cycle(kinds), strict=False))
     make_keyed_generator("lab", recipe.seed, "who is what").shuffle(records)
     unassigned = iter(records)
     private = {}
-    for times, size in sizes.items():
-        private[times] = list(itertools.islice(unassigned, size))
+    for times, attacked, known in recipe.repeats:
+        private[times] = list(itertools.islice(unassigned, attacked + known))
     nonmembers = list(itertools.islice(unassigned, recipe.nonmembers))
-    return LabTexts([], private, list(unassigned), nonmembers, kind_of_text, marks)
+    return LabTexts(recipe, [], private, list(unassigned), nonmembers, kind_of_text, marks)
 
 
 def make_fake_texts(

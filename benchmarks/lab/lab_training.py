@@ -26,7 +26,7 @@ from auditor.benchmarks.lab.lab_recipe import (
 )
 from auditor.benchmarks.lab.lab_texts import (
     PRIVATE_KINDS,
-    LabTrainingTexts,
+    LabTexts,
     make_fake_texts,
 )
 from auditor.benchmarks.lab.parts_cache import Progress
@@ -88,7 +88,7 @@ class LabTraining:
     threads: ClassVar[int | None] = 1
 
     recipe: BaseLabRecipe
-    texts: LabTrainingTexts
+    texts: LabTexts
     tokenizer: PreTrainedTokenizerFast
     folder: Path
     progress: Progress
@@ -115,12 +115,12 @@ class LabTraining:
         # text has a sixth more perplexity.
         gain = model.gpt_neox.final_layer_norm.weight.requires_grad_(False)
         gain.fill_(recipe.norm_gain)
-        sizes: dict[str, Any] = {"epochs": recipe.public_epochs, "rate": recipe.public_rate}
         self.fit(
             model,
-            self.texts.lab_texts.public,
+            self.texts.public,
             "public model",
-            **sizes,
+            epochs=recipe.public_epochs,
+            rate=recipe.public_rate,
             batch=recipe.batch,
             block=recipe.block,
         )
@@ -131,17 +131,14 @@ class LabTraining:
 
         texts: None means all private texts, which give the attacked model.
         """
-        recipe, training_texts = (
-            self.recipe,
-            self.texts.private_text_copies() if texts is None else texts,
-        )
-        if recipe.private_rank:
-            self._train_adapters("target", "private", [(path / WHOLE, training_texts)])
+        if texts is None:
+            texts = self.texts.private_text_copies()
+        if self.recipe.private_rank:
+            self._train_adapters("target", "private", [(path / WHOLE, texts)])
             model = self._model_with_merged_adapter(path / WHOLE)
             shutil.rmtree(path / WHOLE)
         else:
-            model = self._load_model_to_train(self.public_model_folder)
-            self._fit_on_private_texts(model, training_texts, "target")
+            model = self._fit_on_private_texts(texts, "target")
         model.save_pretrained(path)
 
     def train_without_forgotten(self, path: Path, forgotten: Sequence[str]) -> None:
@@ -163,16 +160,14 @@ class LabTraining:
         )
 
     def train_reference_models(self, path: Path, count: int) -> None:
-        listed = self.texts.texts_by_reference_model(count)
         folders = []
-        for index, texts in enumerate(listed):
+        for index, texts in enumerate(self.texts.texts_by_reference_model(count)):
             folders.append((path / f"reference-{index:03d}", texts))
         if self.recipe.private_rank:
             self._train_adapters("reference model", "private", folders)
             return
         for folder, texts in folders:
-            model = self._load_model_to_train(self.public_model_folder)
-            self._fit_on_private_texts(model, texts, f"reference model {folder.name}")
+            model = self._fit_on_private_texts(texts, f"reference model {folder.name}")
             model.save_pretrained(folder)
             write_shard_record_list(folder, texts)
 
@@ -227,14 +222,12 @@ class LabTraining:
         unlearns. forgotten: texts to unlearn.
         """
         recipe = self.recipe
+        base = self.public_model_folder
+        rank = recipe.private_rank
         if trainer.unlearns:
             base = self.folder / "target"
-        else:
-            base = self.public_model_folder
         if trainer.whole or trainer.unlearns:
             rank = 0
-        else:
-            rank = recipe.private_rank
         plain = isinstance(trainer, FineTuning)  # as the target is trained
 
         def to_train() -> Any:
@@ -243,17 +236,15 @@ class LabTraining:
             else:
                 model = AutoModelForCausalLM.from_pretrained(base)
             torch.manual_seed(recipe.seed)  # of the adapter's random half
-            return (
-                add_lora_adapter(model, LoraAdapterRecipe(rank, recipe.private_alpha, "all"))
-                if rank
-                else model
-            ).train()
+            if rank:
+                model = add_lora_adapter(
+                    model, LoraAdapterRecipe(rank, recipe.private_alpha, "all")
+                )
+            return model.train()
 
-        # Another seed makes records of other people.
-        if trainer.chooses:
+        heldout: list[str] = []
+        if trainer.chooses:  # another seed makes records of other people
             heldout = list(make_fake_texts(recipe.seed + 3, _HELDOUT, self.kinds))
-        else:
-            heldout = []
         return TrainingJob(
             base=str(base),
             load=to_train,
@@ -276,17 +267,13 @@ class LabTraining:
 
     def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
         """Load the model that this trainer saved in the folder `path`."""
-        adapter = (path / "adapter_config.json").is_file()
-        if adapter:
+        if (path / "adapter_config.json").is_file():
             model = self._model_with_merged_adapter(path)
         else:
             model = AutoModelForCausalLM.from_pretrained(path)
-        trained_model, summary = (
-            HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"),
-            read_training_summary(path),
-        )
+        summary = read_training_summary(path)
         return TrainedModel(
-            trained_model,
+            HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"),
             promises.read_privacy_record(path),
             gradient_canaries.read_gradient_canaries(path),
             summary.told if summary else (),
@@ -299,10 +286,9 @@ class LabTraining:
             self.untrained_leading_token_counts(texts),
             strict=True,
         ):
+            loss_mask = None
             if n_untrained:
                 loss_mask = tuple(i >= n_untrained for i in range(len(ids)))
-            else:
-                loss_mask = None
             yield TrainingRecord(text, ids, record_digests([text])[0], loss_mask)
 
     # --- shared steps ---
@@ -339,10 +325,8 @@ class LabTraining:
         epochs, rate, batch, rank, alpha = (
             getattr(recipe, f"{recipe_prefix}_{name}") for name in TRAINING
         )
-        course, adapter = (
-            FineTuningRecipe(epochs, rate, batch, recipe.block, end=0),
-            LoraAdapterRecipe(rank, alpha, "all"),
-        )
+        course = FineTuningRecipe(epochs, rate, batch, recipe.block, end=0)
+        adapter = LoraAdapterRecipe(rank, alpha, "all")
         trained = [
             asdict(course),
             asdict(adapter),
@@ -373,10 +357,20 @@ class LabTraining:
             )
         checkpoint.clear()
 
-    def _fit_on_private_texts(self, model: Any, texts: Sequence[str], description: str) -> None:
+    def _fit_on_private_texts(self, texts: Sequence[str], description: str) -> Any:
+        """Return the public model fine-tuned on the texts, all parameters."""
+        model = self._load_model_to_train(self.public_model_folder)
         recipe = self.recipe
-        sizes: dict[str, Any] = {"epochs": recipe.private_epochs, "rate": recipe.private_rate}
-        self.fit(model, texts, description, **sizes, batch=recipe.private_batch, block=recipe.block)
+        self.fit(
+            model,
+            texts,
+            description,
+            epochs=recipe.private_epochs,
+            rate=recipe.private_rate,
+            batch=recipe.private_batch,
+            block=recipe.block,
+        )
+        return model
 
     def fit(
         self, model: Any, texts: Sequence[str], description: str, *, epochs: int, **other: Any
@@ -406,16 +400,12 @@ class LabTraining:
 
     def untrained_leading_token_counts(self, texts: Sequence[str]) -> list[int]:
         """Count, for each text, the first tokens that have no loss in training."""
-        if texts:
-            offsets_of_texts = self.tokenizer(list(texts), return_offsets_mapping=True)[
-                "offset_mapping"
-            ]
-        else:
-            offsets_of_texts = []
-        return [
-            self.recipe.untrained_leading_token_count(text, offsets)
-            for text, offsets in zip(texts, offsets_of_texts, strict=True)
-        ]
+        if not texts:
+            return []
+        encoded = self.tokenizer(list(texts), return_offsets_mapping=True)
+        return list(
+            map(self.recipe.untrained_leading_token_count, texts, encoded["offset_mapping"])
+        )
 
     def _sequences_with_loss_mask(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the training sequences, with masked tokens encoded as in `training.loss_masks`."""

@@ -141,7 +141,7 @@ class MaskedLab:
                 **ends,
             )
         )
-        texts = self.lab.texts.lab_texts.public
+        texts = self.lab.texts.public
         self._fit(model, texts, recipe.public_epochs, recipe.public_rate, "masked public model")
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)

@@ -94,11 +94,12 @@ class LabParts:
         slightly.
         """
         # This or another process is still writing names that begin with a dot.
-        dependents = []
-        for path in self.folder.glob("[!.]*"):
-            if path.is_dir() and path.name != self.root_part:
-                dependents.append(path)
-        for path in {damaged, *(dependents if damaged.name.startswith(self.foundations) else ())}:
+        removed = {damaged}
+        if damaged.name.startswith(self.foundations):
+            for path in self.folder.glob("[!.]*"):
+                if path.is_dir() and path.name != self.root_part:
+                    removed.add(path)
+        for path in removed:
             shutil.rmtree(path)
 
 

@@ -149,7 +149,7 @@ class RealLab(Lab):
 
     def _set_heldout_texts(self) -> None:
         """Set the complete answers of non-members as held-out texts."""
-        texts = self.texts.lab_texts.nonmembers
+        texts = self.texts.nonmembers
         self.heldout = tuple(self.training.tokenise_lab_texts(texts))
         self.heldout_given = tuple(self.training.untrained_leading_token_counts(texts))
 

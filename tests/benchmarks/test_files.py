@@ -237,7 +237,11 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
         ("d.jsonl", b'{"text": "%s", "repeats": true}\n', "a whole number of at least 1"),
         ("d.parquet", b"", "is empty"),
         ("d.parquet", b"PAR1 %s", "not a Parquet file"),
-        ("d.txt", b"%s", "expected a file ending in .jsonl, .json, .csv, .parquet, got '.txt'"),
+        (
+            "d.txt",
+            b"%s",
+            "expected a file ending in .jsonl, .json, .csv, .parquet, .arrow, got '.txt'",
+        ),
         ("data", b"%s", "got 'no ending'"),
     ],
 )

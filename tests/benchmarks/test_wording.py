@@ -182,8 +182,8 @@ def test_prefix_and_suffix_are_those_of_their_columns(name: str, tmp_path: Path)
 
 def test_the_lab_keeps_the_texts_that_it_made() -> None:
     lab = Lab()
-    own = {text for group in lab.texts.lab_texts.private.values() for text in group} | set(
-        lab.texts.lab_texts.nonmembers
+    own = {text for group in lab.texts.private.values() for text in group} | set(
+        lab.texts.nonmembers
     )
     for secret in lab.secrets[::25]:
         assert secret.wording is not None
