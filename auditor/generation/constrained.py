@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,7 @@ class TokenGuide:
 
         head: the tokens that begin every text. Raise AuditError if the space is not ASCII.
         """
-        choices = []
-        for block in space.choice_blocks:
-            for choice in block:
-                choices.append(choice)
-        if not "".join([space.format, *choices]).isascii():
+        if not "".join([space.format, *chain(*space.choice_blocks)]).isascii():
             raise AuditError(
                 "expected ASCII texts in a space too large to be searched, got the format "
                 f"{space.format!r}: a token may be a part of any other character"
@@ -107,11 +104,9 @@ class TokenGuide:
         """Raise AuditError if the tokens `tail` cannot be drawn after the head."""
         state = self.start
         for token in tail:
-            tokens = torch.empty(0)
-            next_states = list[State]()
             if not self.space.is_complete_text_state(state):
                 tokens, next_states = self.list_allowed_tokens(state)
-            if token not in tokens:
+            if self.space.is_complete_text_state(state) or token not in tokens:
                 raise AuditError(
                     f"the tokenizer writes a text of the format {self.space.format!r} with tokens "
                     "that do not spell it: its space is too large to be searched, and cannot be "
@@ -146,22 +141,16 @@ def draw_constrained_texts(
         indices = np.searchsorted(cdf, noise[texts, position], side="right")
         return np.minimum(indices, len(cdf) - 1)
 
-    tokens, nll, log_q = _walk_constrained_texts(
-        model,
-        guide,
-        context,
-        len(noise),
-        pick_token,
-    )
+    tokens, nll, log_q = _walk_constrained_texts(model, guide, context, len(noise), pick_token)
     sequences = [[*guide.head, *tail] for tail in tokens]
     texts = tuple(decode_keeping_special_tokens(guide.tokenizer, row) for row in sequences)
     distinct = sorted(set(texts))
     encodings = encode_without_special_tokens(guide.tokenizer, distinct)
     tokens_by_text = dict(zip(distinct, encodings, strict=True))
-    canonical = []
+    canonical = np.zeros(len(texts), dtype=bool)
     for i, row in enumerate(sequences):
-        canonical.append(tokens_by_text[texts[i]] == row)
-    return ConstrainedDraws(texts, nll, log_q, np.array(canonical, dtype=bool))
+        canonical[i] = tokens_by_text[texts[i]] == row
+    return ConstrainedDraws(texts, nll, log_q, canonical)
 
 
 @torch.no_grad()

@@ -58,12 +58,15 @@ class SuffixCandidates:
 
     def select_candidates(self, indices: Tensor) -> Self:
         """Return the candidates at these indices, in this order."""
-        suffixes = self.suffixes[indices]
-        counts = self.counts[indices]
-        if self.token_log_probs is None:
-            return replace(self, suffixes=suffixes, counts=counts)
-        log_probs = self.token_log_probs[indices]
-        return replace(self, suffixes=suffixes, counts=counts, token_log_probs=log_probs)
+        log_probs = self.token_log_probs
+        if log_probs is not None:
+            log_probs = log_probs[indices]
+        return replace(
+            self,
+            suffixes=self.suffixes[indices],
+            counts=self.counts[indices],
+            token_log_probs=log_probs,
+        )
 
 
 def sample_candidates(
@@ -85,12 +88,11 @@ def sample_candidates(
         prompt: (P, d) soft prompt or None.
         distribution: whether the caller may use log-probabilities, or only tokens.
     """
-    noise = torch.from_numpy(uniforms)
     completions = model.completions(
         prefixes,
         length,
         decoding,
-        noise,
+        torch.from_numpy(uniforms),
         prompt=prompt,
         likelihood=distribution,
     )
@@ -117,7 +119,7 @@ def sample_mixed_length_batch(
     tokens = []
     for prefix in prefixes:
         tokens.append(torch.tensor(prefix, device=model.device))
-    prefix_lengths = [len(prefix) for prefix in prefixes]
+    prefix_lengths = list(map(len, prefixes))
     if len({*zip(prefix_lengths, lengths, strict=True)}) == 1:
         return sample_candidates(
             model,

@@ -176,9 +176,8 @@ def _expand_tree(
         best_pruned = log_q[nodes] + step.masked_fill(survives, -math.inf).amax(-1).double()
         pruned = pruned.scatter_reduce(0, secret_of_node[nodes], best_pruned, "amax")
         row, column = survives.nonzero(as_tuple=True)
-        if tokens is None:
-            token = column
-        else:
+        token = column
+        if tokens is not None:
             token = tokens[row, column]
         child_log_q = log_q[nodes[row]] + step[row, column].double()
         groups.append((nodes[row], token, child_log_q))
@@ -186,9 +185,7 @@ def _expand_tree(
     # Groups come in any order. Sorted by parent and token, secrets ascend again, as the split into
     # secrets needs.
     order = torch.argsort(parents * distribution.shape[-1] + chosen)
-    parents = parents[order]
-    chosen = chosen[order]
-    child_log_q = child_log_q[order]
+    parents, chosen, child_log_q = parents[order], chosen[order], child_log_q[order]
     secret_of_child = secret_of_node[parents]
     survives = _mark_surviving_children(child_log_q, secret_of_child, floor, n_secrets)
     pruned = pruned.scatter_reduce(0, secret_of_child[~survives], child_log_q[~survives], "amax")
@@ -230,21 +227,19 @@ def _certify_leaves(
     order = torch.argsort(log_q, descending=True, stable=True)
     log_q = log_q[order]
     best = float(log_q[0])
-    certificate = Certificate(
-        reached=best >= floor,
-        # Pruned nodes only lose probability with each further token (formulas.md A5).
-        certified=best >= pruned,
-        leftover=max(0.0, 1 - float(log_q.exp().sum())),
-        pruned=math.exp(pruned),
-    )
-    counts = torch.ones_like(order)
     return TreeLeaves(
         suffixes[order],
-        counts,
+        torch.ones_like(order),
         scores[order],
         rows=rows,
         log_q=log_q,
-        certificate=certificate,
+        certificate=Certificate(
+            reached=best >= floor,
+            # Pruned nodes only lose probability with each further token (formulas.md A5).
+            certified=best >= pruned,
+            leftover=max(0.0, 1 - float(log_q.exp().sum())),
+            pruned=math.exp(pruned),
+        ),
     )
 
 

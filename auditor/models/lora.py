@@ -505,9 +505,8 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
 
 
 def _digest_base_weights(folder: Path) -> dict[str, str]:
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
     digests = {}
-    for path in files:
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
         with path.open("rb") as file:
             digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests

@@ -191,7 +191,7 @@ def _apply_kept_self_check(model: HuggingFaceModel, record: Mapping[str, Any]) -
     if record["is_merged"] and not model.is_merged:
         _merge_adapter(model)
     if not record["embeddings"]:
-        model.capabilities = model.capabilities - {"embeddings"}
+        model.capabilities -= {"embeddings"}
     if record["begins"]:
         model.enable_shared_prefix_cache()
     model.notes = (*model.notes, *record["notes"])
@@ -250,13 +250,11 @@ class _SelfCheckTrial:
             )
         index = self.short - 2
         shorter = self.model.log_probs(self.twins[:1, :index], 1)[0, 0]
-        if not self.is_same_distribution(first, second) or not self.is_same_distribution(
-            shorter, self.own[0, index - 1]
-        ):
-            distance = max(
-                compute_largest_distance(first, second),
-                compute_largest_distance(shorter, self.own[0, index - 1]),
-            )
+        distance = max(
+            compute_largest_distance(first, second),
+            compute_largest_distance(shorter, self.own[0, index - 1]),
+        )
+        if distance > self.tolerance:
             raise AuditError(
                 f"expected a causal LM, got {self.model.name!r} "
                 f"({self.model.model.config.model_type}), whose distribution of a token changes by "
@@ -282,7 +280,7 @@ class _SelfCheckTrial:
         if "embeddings" in self.model.capabilities and not _self_check_holds_without_error(
             self._embeddings_are_faithful
         ):
-            self.model.capabilities = self.model.capabilities - {"embeddings"}
+            self.model.capabilities -= {"embeddings"}
             self._note(
                 "input embeddings do not give its distribution or its gradients, so soft prompts "
                 "cannot be used with it"
@@ -334,12 +332,11 @@ class _SelfCheckTrial:
         Raise AuditError if no cache does.
         """
         # Rows on a native cache do not tell PEFT the position of an activated LoRA.
-        ways = []
-        for way in get_args(Served):
-            if way != "cache" or not self.model.activation:
-                ways.append(way)
         first = self.model.served
+        ways = get_args(Served)
         for served in ways[ways.index(first) :]:
+            if served == "cache" and self.model.activation:
+                continue
             if served != first:
                 self.reached = 0  # the earlier check tested another way
             self.model.served = served
@@ -393,9 +390,7 @@ class _SelfCheckTrial:
         long = min(self.room, max([AT_LOAD, *marks])) - len(STEPS)
         if long < 2:
             return False
-        contexts = []
-        for i, begin in enumerate((1, long)):
-            contexts.append(self.texts[i, :begin].tolist())
+        contexts = [self.texts[0, :1].tolist(), self.texts[1, :long].tolist()]
         first, other = (
             self.model.start_rows_as_served(torch.tensor([text]), len(STEPS), None)
             for text in contexts
@@ -540,7 +535,7 @@ class _SelfCheckTrial:
         """
         logits = []
         for context in contexts:
-            logits.append(self.model.logits_without_cache(context.unsqueeze(0), 1)[:, 0])
+            logits.append(self.model.logits_without_cache(context.unsqueeze(0), 1)[0])
         return torch.cat(logits).log_softmax(-1)
 
     def _note(self, text: str) -> None:

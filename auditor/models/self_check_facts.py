@@ -119,9 +119,9 @@ def choose_compared_records(model: HuggingFaceModel, records: Records, room: int
     an activated LoRA, which depends on more, the chosen records are spread over all records.
     """
     fitting = []
-    for prefix, suffix in records:
-        if prefix and len(prefix + suffix) <= room:
-            fitting.append((prefix, suffix))
+    for record in records:
+        if record[0] and sum(map(len, record)) <= room:
+            fitting.append(record)
     if model.activation or not fitting:
         return tuple(fitting[:: max(1, len(fitting) // _RECORDS)][:_RECORDS])
     by_length = sorted(fitting, key=lambda record: len(record[0]))
@@ -139,9 +139,7 @@ def choose_compared_records(model: HuggingFaceModel, records: Records, room: int
 
 def self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> str:
     """Return a digest of a self-check's weights, settings, libraries, device and texts."""
-    versions = []
-    for name in ("torch", "transformers"):
-        versions.append(importlib.metadata.version(name))
+    versions = list(map(importlib.metadata.version, ("torch", "transformers")))
     kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"
     fields = [
         _FORMAT,

@@ -136,10 +136,11 @@ def _find_arrow_text_columns(
     the first rows is judged by its first non-empty values.
     """
     rows = first.to_pylist()
+    later = []
     for name in first.column_names:
         if not any(row[name] for row in rows):
-            rows += [{name: value} for value in column(name).drop_null()[:FIRST].to_pylist()]
-    return find_text_columns(rows)
+            later += [{name: value} for value in column(name).drop_null()[:FIRST].to_pylist()]
+    return find_text_columns([*rows, *later])
 
 
 def _holds_text(value: Any, nested: bool = False) -> bool:
