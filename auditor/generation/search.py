@@ -185,7 +185,9 @@ def _expand_tree(
     # Groups come in any order. Sorted by parent and token, secrets ascend again, as the split into
     # secrets needs.
     order = torch.argsort(parents * distribution.shape[-1] + chosen)
-    parents, chosen, child_log_q = parents[order], chosen[order], child_log_q[order]
+    parents = parents[order]
+    chosen = chosen[order]
+    child_log_q = child_log_q[order]
     secret_of_child = secret_of_node[parents]
     survives = _mark_surviving_children(child_log_q, secret_of_child, floor, n_secrets)
     pruned = pruned.scatter_reduce(0, secret_of_child[~survives], child_log_q[~survives], "amax")
