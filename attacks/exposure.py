@@ -269,7 +269,7 @@ class _CanarySpaceRanking:
                 )
             )
         at_most = np.concatenate([count.at_most for count in counts])
-        unseen = np.repeat([count.unseen for count in counts], [len(group) for group in groups])
+        unseen = np.repeat([count.unseen for count in counts], list(map(len, groups)))
         distribution = exposure.fit_skew_normal(references)
         exposures = []
         for x, better, n_unseen in zip(

@@ -538,7 +538,7 @@ def _bound_suffix_log_probs(
 def _parse_extraction_option_numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     """Parse `1,10,100` as distinct ascending numbers. Raise AuditError for another form."""
     try:
-        return sorted({kind(part) for part in text.split(",")})
+        return sorted(set(map(kind, text.split(","))))
     except ValueError as error:
         raise AuditError(
             f"expected {name} as numbers with commas between them, got {text!r}"

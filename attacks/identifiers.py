@@ -438,7 +438,7 @@ class RanksOfValues:
         for k, p in p_values.items():
             if p * n_tested < CONTROL_LEVEL:
                 refused[k] = p
-        accepted = ~np.isin(self.kind, [_KINDS.index(kind) for kind in refused])
+        accepted = ~np.isin(self.kind, list(map(_KINDS.index, refused)))
         columns: dict[str, Any] = {
             field.name: value[accepted]
             for field in fields(self)

@@ -109,7 +109,7 @@ class ZlibRanking(SamplingAttack):
                 texts.append(view.tokenizer.decode([*head, *suffix]))
             result.append(
                 -compute_mean_nlls(candidates)
-                / candidate_values_tensor([count_compressed_bytes(text) for text in texts])
+                / candidate_values_tensor(list(map(count_compressed_bytes, texts)))
             )
         return result
 

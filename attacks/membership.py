@@ -154,7 +154,7 @@ class Membership(AncestralProbe):
             return observed
 
         yield from observe_in_batches(
-            view, [self._cut_scored_secret(s) for s in secrets], _SECRETS_AT_ONCE, look
+            view, list(map(self._cut_scored_secret, secrets)), _SECRETS_AT_ONCE, look
         )
 
     def _cut_scored_secret(self, secret: Secret) -> Secret:

@@ -202,4 +202,4 @@ class _MemFreeRows(WrappingRows):
         super().advance(parents, tokens)
         steps = zip(parents.tolist(), tokens.tolist(), strict=True)
         texts = [(*self.tails[parent], token) for parent, token in steps]
-        self.tails = [self.model.cut_context(text) for text in texts]
+        self.tails = list(map(self.model.cut_context, texts))

@@ -31,7 +31,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
+        return list(map(to_json, value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -96,7 +96,7 @@ def _build_written_schema(schema: Any) -> Any:
     Floats may be names, tuples are lists, and unknown fields are refused.
     """
     if isinstance(schema, list):
-        return [_build_written_schema(item) for item in schema]
+        return list(map(_build_written_schema, schema))
     if not isinstance(schema, dict):  # the name of a field
         return schema
     adapted = {}

@@ -100,7 +100,7 @@ def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
     def whiten(trace: TrainingTrace) -> TrainingTrace:
         return replace(trace, steps=[whiten_step(step, shares) for step in trace.steps])
 
-    traces = tuple(whiten(trace) for trace in runs.traces)
+    traces = tuple(map(whiten, runs.traces))
     few = runs.small_training and whiten(runs.small_training)
     return replace(
         runs, traces=traces, fewer=whiten(runs.fewer), small_training=few, whitened_shares=shares
@@ -256,7 +256,7 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
     cosines = np.abs(np.triu(directions @ directions.T, 1))
     pairs = len(noises) * (len(noises) - 1) / 2
     most = float(cosines.max())
-    first, other = (int(i) for i in np.unravel_index(cosines.argmax(), cosines.shape))
+    first, other = map(int, np.unravel_index(cosines.argmax(), cosines.shape))
     # For a uniform direction in f dimensions, r sqrt((f - 1) / (1 - r^2)) is Student's t with f - 1
     # degrees of freedom.
     t = most * math.sqrt((free - 1) / max(1 - most**2, 1e-12))
@@ -307,14 +307,16 @@ def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
     freedom, not by its length, because two tensors with similar gradients have lost the same
     directions.
     """
-    # A tensor whose records span all its dimensions has no noise to correlate.
-    pairs = [pair for pair in pairs if pair[2] > 0.5]
-    product = sum(float(a @ b) for a, b, _ in pairs)
-    size = sum(math.sqrt(float(a @ a) * float(b @ b)) for a, b, _ in pairs)
-    spread = math.sqrt(sum(float(a @ a) * float(b @ b) / free for a, b, free in pairs))
-    if spread:
-        return (product / size, 2 * float(stats.norm.sf(abs(product) / spread)))
-    return (0.0, 1.0)
+    product = size = variance = 0.0
+    for a, b, free in pairs:
+        if free > 0.5:  # else the records span all dimensions, and no noise is left to correlate
+            product += float(a @ b)
+            squares = float(a @ a) * float(b @ b)
+            size += math.sqrt(squares)
+            variance += squares / free
+    if not variance:
+        return 0.0, 1.0
+    return product / size, 2 * float(stats.norm.sf(abs(product) / math.sqrt(variance)))
 
 
 # --- one record fewer, and other batches
@@ -330,7 +332,7 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
     # Standard error of the mean log ratio of two scales over steps: each log has the variance 1 /
     # (2 degrees of freedom).
-    frees = [_count_noise_freedoms(step) for step in a.steps]
+    frees = list(map(_count_noise_freedoms, a.steps))
     error = math.sqrt(sum(1 / free for free in frees if free)) / len(frees)
     would = f"noise whose size differs by {100 * count_detectable_errors(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):
@@ -338,22 +340,14 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
         return fail_loop_check(
             name, message, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf
         )
-    rates = [
-        (i, x.rate, y.rate)
-        for i, (x, y) in enumerate(zip(a.steps, b.steps, strict=True))
-        if x.rate != y.rate
-    ]
-    if rates:
-        at, x, y = rates[0]
-        message = f"other learning rates with {b.n} records than {a.n}"
-        return fail_loop_check(
-            name, message, would, WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), math.inf
-        )
-    ratios = [
-        math.log(y.scale / x.scale)
-        for x, y in zip(a.steps, b.steps, strict=True)
-        if x.scale and y.scale
-    ]
+    ratios = []
+    for at, (x, y) in enumerate(zip(a.steps, b.steps, strict=True)):
+        if x.rate != y.rate:
+            message = f"other learning rates with {b.n} records than {a.n}"
+            witness = WorstViolation(f"learning rate {y.rate:g}", f"{x.rate:g}", 0, at)
+            return fail_loop_check(name, message, would, witness, math.inf)
+        if x.scale and y.scale:
+            ratios.append(math.log(y.scale / x.scale))
     if not ratios:
         return LoopCheck(name, UNKNOWN, "no noise whose size could be compared", would)
     if not _is_noise_size_public(runs):

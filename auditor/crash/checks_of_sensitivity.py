@@ -49,7 +49,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     for turn in range(kinds):
         turns.append([step for trace in runs.traces[turn::kinds] for step in trace.steps])
     samples = [runs.steps, *turns]
-    estimates = [estimate_mean_reach(steps) for steps in samples]
+    estimates = list(map(estimate_mean_reach, samples))
     # Equal noise has no shares: those from a few degrees of freedom would add their own errors.
     estimates += estimate_tensor_reaches(turns, runs.whitened_shares or {})
     estimates.append(_estimate_longest_reach(runs))
@@ -111,7 +111,9 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
         if explained > most - _OUTSIDE
         for sign in (-1, 1)
     ]
-    mean, low, high = likeliest[0], min(ends), max(ends)
+    mean = likeliest[0]
+    low = min(ends)
+    high = max(ends)
     wider = (high - mean) / math.sqrt(_OUTSIDE) * count_detectable_errors()
     if low <= 0 or mean + wider < 1 / runs.claim.noise_multiplier:
         return None
@@ -362,7 +364,7 @@ def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -
     # of its summed gradient.
     inner = step.gram * np.outer(step.norms, step.norms)
     for part in parts:
-        rows = [records.index(record) for record in sorted(set(part))]
+        rows = list(map(records.index, sorted(set(part))))
         shares[rows] = step.norms[rows] / math.sqrt(max(inner[np.ix_(rows, rows)].sum(), 1e-300))
     return shares
 

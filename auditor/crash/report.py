@@ -6,6 +6,7 @@ import json
 import math
 import platform
 import shlex
+import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -53,20 +54,17 @@ def format_crash_test_lines(test: CrashTest, again: str) -> Iterator[str]:
             yield f"        {check.name}: {check.verdict}: {check.said}"
         elif check.verdict == BROKEN:
             yield f"BROKEN  {check.name}: {check.said}. To paste into an issue:"
-            yield from (
-                f"        {line}" for line in describe_reproduction(test, check, again).splitlines()
-            )
+            yield textwrap.indent(describe_reproduction(test, check, again), " " * 8)
     fine = [check for check in test.checks if check.verdict == NO_FAULT]
     if fine:
         yield (
             f"SEEN    {len(fine)} of {len(test.checks)} checks saw no fault; each would have seen:"
         )
-        yield from (
-            f"        {check.name}: {_describe_detectable_violation(check)}"
-            for check in fine
-            if check.would_see
-        )
-    yield from (f"LIMITS  {remark}" for remark in test.remarks)
+        for check in fine:
+            if check.would_see:
+                yield f"        {check.name}: {_describe_detectable_violation(check)}"
+    for remark in test.remarks:
+        yield f"LIMITS  {remark}"
 
 
 def _describe_detectable_violation(check: LoopCheck) -> str:
@@ -251,7 +249,7 @@ def _replace_infinities(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _replace_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_replace_infinities(item) for item in value]
+        return list(map(_replace_infinities, value))
     if isinstance(value, float) and math.isinf(value):
         return "unbounded"
     return value
@@ -261,10 +259,8 @@ def render_crash_test_junit(test: CrashTest, again: str) -> str:
     """Return JUnit XML with a test case per check: failed if broken, skipped if undecided."""
     cases = []
     for check in test.checks:
-        cases.append(
-            ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
-        )
-    for case, check in zip(cases, test.checks, strict=True):
+        case = ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
+        cases.append(case)
         if check.verdict == BROKEN:
             failure = ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})
             failure.text = f"{check.said}\n\n{describe_reproduction(test, check, again)}"

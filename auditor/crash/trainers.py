@@ -83,9 +83,7 @@ def _copy_trainer(trainer: Any, model: Any, records: Any, folder: str) -> Any:
     for callback in trainer.callback_handler.callbacks:
         if type(callback) not in usual_kinds:
             callbacks.append(callback)
-    for callback in usual_kinds - {
-        type(callback) for callback in trainer.callback_handler.callbacks
-    }:
+    for callback in usual_kinds - set(map(type, trainer.callback_handler.callbacks)):
         copied.remove_callback(callback)  # as in the tested Trainer
     for callback in callbacks:
         copied.add_callback(copy.deepcopy(callback))

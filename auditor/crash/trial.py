@@ -141,11 +141,8 @@ class CrashTest:
 
     @property
     def epsilon(self) -> float | None:
-        epsilons = []
-        for check in self.broken_checks:
-            if check.epsilon is not None:
-                epsilons.append(check.epsilon)
-        return max(epsilons) if epsilons else None
+        epsilons = [check.epsilon for check in self.broken_checks if check.epsilon is not None]
+        return max(epsilons, default=None)
 
 
 def crash_test(
@@ -190,16 +187,13 @@ def crash_test(
     # The number depends on how much is read, not on the results: the level holds. At least two:
     # whether noise is fresh shows between trainings as well.
     while len(traces) < 2 or (
-        _is_another_watched_training_needed(traces) and _has_time_left(start, until)
+        _count_planned(traces) > len(traces) and _has_time_left(start, until)
     ):
         at = len(traces)
-        # Enough trainings for _ENOUGH gradients at the present pace, and at least one per model.
-        planned = min(_MOST, max(_LEAST, math.ceil(_ENOUGH * at / _count_records_read(traces))))
-        tell(at + 1, planned + 2)
+        tell(at + 1, _count_planned(traces) + 2)
+        training_seed = derive_training_seed(seed, at)
         traces.append(
-            run_watched_training(
-                train, derive_training_seed(seed, at), training_specimen.RECORDS, until, at
-            )[0]
+            run_watched_training(train, training_seed, training_specimen.RECORDS, until, at)[0]
         )
     runs = WatchedTrainings(
         stated, tuple(traces), fewer, again, few, few_claimed, few_error, other_seed, company
@@ -344,7 +338,7 @@ def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> 
     returns. until: time limit.
     """
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
-    chosen = [int(i) for i in np.flatnonzero(coins)]
+    chosen = list(map(int, np.flatnonzero(coins)))
     trace, returned = run_watched_training(
         train, seed, training_specimen.RECORDS, until, chosen=chosen
     )
@@ -378,15 +372,11 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
     If some kind of record, or a single record, has a larger epsilon than all records together, this
     epsilon is returned.
     """
-    broken_checks = {}
-    for check in checks:
-        if check.verdict == BROKEN:
-            broken_checks[check.name] = check
+    broken_checks = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
+    noise: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
     if runs.steps_with_noise:
         noise = checks_of_sensitivity.estimate_noise_multiplier_interval(runs)
-    else:
-        noise = (0.0, 0.0, 0.0)
     is_unseen = any(check.verdict == UNKNOWN for check in checks if check.name in _OF_EPSILON)
     if runs.steps_with_noise and (is_unseen or OWN_GRADIENT in broken_checks):
         # No epsilon follows of a bound that is not seen, of parts of records, and of a record that
@@ -398,12 +388,11 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
         )
     if noise is None:
         return ObservedLoop(None, runs.observed_sampling_rate, steps, None)
+    observed: dict[str, Any] = {"steps": steps}
     if "Poisson sampling" in broken_checks:
-        sampling: dict[str, Any] = {"sampling": "shuffled"}
-    else:
-        sampling = {}
-    epsilon = runs.compute_noise_epsilon(noise[0], steps=steps, **sampling)
-    low, high = _bound_observed_epsilon(runs, noise, epsilon, {"steps": steps, **sampling})
+        observed["sampling"] = "shuffled"
+    epsilon = runs.compute_noise_epsilon(noise[0], **observed)
+    low, high = _bound_observed_epsilon(runs, noise, epsilon, observed)
     worst = max(
         (check.epsilon for check in broken_checks.values() if check.epsilon is not None),
         default=0.0,
@@ -445,8 +434,10 @@ def _count_records_read(traces: list[TrainingTrace]) -> int:
     return sum(len(step.records) for trace in traces for step in trace.steps)
 
 
-def _is_another_watched_training_needed(traces: list[TrainingTrace]) -> bool:
-    return len(traces) < _LEAST or (_count_records_read(traces) < _ENOUGH and len(traces) < _MOST)
+def _count_planned(traces: list[TrainingTrace]) -> int:
+    """Return the trainings for _ENOUGH gradients at the present pace, at least one per model."""
+    n_enough = math.ceil(_ENOUGH * len(traces) / _count_records_read(traces))
+    return min(_MOST, max(_LEAST, n_enough))
 
 
 def _has_time_left(begun: float, until: float) -> bool:

@@ -270,15 +270,7 @@ class StepWatch:
         }
         if not gradients:
             return
-        if (
-            distributed.is_available()
-            and distributed.is_initialized()
-            and (processes := distributed.get_world_size()) > 1
-        ):
-            raise AuditError(
-                f"the training runs in {processes} processes, of which one is watched: run it in "
-                "one"
-            )
+        _require_one_process()
         if self._stepping is optimizer:
             self._take_back_outer_step()
         self._stepping = optimizer
@@ -334,11 +326,8 @@ class StepWatch:
         """
         outer = self._taken.pop()
         self.trace.released.pop()
-        self.trace.overflowed = [
-            overflow
-            for overflow in self.trace.overflowed
-            if overflow[0] != len(self.trace.released)
-        ]
+        while self.trace.overflowed and self.trace.overflowed[-1][0] == len(self.trace.released):
+            self.trace.overflowed.pop()
         self._read = [*outer.records, *self._read]
         self._passes = [*outer.passes, *self._passes]
         self._foreign += outer.foreign
@@ -410,9 +399,8 @@ class StepWatch:
         is_overflowed = bool(self.trace.overflowed) and self.trace.overflowed[0][0] <= index
         # broken, and the weights with it: read later values as far as they are numbers
         if is_overflowed:
-            released, gradients = (
-                value.nan_to_num(0.0, 0.0, 0.0) for value in (released, gradients)
-            )
+            released = released.nan_to_num(0.0, 0.0, 0.0)
+            gradients = gradients.nan_to_num(0.0, 0.0, 0.0)
         residual, free, spread = _project_out_record_gradients(released, gradients, sizes)
         least = _SILENT * float(released.abs().max())
         scales = {}
@@ -457,6 +445,15 @@ class StepWatch:
             foreign=step.foreign,
             tensor_grams=grams.numpy(),
             tensor_products=products.numpy(),
+        )
+
+
+def _require_one_process() -> None:
+    if not distributed.is_available() or not distributed.is_initialized():
+        return
+    if (processes := distributed.get_world_size()) > 1:
+        raise AuditError(
+            f"the training runs in {processes} processes, of which one is watched: run it in one"
         )
 
 
@@ -601,10 +598,15 @@ def run_watched_training(
         returned = train(model, inputs)
     watch.decompose_taken_steps()
     watch.find_final_step()
-    trace = watch.trace
     # The first steps of a training may be of empty batches.
-    is_part = most is not None and bool(trace.steps)
-    if not is_part and not any(step.records for step in trace.steps):
+    if most is None or not watch.trace.steps:
+        _require_read_records(watch.trace)
+    _require_given_model(model, returned)
+    return watch.trace, returned
+
+
+def _require_read_records(trace: TrainingTrace) -> None:
+    if not any(step.records for step in trace.steps):
         observed = (
             f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one "
             "of our records"
@@ -613,18 +615,19 @@ def run_watched_training(
             "expected `train` to train the model that it is given, on the records that it is "
             f"given, by a torch.optim optimizer; saw {observed}"
         )
+
+
+def _require_given_model(model: nn.Module, returned: Any) -> None:
+    result = returned
     if isinstance(returned, tuple) and returned:
         result = returned[0]
-    else:
-        result = returned
-    if isinstance(result, nn.Module) and not {id(p) for p in result.parameters()} & {
-        id(p) for p in model.parameters()
-    }:
+    if isinstance(result, nn.Module) and not set(map(id, result.parameters())) & set(
+        map(id, model.parameters())
+    ):
         raise AuditError(
             "expected `train` to return the model that it is given, trained; it returned another "
             "one"
         )
-    return trace, returned
 
 
 class _EnoughSteps(BaseException):

@@ -9,6 +9,7 @@ import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -89,17 +90,16 @@ def examine_stores(
     file of records that the model was not trained on. Raise AuditError for an invalid store or
     file.
     """
-    kinds = [find_store_kind(argument) for argument in arguments]
+    kinds = list(map(find_store_kind, arguments))
     verdicts = list[LayerVerdict]()
     facts = dict[str, tuple[str, ...]]()
     digests = dict[str, str]()
     for path in (*records.sources, *released):
         digests[str(path)] = digest_file(path)
     for kind, path in kinds:
-        with open_scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:
-            tell(f"copying {path}")
-            store = kind(copy_store(path, scratch))
-            label = f"{kind.name}:{path}"
+        tell(f"copying {path}")
+        label = f"{kind.name}:{path}"
+        with _copied_store_context(kind, path) as store:
             # Before the store's library changes the copy.
             for file in store.list_files():
                 digests[f"{label}/{file.relative_to(store.folder)}"] = digest_file(file)
@@ -120,19 +120,16 @@ def examine_stores(
         facts[f"model:{model}"] = ("one run of audit: completion, ranks, likelihood",)
         verdicts += judge_model(model, records, nonmembers)
     n_deleted = len(records.deleted)
-    users = {}
-    for record in records.targets:
-        if record.user is not None:
-            users[record.name] = record.user
-    return Erasure(
-        n_deleted,
-        len(records.targets) - n_deleted,
-        records.n_kept,
-        facts,
-        tuple(verdicts),
-        digests,
-        users,
-    )
+    n_control = len(records.targets) - n_deleted
+    users = {record.name: record.user for record in records.targets if record.user is not None}
+    return Erasure(n_deleted, n_control, records.n_kept, facts, tuple(verdicts), digests, users)
+
+
+@contextmanager
+def _copied_store_context(kind: type[Store], path: Path) -> Iterator[Store]:
+    """Yield a copy of the store, which is removed after the block."""
+    with open_scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:
+        yield kind(copy_store(path, scratch))
 
 
 def _judge_released_texts(

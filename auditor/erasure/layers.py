@@ -230,7 +230,7 @@ def _judge_other_texts(
     for record in records.targets:
         if not record.deleted:
             control.append(record.text)
-    compared = [words(text) for text in (*texts[:_MOST_TEXTS], *control)]
+    compared = list(map(words, (*texts[:_MOST_TEXTS], *control)))
     spans, _, _ = released_passages.find_nearest_passages(
         [record for _, record in long], compared, _PASSAGE
     )

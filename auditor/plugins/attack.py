@@ -158,20 +158,16 @@ class CorpusAttack(Attack):
         queried only once.
         """
         begins = self.generation_beginnings(view)
-        digests = []
-        for begin in begins:
-            digests.append(hashlib.sha256(repr(begin).encode()).hexdigest()[:8])
+        n_generations = self.generations
         sampling = self.sampling()
-        is_point = sampling is not None and view.decoding_in_this_setting(sampling).is_point
-        if is_point:
-            n_generations = min(self.generations, len(begins))
-        else:
-            n_generations = self.generations
-        turns = [i % len(begins) for i in range(n_generations)]
-        return [
-            Query(f"generation-{i:06d}-{digests[index]}", begins[index], self.length)
-            for i, index in enumerate(turns)
-        ]
+        if sampling is not None and view.decoding_in_this_setting(sampling).is_point:
+            n_generations = min(n_generations, len(begins))
+        queries = []
+        for i in range(n_generations):
+            begin = begins[i % len(begins)]
+            digest = hashlib.sha256(repr(begin).encode()).hexdigest()[:8]
+            queries.append(Query(f"generation-{i:06d}-{digest}", begin, self.length))
+        return queries
 
 
 @dataclass(frozen=True)
@@ -310,7 +306,7 @@ def compute_mean_nlls(candidates: SuffixCandidates) -> Tensor:
 
 
 def list_candidate_suffixes(candidates: SuffixCandidates) -> list[tuple[int, ...]]:
-    return [tuple(suffix) for suffix in candidates.suffixes.tolist()]
+    return list(map(tuple, candidates.suffixes.tolist()))
 
 
 def candidate_values_tensor(values: Sequence[float]) -> Tensor:

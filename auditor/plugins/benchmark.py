@@ -98,13 +98,12 @@ class Benchmark:
         members: whether to yield the training texts. Unknown copies are None. The default yields
         only attacked and known texts; a benchmark of whole records overrides it.
         """
-        yield from (
-            (s.prefix + s.suffix, s.repeats)
-            for s in (*self.secrets, *self.canaries)
-            if s.member == members
-        )
+        for secret in (*self.secrets, *self.canaries):
+            if secret.member == members:
+                yield secret.prefix + secret.suffix, secret.repeats
         if members:
-            yield from ((pair.prefix + pair.suffix, None) for pair in self.known)
+            for pair in self.known:
+                yield pair.prefix + pair.suffix, None
 
     def few(self, limit: int) -> tuple[Secret, ...]:
         """Return at most `limit` members and an equal share of the non-members.

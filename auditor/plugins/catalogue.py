@@ -49,7 +49,7 @@ def load_plugin_classes(before: Callable[[], None]) -> PluginClasses:
     classes_by_kind = _import_all_plugins(before)
     records = {}
     for kind, classes in classes_by_kind.items():
-        records[kind] = [_build_plugin_class_record(cls) for cls in classes.values()]
+        records[kind] = list(map(_build_plugin_class_record, classes.values()))
     with suppress(AuditError):  # there is no cache folder
         disk.replace_atomically(
             find_cache_folder() / "plugins.json",
@@ -71,19 +71,17 @@ def _plugin_source_files_fingerprint() -> str:
     for package in _PACKAGES:
         for place in importlib.import_module(package).__path__:
             folders.add(Path(place))
-    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    stats = [(str(path), path.stat()) for path in files]
     states = []
-    for name, stat in stats:
-        states.append((name, stat.st_size, stat.st_mtime_ns))
+    for folder in folders:
+        for path in folder.rglob("*.py"):
+            stat = path.stat()
+            states.append((str(path), stat.st_size, stat.st_mtime_ns))
+    states.sort()
     return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
 def _build_plugin_class_record(cls: Any) -> dict[str, Any]:
-    attributes = {}
-    for name in _ATTRIBUTES:
-        if hasattr(cls, name):
-            attributes[name] = getattr(cls, name)
+    attributes = {name: getattr(cls, name) for name in _ATTRIBUTES if hasattr(cls, name)}
     if hasattr(cls, "__dataclass_fields__"):
         options = get_option_defaults(cls)
     else:

@@ -118,12 +118,10 @@ class Trainer(Configured):
         """
         values = {}
         for field in dataclasses.fields(self):
-            values[field.name] = (getattr(self, field.name), field.default)
-        return {
-            name: value
-            for name, (value, default) in values.items()
-            if name not in self.later or value != default
-        }
+            value = getattr(self, field.name)
+            if field.name not in self.later or value != field.default:
+                values[field.name] = value
+        return values
 
     def check(self, job: TrainingJob) -> None:
         """Raise AuditError, before anything is written, for a job that this trainer cannot do."""

@@ -345,9 +345,7 @@ class View:
                 prompt=prompt,
                 max_rows=max_rows,
             )
-        noise = []
-        for query in batch:
-            noise.append(self._uniform_draws_of_query(query, sampling.samples, name))
+        noise = [self._uniform_draws_of_query(query, sampling.samples, name) for query in batch]
         distribution = self.has_capability("likelihood")
         # A batch is sized for all samples of its prefixes; those of a single prefix may still be
         # too many for memory. In that case prefixes are separated first: samples of a prefix share
@@ -369,13 +367,11 @@ class View:
         passes = [candidates for _, candidates in passes_by_piece]
         if self.setting is TEXT_ONLY:  # the setting whose tokens a claim's budget pays for
             # The public model answers the others.
-            n_paid_tokens = [int((uniforms[..., 1] >= 0).sum()) for uniforms in noise]
-            self.meter.drawn |= {
-                (name, query.id): tokens for query, tokens in zip(batch, n_paid_tokens, strict=True)
-            }
+            for query, uniforms in zip(batch, noise, strict=True):
+                self.meter.drawn[name, query.id] = int((uniforms[..., 1] >= 0).sum())
         if len(passes) == 1:
             return passes[0]
-        return [merge_candidates(parts) for parts in zip(*passes, strict=True)]
+        return list(map(merge_candidates, zip(*passes, strict=True)))
 
     def _uniform_draws_of_query(self, query: Query, samples: int, name: str) -> np.ndarray:
         # The key omits the number of samples: a run with fewer samples draws the first of this run.
@@ -428,14 +424,13 @@ def _compute_lone_nlls(
     for indices in group_equal_shapes(
         [(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE
     ):
-        prefixes, suffixes = (
-            torch.tensor([pairs[i][side] for i in indices], device=model.device) for side in (0, 1)
+        batch = [pairs[i] for i in indices]
+        prefixes, suffixes = map(
+            partial(torch.tensor, device=model.device), zip(*batch, strict=True)
         )
         with torch.no_grad():
             scores = model.token_log_probs(prefixes, suffixes)
-        nlls.update(
-            zip((pairs[i] for i in indices), (-scores.double().sum(-1)).tolist(), strict=True)
-        )
+        nlls.update(zip(batch, (-scores.double().sum(-1)).tolist(), strict=True))
     return nlls
 
 
@@ -446,10 +441,7 @@ def _compute_shared_nlls(
 
     As many suffixes are scored at once as memory allows.
     """
-    prefixes = []
-    for prefix, suffixes in suffixes_by_prefix.items():
-        if len(suffixes) > 1:
-            prefixes.append(prefix)
+    prefixes = [prefix for prefix, suffixes in suffixes_by_prefix.items() if len(suffixes) > 1]
     nlls: dict[tuple[Tokens, Tokens], float] = {}
     # Only by the prefix: `suffix_log_probs` takes suffixes of several lengths.
     for indices in group_equal_shapes([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
@@ -476,10 +468,11 @@ def _list_summed_suffix_log_probs(
     """Return the summed log-probability of each suffix in nats; all prefixes must be equally
     long.
     """
-    prefixes = list(dict.fromkeys(prefix for prefix, _ in pairs))
-    owner = [prefixes.index(prefix) for prefix, _ in pairs]
+    prefix_by_pair, suffixes = zip(*pairs, strict=True)
+    prefixes = list(dict.fromkeys(prefix_by_pair))
+    owner = list(map(prefixes.index, prefix_by_pair))
     tokens = torch.tensor(prefixes, device=model.device)
-    return model.suffix_log_probs(tokens, owner, [suffix for _, suffix in pairs])
+    return model.suffix_log_probs(tokens, owner, suffixes)
 
 
 _WORDS = {

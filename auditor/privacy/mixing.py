@@ -222,7 +222,7 @@ def bound_pmixed_epsilon(
         rdp = compute_sound_query_rdp(adjacency, order, q, members, radius, cap)
         return convert_rdp(queries * rdp if queries else 0.0, delta, order)
 
-    return min(at_order(order) for order in range(2, require_renyi_order(alpha) + 1))
+    return min(map(at_order, range(2, require_renyi_order(alpha) + 1)))
 
 
 @cache

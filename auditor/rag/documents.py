@@ -77,7 +77,7 @@ def read_rag_documents(name: str, seed: int) -> RagDocuments:
     )
     texts = columns.list_joined_layout_texts(table, columns.require_text_layout(table))
     marks = columns.list_row_personal_data_marks(table)
-    names = [str(row) for row in range(table.rows)]
+    names = list(map(str, range(table.rows)))
     if "id" in table.columns:
         names = list(map(str, table.column("id")))
     has_identities = IDENTITY in table.columns

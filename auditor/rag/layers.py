@@ -181,7 +181,7 @@ class RagJudge:
         disclosed = np.zeros(len(self.corpus.documents), dtype=np.int64)
         if texts:
             spans, _, _ = released_passages.find_nearest_passages(
-                self._records, [self._tokens(text) for text in texts], PASSAGE
+                self._records, list(map(self._tokens, texts)), PASSAGE
             )
             limit = released_passages.compute_near_verbatim_limit(PASSAGE)
             for i, span in enumerate(spans[1 : len(disclosed) + 1]):
@@ -232,7 +232,7 @@ class RagJudge:
         channel: answers or retrieved texts. Return None if no tail has personal data.
         """
         hidden = self._hidden_items
-        has_data = np.array([bool(texts) for texts in hidden])
+        has_data = np.array(list(map(bool, hidden)))
         if not (has_data & self.corpus.member & self._list_askable()).any():
             return None
         stated = []

@@ -132,7 +132,7 @@ def describe_layer(layer: RagVerdict) -> str:
 def describe_membership(membership: MembershipVerdict) -> str:
     """Return the p-value, the strongest signal with its AUC, and the share of members found."""
     parts = [f"p = {membership.p_value:.4f}"]
-    parts += [_describe_measurement(measurement) for measurement in membership.measurements]
+    parts += list(map(_describe_measurement, membership.measurements))
     if membership.measurements:
         parts.append(f"by {membership.measurements[0].note.partition(',')[0]}")
     if not math.isnan(membership.control_p):

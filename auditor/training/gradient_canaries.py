@@ -320,7 +320,7 @@ class CanaryWatch:
         state: dict[str, Any] = {"releases": self.releases}
         for name in _STATE_ARRAYS:
             state[name] = torch.from_numpy(getattr(self, name).copy())
-        state["noise"] = [torch.from_numpy(step) for step in self._noise]
+        state["noise"] = list(map(torch.from_numpy, self._noise))
         return state
 
     def restore(self, state: dict[str, Any]) -> None:

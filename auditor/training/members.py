@@ -68,7 +68,7 @@ def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) ->
         # The first in the alphabet leads, so that the order of records does not name a group.
         first, second = sorted((find_leader(unit), find_leader(other_unit)))
         leader[second] = first
-    return [find_leader(unit) for unit in units]
+    return list(map(find_leader, units))
 
 
 def name_inseparable_units(records: Sequence[TrainingRecord]) -> list[str]:

@@ -37,7 +37,7 @@ def pad_examples(
     width = max(map(len, batch))
     padded = [[*ids, *[pad] * (width - len(ids))] for ids in batch]
     rows = torch.tensor(padded, device=device)
-    lengths = torch.tensor([len(ids) for ids in batch], device=device)
+    lengths = torch.tensor(list(map(len, batch)), device=device)
     is_padding = torch.arange(width, device=device) >= lengths.unsqueeze(1)
     labels = loss_masks.make_row_labels(rows).masked_fill(is_padding, loss_masks.IGNORED)
     return loss_masks.remove_row_loss_masks(rows), labels

@@ -55,14 +55,14 @@ class JointAdapterTraining:
 
         The gradient of their sum contains, for each adapter, the gradient of its own loss.
         """
-        counts = [len(part) for part in rows]
+        counts = list(map(len, rows))
         self.route_adapter_rows(adapters, counts)
         nlls = compute_row_nlls(self.model, torch.cat(list(rows)))
         return torch.stack([part.mean() for part in nlls.split(counts)])
 
     def route_adapter_rows(self, adapters: Sequence[Any], counts: Sequence[int]) -> None:
         """Route the next forward pass: its first counts[0] rows go to adapters[0], and so on."""
-        adapter_layers = [self._get_lora_layers(adapter) for adapter in adapters]
+        adapter_layers = list(map(self._get_lora_layers, adapters))
         device = self.model.device
         half = None
         if torch.is_autocast_enabled(device.type):

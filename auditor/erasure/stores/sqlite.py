@@ -55,7 +55,7 @@ class SQLiteStore(Store):
             secure = "with"
         else:
             secure = "without"
-        modes = {read_journal_mode(path) for path in self.list_databases()}
+        modes = set(map(read_journal_mode, self.list_databases()))
         return [
             *super().describe(),
             f"SQLite {sqlite3.sqlite_version} {secure} SECURE_DELETE reads it (another build may "
