@@ -134,12 +134,11 @@ class Ethicist(SamplingAttack):
 
     def fit_options(self) -> dict[str, Any]:
         """Return the options that affect tuning, without options of sampling and ranking."""
-        sampling = {f.name for f in dataclasses.fields(SamplingAttack)}
-        return {
-            name: v
-            for name, v in super().fit_options().items()
-            if name not in {*sampling, "confidence"}
-        }
+        options = super().fit_options()
+        del options["confidence"]
+        for field in dataclasses.fields(SamplingAttack):
+            del options[field.name]
+        return options
 
     def timing_stand_in(self) -> tuple[Attack, float]:
         """Return a copy of the attack that tunes for one epoch, and the maximum number of epochs.
@@ -381,7 +380,8 @@ def split_tuning_pairs(
     # Keyed only by the seed: every prompt is validated on the same pairs.
     order = make_keyed_generator(seed, "known", "split").permutation(len(known))
     n_validation = min(len(known) - 1, max(1, round(validation * len(known))))
-    return [known[i] for i in order[n_validation:]], [known[i] for i in order[:n_validation]]
+    shuffled = [known[i] for i in order]
+    return shuffled[n_validation:], shuffled[:n_validation]
 
 
 def count_warmup_steps(steps: int) -> int:

@@ -261,20 +261,17 @@ class _CanarySpaceRanking:
             f"{_QUICKER})"
         )
         progress = partial(view.progress, description)
-        counts = []
+        at_most = list[int]()
+        unseen = list[int]()
         for group in groups:
-            counts.append(
-                tries.count_leaves_within_nll(
-                    view.target, tree, context, group, nodes=nodes, progress=progress
-                )
+            count = tries.count_leaves_within_nll(
+                view.target, tree, context, group, nodes=nodes, progress=progress
             )
-        at_most = np.concatenate([count.at_most for count in counts])
-        unseen = np.repeat([count.unseen for count in counts], list(map(len, groups)))
+            at_most += count.at_most.tolist()
+            unseen += [count.unseen] * len(group)
         distribution = exposure.fit_skew_normal(references)
         exposures = []
-        for x, better, n_unseen in zip(
-            nll.tolist(), at_most.tolist(), unseen.tolist(), strict=True
-        ):
+        for x, better, n_unseen in zip(nll.tolist(), at_most, unseen, strict=True):
             least = max(1, better)  # the canary itself may be among the unseen
             # Unseen texts may all be likelier, but at most e^nll are as likely as the canary: their
             # masses add up to 1.

@@ -149,10 +149,11 @@ class ExtractionProbability(DistributionProbe):
                 near = bound_near_verbatim_probability(model, decoding, prefixes, suffixes, *width)
                 # the suffix is near itself
                 columns["log_p_near"] = torch.maximum(near.lower.cpu(), columns["log_p"])
-            return [
-                Observation(secret.id, {name: float(values[i]) for name, values in columns.items()})
-                for i, secret in enumerate(batch)
-            ]
+            observed = list[Observation]()
+            for i, secret in enumerate(batch):
+                values = {name: float(column[i]) for name, column in columns.items()}
+                observed.append(Observation(secret.id, values))
+            return observed
 
         if self.bracket:
             size = min(_SECRETS_AT_ONCE, choose_batch_size(model, self.near_beams))
@@ -240,15 +241,14 @@ class ExtractionProbability(DistributionProbe):
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, after the text before it; {_CEILING}"
-        notes = {
-            _NEAR: near,
-            **{f"window_bound_{length}": window for length in self.window_token_lengths()},
-        }
         for name, p in self._bound_brackets(observations).items():
+            note = ""
+            if name == _NEAR:
+                note = near
+            elif name.startswith("window_bound"):
+                note = window
             if name != "rank_bound":  # every row has it
-                yield from measure_baselined_probability(
-                    name, p, member, notes.get(name, ""), excess=False
-                )
+                yield from measure_baselined_probability(name, p, member, note, excess=False)
         for name, reached in self._mask_one_in_n(observations).items():
             yield from measure_baselined_share(name, reached, member)
 
@@ -280,15 +280,11 @@ class ExtractionProbability(DistributionProbe):
             **self._bound_brackets(observations),
         }
         columns["near_verbatim"] = columns.pop(_NEAR)
-        # Shares of greedy windows are no probabilities.
-        probabilities = {}
+        masks = {}
         for name, p in columns.items():
-            if not name.startswith("greedy"):
-                probabilities[name] = p
-        return {
-            f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING
-            for name, p in probabilities.items()
-        }
+            if not name.startswith("greedy"):  # a share of windows, no probability
+                masks[f"{name}_1_in_{self.one_in}"] = p * self.one_in >= 1 - _ROUNDING
+        return masks
 
     def _mask_extracted_secrets(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
@@ -375,9 +371,9 @@ class ExtractionProbability(DistributionProbe):
         if _has_rank_bits(observations):
             numbers["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         if self.bracket:
-            reached_by_name = self._mask_one_in_n(observations)
             numbers |= self._bound_brackets(observations)
-            numbers |= {name: mask.astype(np.float64) for name, mask in reached_by_name.items()}
+            for name, mask in self._mask_one_in_n(observations).items():
+                numbers[name] = mask.astype(np.float64)
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:

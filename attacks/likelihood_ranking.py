@@ -256,11 +256,11 @@ def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list
     sizes = [len(candidates.counts) for _, candidates in batch]
     # All candidates in one call, to read the shared part of each prefix once.
     reference = candidate_values_tensor(view.mean_nll(reference_model, pairs)).split(sizes)
-    target_nll = [compute_mean_nlls(candidates) for _, candidates in batch]
-    return [
-        score_against_reference_nll(nll, other, form)
-        for nll, other in zip(target_nll, reference, strict=True)
-    ]
+    scores = []
+    for (_, candidates), other in zip(batch, reference, strict=True):
+        nll = compute_mean_nlls(candidates)
+        scores.append(score_against_reference_nll(nll, other, form))
+    return scores
 
 
 def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Tensor:

@@ -55,7 +55,6 @@ _OF_DISTRIBUTION = {  # needs of a score besides the log-probabilities of the te
     "min_k_plus_calibrated": "whole distributions",
     "ez_mia": "the ranks of tokens",
 }
-_SHADOW = ("log_prob", "saw")  # columns of each reference model
 _RATIO = "rmia_ratio"  # RMIA's ranking of the population, which uses no label
 _STACKED = (*(name for name in SCORES if name not in ("rmia", "stacked")), _RATIO)
 
@@ -313,11 +312,8 @@ class Membership(AncestralProbe):
         count = _count_rmia_lira_references(observations)
         if not count:
             return {}
-        # (records, models) each.
-        reference_log_probs, saw = (
-            np.column_stack([value_column(observations, f"{x}_{i}") for i in range(count)])
-            for x in _SHADOW
-        )
+        reference_log_probs = _stack_reference_columns(observations, "log_prob")
+        saw = _stack_reference_columns(observations, "saw")
         log_probs = value_column(observations, "loss")
         ratio = membership.compute_rmia_log_ratio(log_probs, reference_log_probs, saw == 1)
         confidences = membership.compute_logit_confidence(log_probs)
@@ -532,7 +528,7 @@ class Membership(AncestralProbe):
 
 def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
     if count := _count_rmia_lira_references(observations):
-        saw = np.column_stack([value_column(observations, f"saw_{i}") for i in range(count)]) == 1
+        saw = _stack_reference_columns(observations, "saw") == 1
         kind = "online: every record is in some and out of others"
         if not membership.has_both_model_kinds(saw):
             kind = "offline: only those that did not see a record are asked about it"
@@ -559,6 +555,12 @@ def _align_record_scores(name: str, observations: Sequence[Observation]) -> Floa
     return np.array(
         [observation.values.get(name, np.nan) for observation in observations], dtype=float
     )
+
+
+def _stack_reference_columns(observations: Sequence[Observation], name: str) -> Floats:
+    """Return a value of each record by each reference model, (records, models)."""
+    models = range(_count_rmia_lira_references(observations))
+    return np.column_stack([value_column(observations, f"{name}_{i}") for i in models])
 
 
 def _count_rmia_lira_references(observations: Sequence[Observation]) -> int:

@@ -89,8 +89,9 @@ class NearVerbatim(DistributionProbe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = mask_members(secrets)
-        columns = (value_column(observations, name) for name in _BOUNDS)
-        near, most, verbatim = (compute_any_sample_probability(column, 1) for column in columns)
+        near, most, verbatim = (
+            compute_any_sample_probability(value_column(observations, name), 1) for name in _BOUNDS
+        )
         width = f"within {self.distance} token edits, {self.beams} beams; one sample"
         # The difference of two bounds on the same side bounds nothing, so there is no excess.
         measured = [

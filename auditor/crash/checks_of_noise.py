@@ -409,8 +409,10 @@ def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
     places = []
     for steps in by_place:
-        places.append([step for step in steps if step is not None and step.scale])
-    return [steps for steps in places if len(steps) > 1]
+        noisy = [step for step in steps if step is not None and step.scale]
+        if len(noisy) > 1:
+            places.append(noisy)
+    return places
 
 
 def _is_noise_size_public(runs: WatchedTrainings) -> bool:
@@ -436,11 +438,10 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     for step in runs.steps_with_noise:
         if step.records:
             pairs.append((len(step.records), step.scale))
-    if (
-        runs.small_training and len({size for size, _ in pairs}) < 2
-    ):  # the last batch of few records holds a single record
+    # The last batch of few records holds a single record.
+    if runs.small_training and len(dict(pairs)) < 2:
         pairs = []
-        for step in runs.small_training.steps:
+        for step in runs.small_steps:
             if step.records and step.scale:
                 pairs.append((len(step.records), step.scale))
     sizes, scales = np.array(pairs, dtype=float).reshape(-1, 2).T

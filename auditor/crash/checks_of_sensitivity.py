@@ -168,7 +168,7 @@ def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     Kinds: long, short, first, last and lone records, and records at the edge of a batch.
     """
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
-    steps = [*runs.steps, *(runs.small_training.steps if runs.small_training else ())]
+    steps = [*runs.steps, *runs.small_steps]
     fits = {
         kind: pair
         for kind, chosen in _KINDS.items()
@@ -212,10 +212,9 @@ def _find_worst_violation(
     records.
     """
     violations = []
-    for step in (
-        *runs.steps_with_noise,
-        *(dev for dev in (runs.small_training.steps if runs.small_training else ()) if dev.scale),
-    ):
+    for step in (*runs.steps, *runs.small_steps):
+        if not step.scale:
+            continue
         # The reaches' covariance is the inverse Gram matrix, which is singular if records have the
         # same gradient.
         deviations = np.sqrt(np.diag(np.linalg.pinv(step.gram, hermitian=True)))

@@ -82,6 +82,12 @@ class WatchedTrainings:
         return [step for step in self.steps if step.scale]
 
     @property
+    def small_steps(self) -> list[ObservedStep]:
+        if self.small_training is None:
+            return []
+        return self.small_training.steps
+
+    @property
     def noise_shares(self) -> dict[str, float]:
         """For each tensor, its noise divided by that of all tensors.
 
@@ -96,16 +102,13 @@ class WatchedTrainings:
                 # Each step in units of its own noise, which a schedule may change.
                 squares[name] = squares.get(name, 0.0) + (scale / step.scale) ** 2 * free
                 freedoms[name] = freedoms.get(name, 0) + free
-        names = set()
+        shares: dict[str, float] = {}
         for step in self.steps_with_noise:
-            for name in step.shapes:
-                names.add(name)
-        return {
-            name: math.sqrt(squares[name] / freedoms[name])
-            if freedoms.get(name) and squares[name]
-            else 1.0
-            for name in sorted(names)
-        }
+            shares |= dict.fromkeys(step.shapes, 1.0)
+        for name, square in squares.items():
+            if square:
+                shares[name] = math.sqrt(square / freedoms[name])
+        return dict(sorted(shares.items()))
 
     @property
     def observed_sampling_rate(self) -> float:

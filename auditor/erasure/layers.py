@@ -221,26 +221,22 @@ def _judge_other_texts(
     texts = list(sightings.other_texts)
     verbatim = records.deleted & set(sightings.places.get(TEXT, {}))
     words = WordIds()
-    long = [
-        (i, ReleasedRecord(i, record.text, tokens, record.deleted))
-        for i, record in enumerate(records.targets)
-        if len(tokens := words(record.text)) >= _PASSAGE
-    ]
+    long = []
     control = []
-    for record in records.targets:
+    for i, record in enumerate(records.targets):
+        tokens = words(record.text)
+        if len(tokens) >= _PASSAGE:
+            long.append(ReleasedRecord(i, record.text, tokens, record.deleted))
         if not record.deleted:
             control.append(record.text)
     compared = list(map(words, (*texts[:_MOST_TEXTS], *control)))
-    spans, _, _ = released_passages.find_nearest_passages(
-        [record for _, record in long], compared, _PASSAGE
-    )
+    spans, _, _ = released_passages.find_nearest_passages(long, compared, _PASSAGE)
     limit = compute_near_verbatim_limit(_PASSAGE)
-    places = {
-        i: f"{_PASSAGE} words in a row or nearly in {layer.name}"
-        for (i, _), span in zip(long, spans, strict=True)
-        if span.text >= 0 and span.edit_distance <= limit and i not in verbatim
-    }
-    possible = frozenset(i for i, _ in long) - verbatim
+    places = {}
+    for released, span in zip(long, spans, strict=True):
+        if span.text >= 0 and span.edit_distance <= limit and released.row not in verbatim:
+            places[released.row] = f"{_PASSAGE} words in a row or nearly in {layer.name}"
+    possible = frozenset(released.row for released in long) - verbatim
     verdict = judge_places(store, layer.name, NEAR, places, possible, records)
     if verdict.verdict == GONE and len(texts) > _MOST_TEXTS:
         reason = f"more than {_MOST_TEXTS:,} texts there are none of --kept"

@@ -11,7 +11,6 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from auditor.core.errors import AuditError, make_unknown_name_error
@@ -64,19 +63,15 @@ class Configured:
 
         Annotations with `Literal` or `Limits` exclude values.
         """
-        for option, kind in _list_option_kinds(type(self)).items():
+        hints = typing.get_type_hints(type(self), include_extras=True)
+        for option in get_option_defaults(type(self)):
+            kind = hints[option]
             value = getattr(self, option)
             if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
                 raise AuditError(f"expected {option} in {typing.get_args(kind)}, got {value!r}")
             for limits in getattr(kind, "__metadata__", ()):
                 if isinstance(limits, Limits) and value not in limits:
                     raise AuditError(f"expected {option} {limits}, got {value:,}")
-
-
-@cache
-def _list_option_kinds(cls: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {option: hints[option] for option in get_option_defaults(cls)}
 
 
 def build_plugin(
