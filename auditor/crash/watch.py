@@ -411,11 +411,8 @@ class StepWatch:
                 size = float((values @ values / dimensions).sqrt())
                 scales[name] = (size if size > least else 0.0, dimensions)
         # Pool over tensors: variances weighted by their degrees of freedom.
-        n_free = sum(free)
-        if n_free:
-            scale = (sum(values**2 * free for values, free in scales.values()) / n_free) ** 0.5
-        else:
-            scale = 0.0
+        total = sum(size**2 * dimensions for size, dimensions in scales.values())
+        scale = (total / max(1, sum(free))) ** 0.5
         unit = scale or 1.0
         parts_by_tensor = gradients.split(sizes)
         grams = torch.stack([part.T @ part for part in parts_by_tensor])
