@@ -270,7 +270,15 @@ class StepWatch:
         }
         if not gradients:
             return
-        _require_one_process()
+        if (
+            distributed.is_available()
+            and distributed.is_initialized()
+            and (processes := distributed.get_world_size()) > 1
+        ):
+            raise AuditError(
+                f"the training runs in {processes} processes, of which one is watched: run it in "
+                "one"
+            )
         if self._stepping is optimizer:
             self._take_back_outer_step()
         self._stepping = optimizer
@@ -350,11 +358,9 @@ class StepWatch:
         """
         self.trace.state = _copy_tensors(self._model.state_dict().items())
         now = self._flatten_weights()
-        weights_by_step = enumerate(self._after)
-        self.trace.returned = next(
-            (at for at, weights in reversed(list(weights_by_step)) if torch.equal(weights, now)),
-            None,
-        )
+        for at, weights in enumerate(self._after):
+            if torch.equal(weights, now):
+                self.trace.returned = at
 
     def decompose_taken_steps(self) -> None:
         """Decompose the gradients of all steps since the last call.
@@ -442,15 +448,6 @@ class StepWatch:
             foreign=step.foreign,
             tensor_grams=grams.numpy(),
             tensor_products=products.numpy(),
-        )
-
-
-def _require_one_process() -> None:
-    if not distributed.is_available() or not distributed.is_initialized():
-        return
-    if (processes := distributed.get_world_size()) > 1:
-        raise AuditError(
-            f"the training runs in {processes} processes, of which one is watched: run it in one"
         )
 
 
@@ -596,14 +593,9 @@ def run_watched_training(
     watch.decompose_taken_steps()
     watch.find_final_step()
     # The first steps of a training may be of empty batches.
-    if most is None or not watch.trace.steps:
-        _require_read_records(watch.trace)
-    _require_given_model(model, returned)
-    return watch.trace, returned
-
-
-def _require_read_records(trace: TrainingTrace) -> None:
-    if not any(step.records for step in trace.steps):
+    trace = watch.trace
+    is_part = most is not None and bool(trace.steps)
+    if not is_part and not any(step.records for step in trace.steps):
         observed = (
             f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one "
             "of our records"
@@ -612,6 +604,8 @@ def _require_read_records(trace: TrainingTrace) -> None:
             "expected `train` to train the model that it is given, on the records that it is "
             f"given, by a torch.optim optimizer; saw {observed}"
         )
+    _require_given_model(model, returned)
+    return trace, returned
 
 
 def _require_given_model(model: nn.Module, returned: Any) -> None:
