@@ -99,3 +99,17 @@ def test_no_line_breaks_inside_an_option(
     # On a phone the picture of the signals needs no scrolling to the side.
     wide = "(s => s.scrollWidth > s.clientWidth)(document.querySelector('#glance .scroll'))"
     assert not browser.evaluate(wide)
+
+
+@pytest.mark.parametrize("width", [390, 700, 1200, 1400])
+def test_long_number_does_not_push_results_out_of_the_window(
+    browser: Any, page: str, tmp_path: Path, width: int
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(page, encoding="utf-8")
+    browser.open(path, width)
+    note = "membership AUC 0.975 [0.695–1.00] (Min-K%++, best of 11 scores), of those trained on 4"
+    browser.evaluate(f"document.querySelector('#signals-table td.number').textContent = '{note}'")
+    assert browser.evaluate(
+        "(s => s.scrollWidth <= s.clientWidth)(document.querySelector('#glance .scroll'))"
+    )
