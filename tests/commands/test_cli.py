@@ -1436,7 +1436,7 @@ REFUSED_CLAIMS: dict[str, tuple[Case, str]] = {
         private("-D", "alpha=2.5"),
         "expected pmixed.alpha to be a whole number, got '2.5'",
     ),
-    "alpha too small": (private("-D", "alpha=1"), "expected alpha >= 2, got 1"),
+    "alpha too small": (private("-D", "alpha=1"), "expected alpha >= 2 and at most 256, got 1"),
     "order above the controlled one": (
         lambda inputs, files: [
             *with_flags("--attack", "claim-check", "-A", "order=5")(inputs, files),
