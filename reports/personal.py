@@ -149,17 +149,6 @@ def describe_unmarked_personal_kinds(result: AuditResult) -> str:
     return ""
 
 
-def format_personal_kinds(finding: Finding) -> str:
-    """Return the share of each kind of personal data.
-
-    `card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`
-    """
-    return ", ".join(
-        f"{format_personal_kind(kind)} {format_personal_data_share(m)}"
-        for kind, m in _sort_personal_kinds(finding)
-    )
-
-
 def format_personal_data_counts(finding: Finding) -> str:
     """Return the count of each kind of personal data: `card numbers 15/80, names 22/94`.
 

@@ -350,20 +350,6 @@ def select_chain_steps(steps: Iterable[ChainStep]) -> list[ChainStep]:
     return [step for step in steps if step.before != step.after]
 
 
-def format_chain_step_effect(step: ChainStep) -> str:
-    """Return the effect of a chain's step, or the reason for having none.
-
-    `mixing −1.0 points [−3.0 to 0.7], not significant`
-    """
-    if step.difference is None:
-        return f"{format_chain_step_causes(step)}: {step.note}"
-    if is_chain_step_significant(step):
-        remark = ""
-    else:
-        remark = ", not significant"
-    return f"{format_chain_step_causes(step)} {format_difference(step.difference)}{remark}"
-
-
 def format_brief_chain_step_effect(step: ChainStep) -> str:
     """Return the effect of a chain's step in few words.
 
@@ -455,33 +441,6 @@ def format_promised_epsilon(claim: Claim) -> str:
     return f"{format_number(select_claimed_epsilon(claim))} ({claim.unit})"
 
 
-def format_epsilon_line(claim: Claim) -> str:
-    """Return a claim's promised and spent epsilon on one line.
-
-    `ε 8 (shard, add/remove; replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9, 200 left`
-    """
-    other_relations = ", ".join(
-        f"{format_relation(name)} {format_number(eps)}"
-        for name, eps in claim.epsilon.items()
-        if name != claim.relation
-    )
-    if claim.queries is None:
-        covered = ""
-    else:
-        covered = f"T {claim.queries:,}"
-    parts = [
-        f"{claim.unit}, {format_relation(claim.relation)}",
-        other_relations,
-        f"δ {format_number(claim.delta)}",
-        covered,
-    ]
-    terms = "; ".join(filter(None, parts))
-    return (
-        f"ε {format_number(select_claimed_epsilon(claim))} ({terms}) · spent "
-        f"{format_spent_budget(claim)}"
-    )
-
-
 def format_covered_tokens(claim: Claim) -> str:
     """Return the number of tokens that the claim covers: `1,024 drawn tokens`, or `no limit`.
 
@@ -524,22 +483,3 @@ def list_violation_warnings(finding: Finding) -> tuple[str, ...]:
 def list_claim_remarks(finding: Finding) -> tuple[str, ...]:
     """Return the remarks on a model's claim: warnings of violations, then all notes."""
     return (*list_violation_warnings(finding), *finding.notes)
-
-
-def format_spent_budget(claim: Claim) -> str:
-    """Return the spent budget: `ε 7.9, 92,400 tokens, 10,000 left`.
-
-    If exceeded, the tokens left become `more than the 90,000 covered`.
-    """
-    epsilon = claim.spent_epsilon.get(claim.relation)
-    if claim.queries is None:
-        return "in training: asking the model costs nothing more"
-    tokens = f"{claim.spent_queries:,} tokens"
-    n_left = claim.queries - claim.spent_queries
-    if n_left < 0:
-        rest = f", more than the {claim.queries:,} covered"
-    elif n_left:
-        rest = f", {n_left:,} left"
-    else:
-        rest = ", none left"
-    return (f"ε {format_number(epsilon)}, {tokens}" if epsilon is not None else tokens) + rest

@@ -37,12 +37,14 @@ def print_result_screen(result: AuditResult, folder: Path, verbose: bool) -> Non
     """Print the first screen of a run; with `verbose`, print every table."""
     from rich.console import Console
 
+    from auditor.conclusions.secret_details import read_secret_details
     from auditor.reports.screen import WIDTH, build_first_screen
-    from auditor.reports.terminal import summarise_run
+    from auditor.reports.terminal import build_report_screen
 
     out = Console()
     if verbose:
-        out.print(summarise_run(result, folder))
+        for block in build_report_screen(result, folder, read_secret_details(folder)):
+            out.print(block)
     else:
         width = out.width if out.is_terminal else WIDTH
         out.print(build_first_screen(result, folder, width), soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -200,8 +201,8 @@ def test_every_report_carries_it(result: AuditResult) -> None:
     assert sentence in html.render_html_report(audited_run)
     plain = " ".join(markdown.render_markdown_report(audited_run).replace("\\", "").split())
     assert sentence in plain and "Claims against evidence" in html.render_html_report(audited_run)
-    console = Console(file=io.StringIO(), width=80)
-    console.print(terminal.summarise_run(audited_run))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(*terminal.build_report_screen(audited_run, Path("runs/own")), sep="\n")
     shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert sentence in shown
 

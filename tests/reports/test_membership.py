@@ -21,7 +21,7 @@ from auditor.reports import html, markdown
 from auditor.reports.blocks import Figure, Table
 from auditor.reports.plots import render_plot_svg
 from auditor.reports.table_of_contents import build_page_document
-from auditor.reports.terminal import summarise_run
+from auditor.reports.terminal import build_report_screen
 from auditor.reports.verdict import write_headline
 from auditor.statistics import roc
 from auditor.statistics.metrics import name_auc, name_score_column, name_tpr_metric
@@ -67,7 +67,7 @@ def with_row(result: AuditResult, *found: Finding) -> AuditResult:
 
 def said_on_the_terminal(result: AuditResult) -> str:
     console = Console(width=100, file=io.StringIO(), no_color=True)
-    console.print(summarise_run(result))
+    console.print(*build_report_screen(result, Path("runs/own")), sep="\n")
     return " ".join(str(console.file.getvalue()).split())  # type: ignore[attr-defined]
 
 

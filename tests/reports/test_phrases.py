@@ -112,22 +112,6 @@ def test_undefended_comes_first(result: AuditResult) -> None:
     ]
 
 
-def test_epsilon_line(result: AuditResult) -> None:
-    claim = result.target("pmixed").claim
-    assert claim is not None
-    assert phrases.format_epsilon_line(claim) == (
-        "ε 8 (shard, add/remove; zero-out 7.12, replace 12.9; δ 1e-5; T 115,200) · spent ε 8, "
-        "115,200 tokens, none left"
-    )
-    over = replace(claim, spent_queries=115_201)
-    assert phrases.format_spent_budget(over).endswith(
-        "115,201 tokens, more than the 115,200 covered"
-    )
-    assert phrases.format_spent_budget(replace(claim, spent_queries=15_200)).endswith(
-        "15,200 tokens, 100,000 left"
-    )
-
-
 def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditResult) -> None:
     claim = result.target("pmixed").claim
     assert claim is not None
@@ -157,7 +141,7 @@ def test_decoding_outside_a_claim_is_marked(result: AuditResult) -> None:
 
 def test_epsilon_of_an_unstated_relation_is_not_made_up() -> None:
     claim = Claim({}, 0.0, "replace", "record", 1, "none", "claim")
-    assert phrases.format_epsilon_line(claim).startswith("ε – (record")
+    assert phrases.format_promised_epsilon(claim) == "– (record)"
 
 
 @pytest.mark.parametrize(

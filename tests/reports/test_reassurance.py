@@ -6,7 +6,6 @@ Imports only what speaks: whatever decides underneath, these are promises to a r
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from auditor.conclusions.leak_readings import PROBABLE, VERBATIM
 from auditor.conclusions.secret_details import SecretDetails
@@ -33,7 +31,6 @@ from auditor.core.result import (
 from auditor.reports import advice, edpb, markdown, phrases, severity, verdict
 from auditor.reports.screen import build_first_screen
 from auditor.reports.signals import format_least_detectable
-from auditor.reports.terminal import summarise_run
 from auditor.statistics.intervals import clopper_pearson, subtract_nonmember_mean
 from tests.conftest import methods
 
@@ -88,12 +85,6 @@ def run_of(*findings: Finding, greedy: dict[str, Measurement] | None = None) -> 
     )
 
 
-def verbose(result: AuditResult) -> str:
-    console = Console(width=200, file=io.StringIO(), no_color=True)
-    console.print(summarise_run(result, Path("runs/own")))
-    return " ".join(str(console.file.getvalue()).split())  # type: ignore[attr-defined]
-
-
 def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     """What speaks of a run, without its layout."""
     yield "screen", " ".join(build_first_screen(result, Path("runs/own")).plain.split())
@@ -113,7 +104,6 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
 def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
     """The same, and as it is laid out, but for figures and tables of single numbers."""
     yield from sentences(result)
-    yield "verbose screen", verbose(result)
     page = edpb.build_edpb_document(
         edpb.EdpbEvidence(phrases.make_result_printable(result), "digest")
     )
