@@ -5,7 +5,7 @@ Differences are paired by record: `paired_difference` for recall, DeLong's varia
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -181,34 +181,25 @@ def _find_greatest_values(values: Floats, ids: Sequence[str], records: Mapping[s
 def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
     result = material.result
     groups = []
-    spans = []
+    spans: list[ForestSpan | None] = []
     for target in dict.fromkeys(f.target for f in phrases.sort_findings(result)):
         for setting in phrases.SETTINGS:
             compared = compare_attacks(result, material.details, target, setting)
             if len(compared) < 2:
                 continue
-            title = f"{phrases.title_target(result, target)}, {setting}"
-            groups.append(Group(title, tuple(_attack_table_rows(compared))))
-            spans += [_build_span(row.main) for row in compared]
-    if not groups:
-        return []
+            rows = []
+            for row in compared:
+                rows.append((row.title, row.number_text, row.difference_text))
+                m = row.main
+                span = None
+                if m is not None and m.unit in (*SHARES, roc.AUC):
+                    span = build_forest_span(m, 0.5 if m.unit == roc.AUC else None)
+                spans.append(span)
+            groups.append(Group(f"{phrases.title_target(result, target)}, {setting}", rows))
     head = ("Attack", "Result", "Difference, paired")
     caption = "All attacks side by side, each compared with the first that has the same number"
-    return [
-        Forest(Table("attacks-table", caption, head, tuple(groups)), tuple(spans)),
-        Paragraph(_NOTE),
-    ]
-
-
-def _attack_table_rows(compared: Sequence[AttackRow]) -> Iterator[tuple[str, ...]]:
-    for row in compared:
-        yield row.title, row.number_text, row.difference_text
-
-
-def _build_span(m: Measurement | None) -> ForestSpan | None:
-    if m is None or m.unit not in (*SHARES, roc.AUC):
-        return None
-    return build_forest_span(m, 0.5 if m.unit == roc.AUC else None)
+    table = Table("attacks-table", caption, head, groups)
+    return [Forest(table, spans), Paragraph(_NOTE if groups else "")]
 
 
 def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
@@ -220,34 +211,27 @@ def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) 
     cells = dict.fromkeys((f.target, f.setting) for f in phrases.sort_findings(result))
     tables = [compare_attacks(result, details, *cell) for cell in cells]
     compared = max(tables, key=lambda table: sum(row.main is not None for row in table), default=[])
-    # The table above has a single attack, unless it did not run.
     if len(compared) < 1 + all(row.main is not None for row in compared) or most < 3:
         return []
-    if len(compared) < most:
-        rows_shown = compared
-    else:
+    rows_shown = compared
+    if len(compared) >= most:
         rows_shown = compared[: most - 2]
     names = max(len(row.title) for row in rows_shown)
     first = rows_shown[0].finding
-    bases = set()
-    for row in rows_shown:
-        if row.difference is not None:
-            bases.add(row.base)
+    bases = {row.base for row in rows_shown if row.difference is not None}
     of_all = f" from {min(bases)}" if len(bases) == 1 else ""  # stated once, above
+    paired = ""
     if bases:
         paired = f"; differences{of_all or ' are'}{',' if of_all else ''} paired by record"
-    else:
-        paired = ""
     lines = [f"{phrases.title_target(result, first.target)}, {first.setting}{paired}"]
     for row in rows_shown:
-        if row.difference is None:
-            differs = ""
-        else:
+        differs = ""
+        if row.difference is not None:
             differs = f"; {row.difference_text.removesuffix(of_all)}"
         lines.append(f"{row.title:<{names}}  {row.number_text}{differs}")
     n_left = len(compared) - len(rows_shown)
     if n_left:
-        return [*lines, f"and {format_count(n_left, 'more attack')} in the report"]
+        lines.append(f"and {format_count(n_left, 'more attack')} in the report")
     return lines
 
 

@@ -20,10 +20,10 @@ from auditor.reports.blocks import (
     Document,
     FactList,
     Facts,
-    Group,
     Paragraph,
     Section,
     Table,
+    make_table,
 )
 from auditor.reports.escaping import make_printable_line
 
@@ -195,11 +195,11 @@ def build_mitigation_document(comparison: BeforeAfter) -> Document:
         "Held-out perplexity was not measured: the run has no non-members."
     )
     if perplexity := _build_perplexity_change_row(comparison):
-        cost = Table(
+        cost = make_table(
             "utility",
             "On text that neither model was trained on",
             names,
-            (Group("", tuple(perplexity)),),
+            perplexity,
         )
     remarks = (
         f"trained in {phrases.format_duration(comparison.seconds)}",

@@ -6,9 +6,9 @@ Strings are plain text, which renderers escape.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import chain, compress, groupby
 from typing import Any, ClassVar
 
 from auditor.core.result import Finding
@@ -25,7 +25,7 @@ class Paragraph:
 @dataclass(frozen=True)
 class Bullets:
     kind: ClassVar[str] = "bullets"
-    items: tuple[str, ...]
+    items: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Group:
     """
 
     title: str
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Table:
     id: str
     caption: str
     head: tuple[str, ...]
-    groups: tuple[Group, ...]
-    numeric: frozenset[int] = frozenset()  # columns of numbers, right-aligned
+    groups: Sequence[Group]
+    numeric: Container[int] = ()  # columns of numbers, right-aligned
     folded: bool = False
-    links: tuple[str, ...] = ()  # link of each row's first cell, over all groups; "": no link
+    links: Sequence[str] = ()  # link of each row's first cell, over all groups; "": no link
 
     def fold_constant_columns(self, known: Set[str] = frozenset()) -> Table:
         """Return the table with each column of equal cells moved into the caption: `Attack:
@@ -72,32 +72,39 @@ class Table:
         The first column is never moved. A table with a single row or with spanning cells is
         unchanged. known: column heads to leave out of the caption.
         """
-        rows = []
-        for group in self.groups:
-            for row in group.rows:
-                rows.append(row)
-        width = len(self.head)
-        if len(rows) < 2 or any(len(row) < width for row in rows):
+        rows = list(chain.from_iterable(group.rows for group in self.groups))
+        if len(rows) < 2 or any(len(row) < len(self.head) for row in rows):
             return self
-        varying = []
-        for i in range(width):
-            if i == 0 or len({row[i] for row in rows}) > 1:
-                varying.append(i)
+        varying = [True]
         constant = []
-        for i in range(width):
-            if i not in varying and rows[0][i] not in ("", "–") and self.head[i] not in known:
-                constant.append(f"{self.head[i]}: {rows[0][i]}")
+        for name, column in list(zip(self.head, zip(*rows, strict=True), strict=True))[1:]:
+            varying.append(len(set(column)) > 1)
+            if not varying[-1] and column[0] not in ("", "–") and name not in known:
+                constant.append(f"{name}: {column[0]}")
         groups = []
         for group in self.groups:
-            kept_rows = tuple(tuple(row[i] for i in varying) for row in group.rows)
-            groups.append(Group(group.title, kept_rows))
+            groups.append(
+                Group(group.title, tuple(tuple(compress(r, varying)) for r in group.rows))
+            )
+        indices = compress(range(len(varying)), varying)
         return replace(
             self,
             caption=f"{self.caption} ({'; '.join(constant)})" if constant else self.caption,
-            head=tuple(self.head[i] for i in varying),
-            groups=tuple(groups),
-            numeric=frozenset(place for place, i in enumerate(varying) if i in self.numeric),
+            head=tuple(compress(self.head, varying)),
+            groups=groups,
+            numeric={place for place, i in enumerate(indices) if i in self.numeric},
         )
+
+
+def make_table(
+    id: str,
+    caption: str,
+    head: tuple[str, ...],
+    rows: Iterable[tuple[str, ...]],
+    numeric: Container[int] = (),
+) -> Table:
+    """Return a table with a single group of rows, which has no heading."""
+    return Table(id, caption, head, (Group("", tuple(rows)),), numeric)
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class Forest:
 
     kind: ClassVar[str] = "forest"
     table: Table
-    spans: tuple[ForestSpan | None, ...]
+    spans: Sequence[ForestSpan | None]
     low: float = 0.0  # limits of the scale
     high: float = 1.0
 
@@ -136,7 +143,7 @@ class Forest:
             max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0)
             or 1.0
         )
-        return cls(table, tuple(spans), -reach, reach)
+        return cls(table, spans, -reach, reach)
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,7 @@ class Series:
     """
 
     label: str
-    points: tuple[PlotPoint, ...]
+    points: Sequence[PlotPoint]
     kind: str = ""
 
 
@@ -173,19 +180,18 @@ class Figure:
     title: str
     description: str
     head: tuple[str, ...] = ()  # no head: another section has the numbers
-    groups: tuple[Group, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    series: tuple[Series, ...] = ()
-    text: frozenset[int] = frozenset()  # columns without numbers
+    groups: Sequence[Group] = ()
+    findings: Sequence[Finding] = ()
+    series: Sequence[Series] = ()
+    text: Container[int] = ()  # columns without numbers
     subject: str = ""  # of the numbers, if the title does not name it
     note: str = ""  # what the numbers leave out
     axes: tuple[str, str] = ("", "")  # axis labels of series: x, y
     # the series expected by chance: a line, and the upper end of its band
     null: Series | None = None
-    labels: tuple[
-        tuple[str, str], ...
-    ] = ()  # legend labels of targets that add to their titles, by name
-    ticks: tuple[str, ...] = ()  # labels of x = 0, 1, 2, … if they count something
+    # legend labels of targets that add to their titles, by name
+    labels: Mapping[str, str] = field(default_factory=dict)
+    ticks: Sequence[str] = ()  # labels of x = 0, 1, 2, … if they count something
     shaded_until: float = (
         math.nan
     )  # right end of the shade over equally useful models, on the x axis
@@ -196,22 +202,16 @@ class Figure:
 
     @property
     def table(self) -> Table:
-        numeric = frozenset(range(len(self.head))) - self.text
+        numeric = {i for i in range(len(self.head)) if i not in self.text}
         name = f"{self.id.removesuffix('-plot')}-table"
-        return Table(
-            name,
-            f"Numbers{self.subject}",
-            self.head,
-            self.groups,
-            numeric,
-            folded=True,
-        )
+        caption = f"Numbers{self.subject}"
+        return Table(name, caption, self.head, self.groups, numeric, folded=True)
 
 
 @dataclass(frozen=True)
 class Figures:
     kind: ClassVar[str] = "figures"
-    figures: tuple[Figure, ...]
+    figures: Sequence[Figure]
 
 
 @dataclass(frozen=True)
@@ -223,10 +223,20 @@ class Secrets:
 
     kind: ClassVar[str] = "secrets"
     data: Mapping[str, Any]
-    notes: tuple[str, ...]  # omitted secrets, and where to find them
+    notes: Sequence[str]  # omitted secrets, and where to find them
 
 
 Block = Paragraph | Bullets | FactList | Code | Table | Forest | Figures | Secrets
+
+
+def has_content(block: Block) -> bool:
+    """Test if a block shows anything: a table without rows does not."""
+    match block:
+        case Paragraph(text=content) | Bullets(items=content) | Figures(figures=content):
+            return bool(content)
+        case Table(groups=groups) | Forest(table=Table(groups=groups)):
+            return any(group.rows for group in groups)
+    return True
 
 
 @dataclass(frozen=True)

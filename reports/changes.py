@@ -7,7 +7,7 @@ from collections import Counter
 from auditor.core.counts import format_count
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.reports import phrases
-from auditor.reports.blocks import Group, Table
+from auditor.reports.blocks import Table, make_table
 from auditor.reports.escaping import make_printable_line
 
 _MORE = "leaks more"
@@ -25,28 +25,20 @@ def write_headline(comparison: Comparison) -> str:
     rows = format_count(len(comparison.lines), "configuration leaks", "configurations leak")
     parts = [f"{counts[_MORE]} of {rows} more", f"{counts[_LESS]} less"]
     if counts[_SAME]:
-        parts += [f"{counts[_SAME]} show no change"]
-    else:
-        parts += []
+        parts.append(f"{counts[_SAME]} show no change")
     if counts[_UNKNOWN]:
-        parts += [f"{counts[_UNKNOWN]} {_UNKNOWN}"]
-    else:
-        parts += []
+        parts.append(f"{counts[_UNKNOWN]} {_UNKNOWN}")
     return f"{', '.join(parts)}. Paired by secret; each has its own 95% interval."
 
 
 def format_change_counts(comparison: Comparison) -> str:
     """Return the counts of changes as `1 more, 0 less, 3 no change shown`, for narrow columns."""
     counts = Counter(_format_change_direction(line.cells[-1]) for line in comparison.lines)
-    counts_by_label = {
-        "more": counts[_MORE],
-        "less": counts[_LESS],
-        _SAME: counts[_SAME],
-        _UNKNOWN: counts[_UNKNOWN],
-    }
-    return ", ".join(
-        f"{n} {label}" for label, n in counts_by_label.items() if n or label in ("more", "less")
-    )
+    parts = [f"{counts[_MORE]} more", f"{counts[_LESS]} less"]
+    for label in (_SAME, _UNKNOWN):
+        if counts[label]:
+            parts.append(f"{counts[label]} {label}")
+    return ", ".join(parts)
 
 
 def build_paired_change_table(comparison: Comparison) -> Table:
@@ -56,7 +48,7 @@ def build_paired_change_table(comparison: Comparison) -> Table:
     """
     head = ("Row", "Metric", "Before", "Now", "Difference", "")
     rows = tuple(map(_build_baseline_change_row, sort_rows_leaking_more_first(comparison)))
-    return Table("changes", "What changed", head, (Group("", rows),), frozenset({2, 3, 4}))
+    return make_table("changes", "What changed", head, rows, {2, 3, 4})
 
 
 def sort_rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:

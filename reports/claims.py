@@ -14,8 +14,7 @@ from auditor.conclusions.claims import (
     ClaimEvidence,
     weigh_claim_against_audits,
 )
-from auditor.core.nouns import Claim
-from auditor.core.result import Audited, AuditResult
+from auditor.core.result import AuditResult
 from auditor.reports import phrases
 from auditor.reports.blocks import Group, Table
 from auditor.statistics.audit_power import (
@@ -173,18 +172,15 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
     return f"{subject} was not audited{reasons}{would}"
 
 
-def build_claim_audit_table(result: AuditResult) -> Table | None:
+def build_claim_audit_table(result: AuditResult) -> Table:
     """Return a table with a row per audit, even if the audit cannot be compared with the claim.
 
     A claim that is refuted without an audit has one row.
     """
-    groups = tuple(
-        Group(stands.target.title, _build_claim_audit_rows(stands))
-        for stands in select_reported_claims(result)
-        if stands.bounds or stands.unheld or stands.refuted
-    )
-    if not groups:
-        return None
+    groups = []
+    for stands in select_reported_claims(result):
+        if stands.bounds or stands.unheld or stands.refuted:
+            groups.append(Group(stands.target.title, _build_claim_audit_rows(stands)))
     head = (
         "Claimed ε",
         "Nominal ε",
@@ -199,20 +195,14 @@ def build_claim_audit_table(result: AuditResult) -> Table | None:
         f"Claims against evidence: lower bounds of ε that are too high in at most {LEVEL:.0%} of "
         "audits of a model, all of its audits together"
     )
-    return Table("evidence-table", caption, head, groups, frozenset({0, 1, 3, 4, 5, 6}))
+    return Table("evidence-table", caption, head, groups, {0, 1, 3, 4, 5, 6})
 
 
-def _build_claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
+def _build_claim_audit_rows(stands: ClaimEvidence) -> list[tuple[str, ...]]:
     number = phrases.format_number
     nothing = phrases.NOTHING
-    if stands.claimed is None:
-        claimed = nothing
-    else:
-        claimed = number(stands.claimed)
-    if stands.nominal is None:
-        nominal = nothing
-    else:
-        nominal = number(stands.nominal)
+    claimed = nothing if stands.claimed is None else number(stands.claimed)
+    nominal = nothing if stands.nominal is None else number(stands.nominal)
     if stands.verdict or not stands.bounds:
         end = format_claim_verdict(stands)
     else:
@@ -220,28 +210,23 @@ def _build_claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...
     lines = []
     for bound in stands.bounds:
         lines.append((bound.row.attack, bound.audit, end))
-    lines += [(other.row.attack, other.audit, other.reason) for other in stands.unheld]
-    rows = tuple(
-        (
-            claimed,
-            nominal,
-            f"{attack}, δ {number(a.delta)}",
-            number(a.epsilon),
-            number(a.best),
-            _format_ceiling(a, stands.target.claim),
-            f"{a.canaries:,}",
-            remark,
+    for other in stands.unheld:
+        lines.append((other.row.attack, other.audit, other.reason))
+    rows = []
+    for attack, a, remark in lines:
+        ceiling = find_audit_ceiling(a, stands.target.claim)
+        rows.append(
+            (
+                claimed,
+                nominal,
+                f"{attack}, δ {number(a.delta)}",
+                number(a.epsilon),
+                number(a.best),
+                nothing if ceiling is None else number(ceiling),
+                f"{a.canaries:,}",
+                remark,
+            )
         )
-        for attack, a, remark in lines
-    )
-    if stands.bounds:
-        return rows
-    audit = ("seen to fail",) if stands.refuted else ()
-    return (*rows, *((claimed, nominal, text, *[nothing] * 4, end) for text in audit))
-
-
-def _format_ceiling(audit: Audited, claim: Claim | None) -> str:
-    ceiling = find_audit_ceiling(audit, claim)
-    if ceiling is None:
-        return phrases.NOTHING
-    return phrases.format_number(ceiling)
+    if stands.refuted and not stands.bounds:
+        rows.append((claimed, nominal, "seen to fail", *[nothing] * 4, end))
+    return rows

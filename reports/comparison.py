@@ -13,7 +13,7 @@ from rich.text import Text
 from auditor.core.counts import format_count
 from auditor.gate.compare import Comparison, ComparisonRow
 from auditor.reports import phrases
-from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
+from auditor.reports.blocks import Document, Paragraph, Section, Table, make_table
 from auditor.reports.escaping import make_printable_line, render_csv
 
 _BEST = "leaks least"
@@ -97,7 +97,7 @@ def build_paired_table(comparison: Comparison) -> Table:
         for line in comparison.lines
     )
     head = ("Row", "Metric", *map(make_printable_line, comparison.runs))
-    return Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))
+    return make_table("comparison", "Each run by target, setting and attack", head, body)
 
 
 def build_comparison_document(comparison: Comparison) -> Document:

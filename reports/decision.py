@@ -23,7 +23,7 @@ HEAD = (
     "Missed 1 in 20 at most, from",
     "Ruling",
 )
-NUMERIC = frozenset({2, 3, 4, 5})
+NUMERIC = {2, 3, 4, 5}
 
 
 def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
@@ -46,7 +46,7 @@ def render_decision_markdown(decision: Decision) -> str:
     Rows are limited, so that the comment has room for a report; the verdict counts all rulings.
     """
     # The terminal's lines do without these.
-    from auditor.reports.blocks import Group, Table
+    from auditor.reports.blocks import make_table
     from auditor.reports.markdown import render_truncated_table
 
     title = _shorten_printable(decision.run) + (
@@ -55,7 +55,7 @@ def render_decision_markdown(decision: Decision) -> str:
     parts = [f"## Leakage {escape_for_markdown(decision.headline)}", escape_for_markdown(title)]
     parts += [escape_for_markdown(_shorten_printable(decision.about))]
     if rows := build_ruling_table_rows(decision):
-        parts += [render_truncated_table(Table("gate", "", HEAD, (Group("", rows),), NUMERIC))]
+        parts += [render_truncated_table(make_table("gate", "", HEAD, rows, NUMERIC))]
     # The table has no column of reasons: list them for rows without numbers.
     reasons = [f"{r.cell_title}: {r.reason}" for r in _sort_rulings(decision) if not r.n][
         :_MOST_SAID

@@ -8,7 +8,7 @@ from typing import Literal
 from auditor.core.counts import format_count
 from auditor.core.result import AuditResult
 from auditor.reports import coverage, subject_line
-from auditor.reports.blocks import Group, Paragraph, Section, Table
+from auditor.reports.blocks import Paragraph, Section, make_table
 
 _WHAT_IT_IS = (
     "Measured numbers next to the questions, in our own words, that a supervisory authority may "
@@ -72,7 +72,7 @@ def build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section
         rows.append((paragraph, measured or "nothing", missing or "nothing"))
     head = ("Paragraph", "In scope of this test", "Out of scope, and why")
     caption = "What this test covers, by paragraph of the opinion"
-    table = Table("coverage", caption, head, (Group("", tuple(rows)),))
+    table = make_table("coverage", caption, head, rows)
     return Section("coverage", "What is in scope and what is not", (table,))
 
 

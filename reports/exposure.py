@@ -16,11 +16,7 @@ from auditor.statistics.exposure import bound_null_exposure_tail
 
 
 def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    # non-members show the null, not the model
-    members = set()
-    for secret in details.secrets:
-        if secret.member:
-            members.add(secret.id)
+    members = {secret.id for secret in details.secrets if secret.member}
     exposures = []
     for f in phrases.sort_findings(result):
         row = details.exposure.get(f.cell_key, {})
@@ -28,33 +24,21 @@ def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> 
             exposures.append((f, values))
     if not exposures:
         return []
-    tails = [(f, detailed.compute_survival_function(values)) for f, values in exposures]
     n = min(len(values) for _, values in exposures)  # fewer canaries widen the band
-    series = tuple(
-        Series(
-            phrases.title_target(result, f.target), tuple(PlotPoint(x, y) for x, y in t), f.setting
-        )
-        for f, t in tails
-    )
-    groups = tuple(
-        Group(
-            title_attack_row(result, f),
-            tuple(
-                (
-                    phrases.format_number(x),
-                    *(
-                        f"{phrases.format_percent(p)}%"
-                        for p in (y, 2**-x, bound_null_exposure_tail(x, n))
-                    ),
-                )
-                for x, y in t
-            ),
-        )
-        for f, t in tails
-    )
+    series = []
+    groups = []
     titles_above = []
-    for f, t in tails:
-        if any(y > bound_null_exposure_tail(x, n) for x, y in t):
+    for f, values in exposures:
+        points = []
+        cells = []
+        for x, y in detailed.compute_survival_function(values):
+            points.append(PlotPoint(x, y))
+            shares = (y, 2**-x, bound_null_exposure_tail(x, n))
+            percent = (f"{phrases.format_percent(p)}%" for p in shares)
+            cells.append((phrases.format_number(x), *percent))
+        series.append(Series(phrases.title_target(result, f.target), points, f.setting))
+        groups.append(Group(title_attack_row(result, f), cells))
+        if any(point.y > bound_null_exposure_tail(point.x, n) for point in points):
             titles_above.append(phrases.title_row(result, f))
     title = "Exposure of the canaries and its null"
     text = (
@@ -68,15 +52,21 @@ def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> 
     )
     head = ("Bits", "Canaries with at least this many", "Without memorisation", "The band ends at")
     axes = ("Exposure (bits)", "Share with at least as much")
-    bits = np.linspace(0, max(point.x for line in series for point in line.points), 41)
-    # A canary never inserted has P(exposure >= x) <= 2^-x (formulas A8); above it the DKW band.
-    null = Series(
-        "", tuple(PlotPoint(x, 2**-x, 2**-x, bound_null_exposure_tail(x, n)) for x in bits)
-    )
+    null = []
+    for x in np.linspace(0, max(point.x for line in series for point in line.points), 41):
+        null.append(PlotPoint(x, 2**-x, 2**-x, bound_null_exposure_tail(x, n)))
     figure = Figure(
-        "exposure-plot", "exposure", title, text, head, groups, series=series, axes=axes, null=null
+        "exposure-plot",
+        "exposure",
+        title,
+        text,
+        head,
+        groups,
+        series=series,
+        axes=axes,
+        null=Series("", null),
     )
-    return [Figures((figure,))]
+    return [Figures([figure])]
 
 
 TOPICS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from auditor.core.nouns import UNDEFENDED
@@ -13,92 +13,83 @@ from auditor.reports.topics import title_attack_row
 from auditor.reports.verdict import find_strongest_attack_row
 from auditor.statistics.metrics import SHARES
 
-RESEARCH = ("errors", "any_of_n")  # plots of the evidence section
-_FIRST = frozenset({0})  # the column of labels
+_RESEARCH = ("errors", "any_of_n")  # plots of the evidence section
+_FIRST = (0,)  # the column of labels
 
 
-def draw_all_figures(result: AuditResult) -> list[Figure]:
-    """Return all figures of a result, text-only access before white-box access."""
+def draw_all_figures(result: AuditResult, research: bool | None = None) -> list[Figure]:
+    """Return the figures of a result, text-only access before white-box access.
+
+    research: return only the figures of the evidence section, or only the others.
+    """
     figures: list[Figure] = []
-    measured = []
-    for f in phrases.sort_findings(result):
-        if not f.not_applicable:
-            measured.append(f)
     for setting in phrases.SETTINGS:
-        findings = tuple(f for f in measured if f.setting == setting)
+        findings = []
+        for f in phrases.sort_findings(result):
+            if f.setting == setting and not f.not_applicable:
+                findings.append(f)
         figures += _draw_repeat_recall_figures(result, setting, findings)
-        if selected := tuple(f for f in findings if f.curve):
+        if selected := [f for f in findings if f.curve]:
             figures.append(_draw_wrong_guess_figure(result, setting, selected))
-        if selected := tuple(f for f in findings if phrases.select_any_sample_recall(f)):
+        if selected := [f for f in findings if phrases.select_any_sample_recall(f)]:
             figures.append(_draw_sample_count_figure(result, setting, selected))
-        if selected := tuple(f for f in findings if phrases.select_insertion_exposure(f)):
+        if selected := [f for f in findings if phrases.select_insertion_exposure(f)]:
             figures.append(_draw_exposure_figure(result, setting, selected))
-    # The figures of both accesses share a description, which the first shows.
-    descriptions = [figure.description for figure in figures]
-    return [
-        replace(figure, description="") if figure.description in descriptions[:i] else figure
-        for i, figure in enumerate(figures)
-    ]
+    described: set[str] = set()
+    drawn = []
+    for figure in figures:
+        if figure.description in described:  # the second access needs no explanation
+            figure = replace(figure, description="")
+        described.add(figure.description)
+        if research in (None, figure.plot in _RESEARCH):
+            drawn.append(figure)
+    return drawn
 
 
 def _draw_repeat_recall_figures(
     result: AuditResult, setting: str, findings: Sequence[Finding]
-) -> list[Figure]:
+) -> Iterator[Figure]:
     """Plot recall by repeat count for the best attack on the undefended model.
 
     Lines of other attacks or models would overlap.
     """
     best = find_strongest_attack_row(result, UNDEFENDED, setting)
-    measured = []
-    for f in findings:
-        if f.by_repeats and f.main and f.main.unit in SHARES:
-            measured.append(f)
+    measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
     if not measured:
-        return []
-    # If the strongest attack has no numbers by repeats, draw no figure of another attack.
-    selected = tuple(f for f in measured if f.attack == (best or measured[0]).attack)
+        return
+    selected = [f for f in measured if f.attack == (best or measured[0]).attack]
     if not selected:
-        return []
+        return
     first = next(iter(selected[0].by_repeats.values()))
     attacked = first.unit == "share"
+    metric = subject = phrases.format_metric(first.name)
     if attacked:
         metric = "Recall"
-    else:
-        metric = phrases.format_metric(first.name)
-    title = f"{metric} by copies, {setting}"
-    counted = "by the copies of each in --data (training may have used others)"
-    if attacked:
         subject = f"Share of secrets that {selected[0].attack} completed"
-    else:
-        subject = metric
-    description = f"{subject}, {counted}."
-    completed = []
-    for f in selected:
-        if any(m.value for m in f.by_repeats.values()):
-            completed.append(f)
+    counted = "by the copies of each in --data (training may have used others)"
+    some_completed = any(m.value for f in selected for m in f.by_repeats.values())
     cells = {}
     notes = []
     for f in selected:
-        row_title = phrases.title_row(result, f)
-        if attacked and completed and f not in completed:
-            notes.append(phrases.describe_no_hits(row_title, f.by_repeats.values()))
+        title = phrases.title_row(result, f)
+        if attacked and some_completed and not any(m.value for m in f.by_repeats.values()):
+            notes.append(phrases.describe_no_hits(title, f.by_repeats.values()))
             continue
-        cells[row_title] = {
+        cells[title] = {
             count: _format_counted_cell(m) for count, m in phrases.sort_repeats(f.by_repeats)
         }
     head, groups = table_by_target("Copies", cells)
-    figure = Figure(
+    yield Figure(
         f"repeats-{setting}",
         "repeats",
-        title,
-        description,
+        f"{metric} by copies, {setting}",
+        f"{subject}, {counted}.",
         head,
         groups,
         selected,
         text=_FIRST,
         note=" ".join(notes),
     )
-    return [figure]
 
 
 def _format_counted_cell(m: Measurement) -> str:
@@ -124,47 +115,36 @@ def table_by_target(
     return (first, *cells), (Group("", rows),)
 
 
-def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
-    """Return a group of table rows, one per repeat count: value, interval and n."""
-    rows = (
-        (count, *phrases.format_measurement_cells(m))
-        for count, m in phrases.sort_repeats(by_repeats)
-    )
-    return Group(title, tuple(rows))
-
-
 def _draw_wrong_guess_figure(
-    result: AuditResult, setting: str, findings: tuple[Finding, ...]
+    result: AuditResult, setting: str, findings: Sequence[Finding]
 ) -> Figure:
-    title = f"Recall by wrong guesses allowed, {setting}"
     description = (
         "Share of secrets completed before this number of wrong guesses, the most confident "
         "guesses first."
     )
-    head = ("Wrong guesses allowed", "Recall")
-    completed = [f for f in findings if any(recall for _, recall in f.curve)]
+    groups = []
     missed = []
     for f in findings:
-        if f not in completed:
-            missed.append(title_attack_row(result, f))
-    groups = tuple(
-        Group(title_attack_row(result, f), tuple(_build_wrong_guess_rows(f.curve)))
-        for f in completed or findings
-    )
+        title = title_attack_row(result, f)
+        group = Group(title, _build_wrong_guess_rows(f.curve))
+        if any(recall for _, recall in f.curve):
+            groups.append(group)
+        else:
+            missed.append(group)
     return Figure(
         f"errors-{setting}",
         "errors",
-        title,
+        f"Recall by wrong guesses allowed, {setting}",
         description,
-        head,
-        groups,
+        ("Wrong guesses allowed", "Recall"),
+        groups or missed,
         findings,
-        note=f"None completed: {'; '.join(missed)}." if completed and missed else "",
+        note=f"None completed: {'; '.join(g.title for g in missed)}." if groups and missed else "",
     )
 
 
 def _draw_sample_count_figure(
-    result: AuditResult, setting: str, findings: tuple[Finding, ...]
+    result: AuditResult, setting: str, findings: Sequence[Finding]
 ) -> Figure:
     title = f"Expected recall of any of n samples, {setting}"
     description = (
@@ -175,43 +155,38 @@ def _draw_sample_count_figure(
     for f in findings:
         floor = phrases.select_any_sample_recall(f, "_nonmembers")
         cell = phrases.format_measurement_value
-        rows = (
-            (f"{n:,}", cell(m), cell(floor.get(n)))
-            for n, m in phrases.select_any_sample_recall(f).items()
-        )
-        groups.append(Group(phrases.title_row(result, f), tuple(rows)))
+        rows = []
+        for n, m in phrases.select_any_sample_recall(f).items():
+            rows.append((f"{n:,}", cell(m), cell(floor.get(n))))
+        groups.append(Group(phrases.title_row(result, f), rows))
     head = ("Samples", "Members", "Non-members")
-    return Figure(
-        f"any-of-{setting}", "any_of_n", title, description, head, tuple(groups), findings
-    )
+    return Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, findings)
 
 
-def _draw_exposure_figure(
-    result: AuditResult, setting: str, findings: tuple[Finding, ...]
-) -> Figure:
+def _draw_exposure_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> Figure:
     """Plot exposure by number of insertions, as Figure 1 of the ADP paper, with a line per model.
 
     Each line's label has the model's cost.
     """
-    title = f"Exposure by insertions, {setting}"
     description = (
         "How far up the model ranks a canary among every text it could have been, by how often it "
         "was inserted, with 95% intervals; dotted: the average of a canary that was never "
         "inserted."
     )
-    labels = tuple((f.target, phrases.title_target_costs(result, f.target)) for f in findings)
-    groups = tuple(
-        repeat_count_row_group(label, dict(phrases.select_insertion_exposure(f)))
-        for (_, label), f in zip(labels, findings, strict=True)
-    )
-    head = ("Insertions", "Exposure, bits", "95% interval", "n")
-    plot = "insertions"
+    labels = {}
+    groups = []
+    for f in findings:
+        labels[f.target] = phrases.title_target_costs(result, f.target)
+        rows = []
+        for count, m in phrases.select_insertion_exposure(f):
+            rows.append((count, *phrases.format_measurement_cells(m)))
+        groups.append(Group(labels[f.target], rows))
     return Figure(
         f"exposure-{setting}",
-        plot,
-        title,
+        "insertions",
+        f"Exposure by insertions, {setting}",
         description,
-        head,
+        ("Insertions", "Exposure, bits", "95% interval", "n"),
         groups,
         findings,
         text=_FIRST,

@@ -5,8 +5,7 @@ A deployed form is, for example, a quantised model. Comparisons are paired by se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import compress
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,76 +32,57 @@ _NOTE = (
 
 
 def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    names = []
-    for form in result.plan.get("forms", ()):
-        names.append(name_deployed_form(form))
-    groups = list[Group]()
-    spans = list[ForestSpan | None]()
-    for finding in phrases.sort_findings(result):
-        if finding.target != UNDEFENDED or finding.main is None:
+    names = [*map(name_deployed_form, result.plan.get("forms", ()))]
+    groups = []
+    spans: list[ForestSpan | None] = []
+    changes = []
+    for f in phrases.sort_findings(result):
+        if f.target != UNDEFENDED or f.main is None:
             continue
         rows = []
         for name in names:
-            change = _measure_leak_change(details, finding, name)
+            change = _measure_leak_change(details, f, name)
+            title = phrases.title_target(result, name)
+            delta = phrases.NOTHING
+            span = None
             if change:
                 delta = phrases.format_difference(change)
-            else:
-                delta = phrases.NOTHING
-            rows.append(
-                (*_build_deployed_form_table_cells(result, finding, finding.main, name), delta)
-            )
-            spans.append(
-                build_forest_span(change) if change and change.unit in (*SHARES, AUC) else None
-            )
-        title = f"{phrases.format_metric(finding.main.name)} · {finding.attack} ({finding.setting})"
-        groups.append(Group(title, tuple(rows)))
+                changes.append((name, change, f"{title} ({f.attack}, {f.setting}: {delta})"))
+                if change.unit in (*SHARES, AUC):
+                    span = build_forest_span(change)
+            full = phrases.format_measurement_value(f.main)
+            rows.append((title, full, _format_form_number(result, f, name), delta))
+            spans.append(span)
+        title = f"{phrases.format_metric(f.main.name)} · {f.attack} ({f.setting})"
+        groups.append(Group(title, rows))
     if not names or not groups:
         return []
     costs = []
     for name in names:
-        m = _find_perplexity_ratio(result, details, name)
-        if m:
+        cells = ("", _NOT_ASKED, phrases.NOTHING)
+        if m := _find_perplexity_ratio(details, name):
             cells = ("", "", f"× {phrases.format_measurement_value(m)}")
-        else:
-            cells = ("", _NOT_ASKED, phrases.NOTHING)
         costs.append((phrases.title_target(result, name), *cells))
-    groups.append(Group("Held-out perplexity", tuple(costs)))
+        spans.append(None)
+    groups.append(Group("Held-out perplexity", costs))
     head = ("Form", "Full", "Form's", "Change")
-    table = Table(
-        "forms-table",
-        "Deployed forms against the audited model",
-        head,
-        tuple(groups),
-        frozenset({1, 2, 3}),
-    )
-    forest = Forest.of_differences(table, (*spans, *(None for _ in costs)))
+    caption = "Deployed forms against the audited model"
+    table = Table("forms-table", caption, head, groups, {1, 2, 3})
+    changes.sort(key=lambda change: names.index(change[0]))
     return [
-        Paragraph(" ".join((*_describe_deployed_form_leak(result, details, names), _NOTE))),
-        forest,
+        Paragraph(f"{_describe_deployed_form_leak(changes)} {_NOTE}"),
+        Forest.of_differences(table, spans),
     ]
 
 
-def _build_deployed_form_table_cells(
-    result: AuditResult, full: Finding, main: Measurement, name: str
-) -> tuple[str, str, str]:
-    """Return three cells: the deployed form's title, the full model's number, and the form's
-    number.
-
-    full, main: the full model's attack result and its main number; name: the deployed form's name.
-    """
-    rows = []
+def _format_form_number(result: AuditResult, full: Finding, name: str) -> str:
+    """Return the deployed form's value of the full model's main number."""
+    assert full.main is not None
     for f in result.findings:
-        if f.cell_key == full.cell_key._replace(target=name):
-            rows.append(f)
-    if rows and not rows[0].not_applicable:
-        measurement = rows[0].measurement(main.name)
-    else:
-        measurement = None
-    if measurement:
-        number = phrases.format_measurement_value(measurement)
-    else:
-        number = _NOT_ASKED
-    return phrases.title_target(result, name), phrases.format_measurement_value(main), number
+        if f.cell_key == full.cell_key._replace(target=name) and not f.not_applicable:
+            m = f.measurement(full.main.name)
+            return phrases.format_measurement_value(m) if m else _NOT_ASKED
+    return _NOT_ASKED
 
 
 def _measure_leak_change(details: SecretDetails, full: Finding, name: str) -> Measurement | None:
@@ -118,53 +98,34 @@ def _measure_leak_change(details: SecretDetails, full: Finding, name: str) -> Me
     return bounds.make_measurement(f"{full.main.name}_difference", difference, full.main.unit)
 
 
-def _find_perplexity_ratio(
-    result: AuditResult, details: SecretDetails, name: str
-) -> Measurement | None:
+def _find_perplexity_ratio(details: SecretDetails, name: str) -> Measurement | None:
     full = details.heldout.get(UNDEFENDED)
     form_texts = details.heldout.get(name)
     if full is None or form_texts is None or not np.isfinite(form_texts["perplexity"]).all():
         return None
-    # "perplexity" holds summed nats a text (`Details.heldout`), not perplexities.
-    tokens, base, nll = (
-        np.array([values])
-        for values in (full["tokens"], full["perplexity"], form_texts["perplexity"])
+    tokens, base, nll = np.array(
+        [[full["tokens"]], [full["perplexity"]], [form_texts["perplexity"]]]
     )
-    # nll: (1 form, 1 seed, texts); tokens and base: (1 seed, texts).
     return estimate_perplexity_ratios(nll[None], tokens, base)[0]
 
 
-def _describe_deployed_form_leak(
-    result: AuditResult, details: SecretDetails, names: Sequence[str]
-) -> Iterator[str]:
-    """Yield sentences on the deployed forms that significantly leak more, or less.
+def _describe_deployed_form_leak(changes: Sequence[tuple[str, Measurement, str]]) -> str:
+    """Return sentences on the deployed forms that significantly leak more, or less.
 
-    The confidence level of 95% covers all compared changes together.
+    changes: each form's name, with a change and a phrase on it. All share the significance level.
     """
-    rows = []
-    for f in phrases.sort_findings(result):
-        if f.target == UNDEFENDED and f.main is not None:
-            rows.append(f)
-    changes = [
-        (name, f, change)
-        for name in names
-        for f in rows
-        if (change := _measure_leak_change(details, f, name)) is not None
-    ]
-    # Bonferroni over all changes, so that "leaks more" is wrong in at most 5% of runs.
-    wide = [widen_leak_measurement(change, len(changes)) for *_, change in changes]
-    labels = []
-    for n, f, c in changes:
-        labels.append(
-            f"{phrases.title_target(result, n)} ({f.attack}, {f.setting}: "
-            f"{phrases.format_difference(c)})"
-        )
-    for direction, significant in (
-        ("more", [m.low > 0 for m in wide]),
-        ("less", [m.high < 0 for m in wide]),
-    ):
-        forms = list(compress(labels, significant))
-        yield f"Leaks {direction} than the audited model: {', '.join(forms) or 'none is shown to'}."
+    more = []
+    less = []
+    for _, change, label in changes:
+        wide = widen_leak_measurement(change, len(changes))
+        if wide.low > 0:
+            more.append(label)
+        if wide.high < 0:
+            less.append(label)
+    return (
+        f"Leaks more than the audited model: {', '.join(more) or 'none is shown to'}. "
+        f"Leaks less than the audited model: {', '.join(less) or 'none is shown to'}."
+    )
 
 
 TOPICS = (

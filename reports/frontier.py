@@ -183,7 +183,7 @@ def _draw_leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
         grid.head,
         (Group("", grid.rows),),
         series=tuple(_build_defense_series(f, lines)),
-        text=frozenset({0, 2, 4, 5, 6}),
+        text={0, 2, 4, 5, 6},
         subject=f", of {f.points[0].leak.n:,} secrets",
         axes=("Held-out perplexity, × undefended", phrases.format_metric(f.metric)),
         shaded_until=1 + f.margin,

@@ -252,7 +252,7 @@ def _draw_leakage(
         tuple(groups),
         (),
         tuple(series),
-        frozenset({0}),
+        {0},
         axes=(order, label if shares or not unit or unit in label else f"{label}, {unit}"),
         ticks=tuple(run.label for run in runs),
     )
@@ -279,5 +279,5 @@ def _build_runs_table(runs: Sequence[_ShownRun], line: int, folder: Path) -> Tab
         # `quote` escapes `:` too, so that no path can begin with `javascript:`.
         links.append(quote(link) if report.is_file() else "")
     caption = "Each run, the last first; its name leads to its report"
-    groups = (Group("", tuple(rows)),)
-    return Table(f"runs-{line}", caption, head, groups, frozenset({2, 3}), links=tuple(links))
+    groups = (Group("", rows),)
+    return Table(f"runs-{line}", caption, head, groups, {2, 3}, links=tuple(links))

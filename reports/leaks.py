@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -12,11 +12,11 @@ from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.records.private_texts import SecretText
-from auditor.records.table import SuffixLogProbs
 from auditor.reports import escaping, figures, personal, phrases, secrets
 from auditor.reports.blocks import (
     Block,
     Figure,
+    Figures,
     Forest,
     ForestSpan,
     Group,
@@ -24,11 +24,11 @@ from auditor.reports.blocks import (
     PlotPoint,
     Series,
     Table,
+    make_table,
 )
 from auditor.reports.topics import (
     MEND,
     Topic,
-    build_figures_blocks,
     build_forest_span,
     title_attack_row,
 )
@@ -56,71 +56,60 @@ def _pair_strongest_rows(
     ]
 
 
-def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> Iterator[Block]:
     rows = _pair_strongest_rows(result, details)
-    more_figures = [
-        *_draw_length_recall_figures(result, details, rows),
-        *_draw_position_probability_figures(result, details),
-    ]
-    return [
-        *build_figures_blocks(
-            f for f in figures.draw_all_figures(result) if f.plot not in figures.RESEARCH
-        ),
-        *build_figures_blocks(more_figures),
-        *_build_suffix_length_blocks(result, details),
-        *_build_group_recall_blocks(
-            result, [f for f, _ in rows if not result.target(f.target).companion]
-        ),
-        *_build_worst_document_blocks(result, details, rows),
-    ]
+    yield Figures(figures.draw_all_figures(result, research=False))
+    yield Figures(
+        [
+            *_draw_length_recall_figures(result, details, rows),
+            *_draw_position_probability_figures(result, details),
+        ]
+    )
+    yield _build_suffix_length_table(result, details)
+    yield from _build_group_recall_blocks(
+        result, [f for f, _ in rows if not result.target(f.target).companion]
+    )
+    yield _build_worst_document_table(result, details, rows)
 
 
-def _build_personal_data_blocks(result: AuditResult) -> list[Block]:
+def _build_personal_data_blocks(result: AuditResult) -> Iterator[Block]:
     """Return blocks on the personal data that the attacks with the highest recall extracted."""
     best = []
     for target in result.targets:
         if not target.companion:
-            for f in list_strongest_rows(result, target.name):
-                best.append(f)
+            best += list_strongest_rows(result, target.name)
     return personal.build_personal_kind_blocks(result, best)
 
 
-def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> list[Block]:
-    tables = list[Group]()
-    spans = list[ForestSpan | None]()
+def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> Iterator[Block]:
+    tables: list[Group] = []
+    spans: list[ForestSpan | None] = []
     notes = []
     some_extracted = any(m.value for f in rows for m in f.by_group.values())
     for finding in rows:
         if groups := finding.by_group:
+            title = title_attack_row(result, finding)
             if some_extracted and not any(m.value for m in groups.values()):
-                title = title_attack_row(result, finding)
                 notes.append(phrases.describe_no_hits(title, groups.values()))
                 continue
-            printable_groups = (
-                (escaping.make_printable_line(name), m) for name, m in groups.items()
-            )
-            shares = tuple((name, phrases.format_share(m)) for name, m in printable_groups)
-            tables.append(Group(title_attack_row(result, finding), shares))
+            shares = []
+            for name, m in groups.items():
+                shares.append((escaping.make_printable_line(name), phrases.format_share(m)))
+            tables.append(Group(title, shares))
             spans += map(build_forest_span, groups.values())
     column = result.plan.get("group_column")
-    if isinstance(column, str):
-        caption = f"Recall by {column}"
-    else:
-        caption = "Recall by kind of record"
-    table = Table("groups-table", caption, ("Group", "Recall"), tuple(tables), frozenset({1}))
-    return [
-        *([Forest(table, tuple(spans))] if tables else []),
-        *([Paragraph(" ".join(notes))] if notes else []),
-    ]
+    if not isinstance(column, str):
+        column = "kind of record"
+    yield Forest(
+        Table("groups-table", f"Recall by {column}", ("Group", "Recall"), tables, {1}), spans
+    )
+    yield Paragraph(" ".join(notes))
 
 
-def _build_worst_document_blocks(
+def _build_worst_document_table(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
-) -> list[Block]:
-    """Return tables of documents with several secrets, one per attack result.
-
-    Documents with the longest extracted block come first.
-    """
+) -> Table:
+    """Return a table of documents with several secrets, with a group per attack result."""
     groups = []
     for finding, values in rows:
         if counts := detailed.count_document_extractions(details, values):
@@ -128,29 +117,28 @@ def _build_worst_document_blocks(
             for name, (block, out, total) in counts.items():
                 if block:
                     cells.append((name, f"{block:,}", f"{out:,} of {total:,}"))
-            groups.append(Group(title_attack_row(result, finding), tuple(cells[:_DOCUMENTS])))
+            groups.append(Group(title_attack_row(result, finding), cells[:_DOCUMENTS]))
     caption = (
         f"Longest block extracted from a document, in tokens; at most {_DOCUMENTS} documents a row"
     )
     head = ("Document, by its first part", "Longest block", "Parts extracted")
-    table = Table("documents-table", caption, head, tuple(groups), frozenset({1, 2}))
-    if any(group.rows for group in groups):
-        return [table]
-    return []
+    return Table("documents-table", caption, head, groups, {1, 2})
 
 
 def _draw_length_recall_figures(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
-) -> list[Figure]:
+) -> Iterator[Figure]:
     series = []
     cells = {}
     for f, values in rows:
         if lengths := detailed.measure_length_accuracy(details, values):
-            points = tuple(PlotPoint(L, m.value, m.low, m.high) for L, m in lengths.items())
+            points = []
+            column = {}
+            for length, m in lengths.items():
+                points.append(PlotPoint(length, m.value, m.low, m.high))
+                column[f"{length:,}"] = phrases.format_measurement_value(m)
             series.append(Series(phrases.title_target(result, f.target), points))
-            cells[title_attack_row(result, f)] = {
-                f"{L:,}": phrases.format_measurement_value(m) for L, m in lengths.items()
-            }
+            cells[title_attack_row(result, f)] = column
     title = "Recall of the first tokens of a suffix"
     text = (
         "Share of members with a suffix this long whose first guess is right up to that token, by "
@@ -158,35 +146,39 @@ def _draw_length_recall_figures(
     )
     head, groups = figures.table_by_target("Tokens", cells)
     axes = ("Tokens from the start", "Recall")
-    figure = Figure("lengths", "shares", title, text, head, groups, series=tuple(series), axes=axes)
-    return [figure] if cells else []
+    if cells:
+        yield Figure("lengths", "shares", title, text, head, groups, series=series, axes=axes)
 
 
-def _draw_position_probability_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
+def _draw_position_probability_figures(
+    result: AuditResult, details: SecretDetails
+) -> Iterator[Figure]:
     """Plot the members' mean probability of the true token at each position of the suffix."""
     series = []
     cells = {}
     for t in result.targets:
         if suffixes := details.tokens.get(t.name):
-            means = list(enumerate(_compute_position_means(suffixes), 1))
-            series.append(Series(t.title, tuple(PlotPoint(i, p) for i, p in means)))
-            # The table has places 1, 2, 4, 8, … and the last.
-            listed = []
-            for i, p in means:
-                if i & (i - 1) == 0 or i == len(means):
-                    listed.append((i, p))
-            cells[t.title] = {f"{i:,}": f"{phrases.format_percent(p)}%" for i, p in listed}
+            points = []
+            column = {}
+            longest = min(_POSITIONS, int(suffixes.lengths.max(initial=0)))
+            for i in range(1, longest + 1):
+                _, nats = suffixes.take_position(i - 1)  # of the suffixes that are long enough
+                p = float(np.mean(np.exp(nats)))
+                points.append(PlotPoint(i, p))
+                # The table has places 1, 2, 4, 8, … and the last.
+                if i & (i - 1) == 0 or i == longest:
+                    column[f"{i:,}"] = f"{phrases.format_percent(p)}%"
+            series.append(Series(t.title, points))
+            cells[t.title] = column
     title = "Probability of the true token, by its place in the suffix"
     text = "Mean over the members of each token's probability, given all tokens before it."
     head, groups = figures.table_by_target("Tokens", cells)
     axes = ("Token of the suffix", "Mean probability")
-    figure = Figure(
-        "positions", "shares", title, text, head, groups, series=tuple(series), axes=axes
-    )
-    return [figure] if cells else []
+    if cells:
+        yield Figure("positions", "shares", title, text, head, groups, series=series, axes=axes)
 
 
-def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+def _build_suffix_length_table(result: AuditResult, details: SecretDetails) -> Table:
     """Return a table of the full suffix's probability by suffix length, if lengths differ."""
     groups: list[Group] = []
     for target in result.targets:
@@ -205,50 +197,40 @@ def _build_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> 
                 tokens = f"{lengths.min()} to {lengths.max()}"
             rows.append((tokens, f"{len(lengths):,}", *phrases.format_measurement_cells(mean)[:2]))
         if len(rows) > 1:
-            groups.append(Group(target.title, tuple(rows)))
+            groups.append(Group(target.title, rows))
     caption = (
         "Probability of a whole suffix by its length, in one sample of the model's own "
         "distribution: a short suffix is more likely than a long one, so compare only suffixes of "
         "the same length"
     )
     head = ("Tokens", "Secrets", "Mean p", "95% interval")
-    if groups:
-        return [Table("suffix-lengths-table", caption, head, tuple(groups), frozenset({1, 2, 3}))]
-    return []
-
-
-def _compute_position_means(suffixes: SuffixLogProbs) -> list[float]:
-    """Return the mean token probability at each position, over suffixes long enough to have it."""
-    longest = min(_POSITIONS, int(suffixes.lengths.max(initial=0)))
-    positions = map(suffixes.take_position, range(longest))
-    return [float(np.mean(np.exp(nats))) for _, nats in positions]
+    return Table("suffix-lengths-table", caption, head, groups, {1, 2, 3})
 
 
 def _build_per_secret_blocks(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText]
-) -> list[Block]:
-    block = secrets.build_secret_list(result, details, texts)
-    return [*_build_extraction_count_blocks(result, details), *([block] if block else [])]
+) -> Iterator[Block]:
+    yield _build_extraction_count_table(result, details)
+    if block := secrets.build_secret_list(result, details, texts):
+        yield block
 
 
-def _build_extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    """Return a table of the number of members that each attack extracted; [] if there were none."""
+def _build_extraction_count_table(result: AuditResult, details: SecretDetails) -> Table:
+    """Return a table of the number of members that each attack extracted."""
     rows = []
     for finding in phrases.sort_findings(result):
         values = details.rows.get(finding.cell_key)
         if values is None or values.outcome is None:
             continue
         o = values.outcome.select_secrets(values.outcome.member)
-        # Each member counts once, by its best extraction; the first guess is one of any_hit.
-        kinds = (o.hit, o.any_hit & ~o.hit, o.is_near_verbatim & ~o.any_hit)
-        counts = [int(kind.sum()) for kind in kinds]
-        if any(counts):
-            counted = (f"{count:,}" for count in counts)
-            rows.append((phrases.title_row(result, finding), finding.attack, *counted))
+        counts = []
+        for kind in (o.hit, o.any_hit & ~o.hit, o.is_near_verbatim & ~o.any_hit):
+            counts.append(f"{kind.sum():,}")
+        if any(count != "0" for count in counts):
+            rows.append((phrases.title_row(result, finding), finding.attack, *counts))
     head = ("Target", "Attack", "First guess", "Another guess", "Near-verbatim only")
     caption = "Extracted members; configurations with none are left out"
-    table = Table("counts-table", caption, head, (Group("", tuple(rows)),), frozenset({2, 3, 4}))
-    return [table] if rows else []
+    return make_table("counts-table", caption, head, rows, {2, 3, 4})
 
 
 def _build_revealed_secret_blocks(
@@ -262,19 +244,20 @@ def _build_revealed_secret_blocks(
     for f in result.findings:
         titles[str(f.cell_key)] = f"{phrases.title_row(result, f)}: {f.attack}"
     best = find_strongest_attack_row(result, UNDEFENDED)
-    # Private texts name rows by the string of their key.
-    row = str(best.cell_key) if best else ""
+    guess = "First guess"
+    row = ""
+    if best is not None:
+        row = str(best.cell_key)
+        guess = f"First guess, {titles[row]}"
     rows = []
     n_characters_left = _REVEALED_AT_MOST
     for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):
-        rows_phrase = ", ".join(titles.get(name, name) for name in text.verbatim) or phrases.NOTHING
+        rows_phrase = ", ".join(titles.get(name, name) for name in text.verbatim)
+        private = (text.prefix, text.suffix, text.guesses.get(row, ""))
         cells = (
             text.alias,
-            *map(
-                escaping.show_invisible_characters,
-                (text.prefix, text.suffix, text.guesses.get(row, "")),
-            ),
-            escaping.make_printable_line(rows_phrase),
+            *map(escaping.show_invisible_characters, private),
+            escaping.make_printable_line(rows_phrase or phrases.NOTHING),
         )
         n_characters_left -= sum(map(len, cells))
         if n_characters_left < 0:
@@ -286,13 +269,9 @@ def _build_revealed_secret_blocks(
     )
     if any(text.decoded for text in texts.values()):
         note += " The data contain only token ids: the model's tokenizer made the texts."
-    if row in titles:
-        guess = f"First guess, {titles[row]}"
-    else:
-        guess = "First guess"
     head = ("Secret", "Prefix", "Suffix", guess, "Given away verbatim by")
     caption = "Text of the secrets, and the guesses of the strongest undefended row"
-    return [Paragraph(note), Table("private-table", caption, head, (Group("", tuple(rows)),))]
+    return [Paragraph(note), make_table("private-table", caption, head, rows)]
 
 
 TOPICS = (
@@ -303,9 +282,8 @@ TOPICS = (
         MEND,
         1,
         6,
-        lambda m: build_figures_blocks(
-            figures.draw_all_figures(m.result)
-        ),  # the page shows some of these with the evidence
+        # the page shows some of these with the evidence
+        lambda m: [Figures(figures.draw_all_figures(m.result))],
     ),
     Topic(
         "personal",

@@ -58,67 +58,43 @@ _OLD_NOTE = (
 )
 
 
-def select_membership_rows(result: AuditResult) -> list[Finding]:
-    """Return the attack results of membership probes."""
-    return [
-        finding for finding in phrases.sort_findings(result) if finding.measurement(name_auc(""))
-    ]
-
-
-def _build_membership_tables(result: AuditResult) -> list[Block]:
-    rows = select_membership_rows(result)
+def _build_membership_tables(result: AuditResult) -> Iterator[Block]:
+    rows = phrases.list_measured_findings(result, name_auc(""))
     if not rows:
-        return []
+        return
     rates = [f"{100 * rate:g}" for rate in FALSE_POSITIVES]
-    rate_heads = (f"Found at {rate}% false positives" for rate in rates)
     head = (
         "Score",
         "AUC",
-        *rate_heads,
+        *(f"Found at {rate}% false positives" for rate in rates),
         f"Mean up to {100 * BELOW:g}%",
         f"Counts for the {rates[0]}%",
     )
-    groups = tuple(
-        Group(title_attack_row(result, f), tuple(_build_membership_score_table_rows(f)))
-        for f in rows
-    )
-    table = Table(
-        "membership-table",
-        "How well each score separates members from non-members",
-        head,
-        groups,
-        frozenset({1, 2, 3, 4}),
-    )
-    if all(f.scores_tried for f in rows):
-        note = _NOTE
-    else:
-        note = f"{_NOTE}{_OLD_NOTE}"
-    return [
-        table,
-        *_build_reversed_score_blocks(result, rows),
-        *_build_copies_auc_blocks(result, rows),
-        Paragraph(note),
-    ]
-
-
-def _build_reversed_score_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
-    """Report membership probes in which members score lower than non-members.
-
-    A defense that forbids training text can have this effect.
-    """
-    reversed_rows = [
-        (title_attack_row(result, f), m)
-        for f in findings
-        if (m := f.measurement(name_auc(""))) is not None and m.high < 0.5
-    ]
-    parts = (
-        f"{title}: members score lower than others, so read the other way "
-        f"{phrases.format_number(1 - m.value)}"
-        for title, m in reversed_rows
-    )
-    if reversed_rows:
-        return [Paragraph(f"{'; '.join(parts)}. A gate reads an AUC either way.")]
-    return []
+    groups = []
+    by_copies = []
+    reversed_scores = []
+    for f in rows:
+        title = title_attack_row(result, f)
+        groups.append(Group(title, tuple(_build_membership_score_table_rows(f))))
+        copies = []
+        for count, m in phrases.sort_repeats(f.by_repeats):
+            copies.append((count, *phrases.format_measurement_cells(m), m.note))
+        if copies:
+            by_copies.append(Group(title, copies))
+        main = f.measurement(name_auc(""))
+        if main is not None and main.high < 0.5:
+            reversed_scores.append(
+                f"{title}: members score lower than others, so read the other way "
+                f"{phrases.format_number(1 - main.value)}"
+            )
+    caption = "How well each score separates members from non-members"
+    yield Table("membership-table", caption, head, groups, {1, 2, 3, 4})
+    if reversed_scores:
+        yield Paragraph(f"{'; '.join(reversed_scores)}. A gate reads an AUC either way.")
+    caption = "The strongest score, by copies of members in the data; each against all non-members"
+    head = ("Repetitions", "AUC", "95% interval", "n", "Score")
+    yield Table("membership-repeats", caption, head, by_copies, {1, 2, 3})
+    yield Paragraph(_NOTE if all(f.scores_tried for f in rows) else f"{_NOTE}{_OLD_NOTE}")
 
 
 def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
@@ -133,50 +109,31 @@ def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, 
         auc = finding.measurement(name_auc(name))
         if auc is None:
             continue
-        rates = []
-        for rate in FALSE_POSITIVES:
-            rates.append(finding.measurement(name_tpr_metric(name, rate)))
-        partial = finding.measurement(name_partial_auc_metric(name))
         cells = []
-        for m, rate in zip(rates, FALSE_POSITIVES, strict=True):
-            cells.append(
-                phrases.format_measurement_value(m)
-                if m
-                else f"needs {roc.count_threshold_nonmembers(rate):,} non-members"
-            )
-        cells.append(phrases.format_measurement_value(partial))
+        for rate in FALSE_POSITIVES:
+            if m := finding.measurement(name_tpr_metric(name, rate)):
+                cells.append(phrases.format_measurement_value(m))
+            else:
+                cells.append(f"needs {roc.count_threshold_nonmembers(rate):,} non-members")
+        partial = finding.measurement(name_partial_auc_metric(name))
+        counts = finding.measurement(name_tpr_metric(name, FALSE_POSITIVES[0]))
         yield (
             title,
             phrases.format_measurement_value(auc),
             *cells,
-            rates[0].note if rates[0] else phrases.NOTHING,
+            phrases.format_measurement_value(partial),
+            counts.note if counts else phrases.NOTHING,
         )
 
 
 def _list_plugin_scores(finding: Finding) -> dict[str, str]:
     """Return the titles of scores that a plug-in added to this probe, by score name."""
-    before = f"{name_auc('')}_"
-    names = (m.name.removeprefix(before) for m in finding.measurements if m.name.startswith(before))
-    return {
-        name: f"{make_label(name)} (of the plug-in)"
-        for name in names
-        if name not in SCORES and name not in OF_TEXT
-    }
-
-
-def _build_copies_auc_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
-    def rows(f: Finding) -> Iterator[tuple[str, ...]]:
-        for count, m in phrases.sort_repeats(f.by_repeats):
-            yield count, *phrases.format_measurement_cells(m), m.note
-
-    groups = tuple(
-        Group(title_attack_row(result, f), tuple(rows(f))) for f in findings if f.by_repeats
-    )
-    caption = "The strongest score, by copies of members in the data; each against all non-members"
-    head = ("Repetitions", "AUC", "95% interval", "n", "Score")
-    if groups:
-        return [Table("membership-repeats", caption, head, groups, frozenset({1, 2, 3}))]
-    return []
+    scores = {}
+    for m in finding.measurements:
+        name = m.name.removeprefix(f"{name_auc('')}_")
+        if name != m.name and name not in SCORES and name not in OF_TEXT:
+            scores[name] = f"{make_label(name)} (of the plug-in)"
+    return scores
 
 
 # --- the curves
@@ -184,27 +141,18 @@ def _build_copies_auc_blocks(result: AuditResult, findings: list[Finding]) -> li
 
 
 def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    curves = []
-    for f in select_membership_rows(result):
+    series = []
+    groups = []
+    for f in phrases.list_measured_findings(result, name_auc("")):
+        main = f.measurement(name_auc(""))
         for name, points in _list_roc_curves(details, f):
-            curves.append((f, name, points))
-    if not curves:
+            score = {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
+            curve = [PlotPoint(x, y) for x, y in points]
+            series.append(Series(phrases.title_row(result, f), curve, score))
+            rows = tuple(_build_roc_step_table_rows(points))
+            groups.append(Group(f"{title_attack_row(result, f)} · {score}", rows))
+    if not series:
         return []
-    series = tuple(
-        Series(
-            phrases.title_row(result, f),
-            tuple(PlotPoint(x, y) for x, y in points),
-            _title_membership_score(f, name),
-        )
-        for f, name, points in curves
-    )
-    groups = tuple(
-        Group(
-            f"{title_attack_row(result, f)} · {_title_membership_score(f, name)}",
-            tuple(_build_roc_step_table_rows(points)),
-        )
-        for f, name, points in curves
-    )
     title = "Members found by non-members mistaken for them"
     text = (
         "Both axes logarithmic, because the range of few false positives matters most; a curve "
@@ -213,9 +161,8 @@ def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list
     )
     head = ("False positives", "Members found")
     axes = ("Non-members taken for members", "Members found")
-    return [
-        Figures((Figure("roc-plot", "roc", title, text, head, groups, series=series, axes=axes),))
-    ]
+    figure = Figure("roc-plot", "roc", title, text, head, groups, series=series, axes=axes)
+    return [Figures([figure])]
 
 
 def _list_roc_curves(
@@ -244,21 +191,12 @@ def _list_roc_curves(
             yield name, roc.compute_roc_curve(scores[member], scores[~member])
 
 
-def _title_membership_score(finding: Finding, name: str) -> str:
-    main = finding.measurement(name_auc(""))
-    return {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
-
-
 def _build_roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
     """Yield table rows for a selection of the ROC curve's points.
 
     Points at low false-positive rates are selected densely, because they matter most.
     """
-    if points:
-        at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)})
-    else:
-        at = []
-    for i in at:
+    for i in np.unique(np.geomspace(1, len(points), _SHOWN).round().astype(int)):
         x, y = points[i - 1]
         yield f"{phrases.format_percent(x)}%", f"{phrases.format_percent(y)}%"
 

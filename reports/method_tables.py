@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from auditor.core.nouns import UNDEFENDED, Claim
-from auditor.core.result import AuditResult, BenchmarkRecord, Finding, TargetRecord
+from auditor.core.result import AuditResult, BenchmarkRecord, TargetRecord
 from auditor.reports import claims, coverage, phrases
 from auditor.reports.blocks import (
     Block,
@@ -16,6 +16,7 @@ from auditor.reports.blocks import (
     Group,
     Paragraph,
     Table,
+    make_table,
 )
 from auditor.reports.topics import CHECK, Topic, title_attack_row
 
@@ -31,38 +32,30 @@ _TRANSCRIPT = (
 )
 
 
-def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> list[Block]:
+def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> Iterator[Block]:
     """Return a table of the epsilon that each claim promised and spent, and the claims' audits.
 
     Rows differ by neighbouring relation. with_verdicts: whether to judge each claim in a sentence.
     """
-    blocks: list[Block] = []
-    promised = []
-    for target in result.targets:
-        if target.claim:
-            promised.append((target.title, target.claim))
-    if promised:
-        groups = tuple(
-            Group(f"{title}: {claim.theorem}", _build_claim_table_rows(claim))
-            for title, claim in promised
-        )
-        head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens drawn", "Status")
-        caption = "Promised, and spent by this audit"
-        blocks.append(Table("claims-table", caption, head, groups, frozenset({1, 2, 3})))
+    groups = []
     notes = []
-    for title, claim in promised:
-        notes.append(f"{title}: {_format_claim_details(claim)}.")
-    # A claim for any access covers the weights, however our samples were drawn.
-    if any(not claim.any_access for _, claim in promised):
+    in_text_only = False
+    for target in result.targets:
+        if claim := target.claim:
+            rows = _build_claim_table_rows(claim)
+            groups.append(Group(f"{target.title}: {claim.theorem}", rows))
+            notes.append(f"{target.title}: {_format_claim_details(claim)}.")
+            in_text_only = in_text_only or not claim.any_access
+    if in_text_only:
         notes.append(_TRANSCRIPT)
     if with_verdicts:
         notes += map(claims.describe_claim_evidence, claims.select_reported_claims(result))
-    if notes:
-        blocks.append(Bullets(tuple(notes)))
+    head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens drawn", "Status")
+    yield Table("claims-table", "Promised, and spent by this audit", head, groups, {1, 2, 3})
+    yield Bullets(notes)
     audit_table = claims.build_claim_audit_table(result)
-    if audit_table is not None:
-        blocks += [audit_table, Paragraph(_NEVER)]
-    return blocks
+    yield audit_table
+    yield Paragraph(_NEVER if audit_table.groups else "")
 
 
 def _format_claim_details(claim: Claim) -> str:
@@ -102,71 +95,56 @@ def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _build_adversary_access_blocks(result: AuditResult) -> list[Block]:
+def _build_adversary_access_blocks(result: AuditResult) -> Iterator[Block]:
     """Return a table of access, decoding and budget; rows with equal values are merged."""
-    # Keyed by every cell but the attack's: rows with equal rights share a key.
-    attacks: dict[tuple[str, ...], list[str]] = {}
+    attacks: dict[tuple[str, ...], dict[str, None]] = {}
     for f in phrases.sort_findings(result):
         access = []
         for name in f.access:
             access.append(phrases.ACCESS.get(name, phrases.make_label(name)).lower())
-        samples = str(f.options.get("samples", phrases.NOTHING))
-        title = phrases.title_row(result, f)
-        decoding = f.decoding or phrases.NOTHING
         scope = phrases.format_claim_scope(f)
-        # The table of claims has the status.
         record = phrases.find_reported_target(result, f.target)
         if record is not None and record.claim is not None:
+            # The status is in the title.
             scope = scope.replace(f"; {record.claim.status}", "")
-        key = (f.target, title, ", ".join(access), decoding, samples, scope)
-        attacks.setdefault(key, []).append(f.attack)
+        key = (
+            f.target,
+            phrases.title_row(result, f),
+            ", ".join(access),
+            f.decoding or phrases.NOTHING,
+            str(f.options.get("samples", phrases.NOTHING)),
+            scope,
+        )
+        attacks.setdefault(key, {})[f.attack] = None
     grouped: dict[str, list[tuple[str, ...]]] = {}
-    for (target, title, *rest), names_of_attacks in attacks.items():
-        names = ", ".join(dict.fromkeys(names_of_attacks))
-        grouped.setdefault(target, []).append((title, names, *rest))
-    groups = tuple(Group("", tuple(rows)) for rows in grouped.values())
+    for (target, title, *rest), names in attacks.items():
+        grouped.setdefault(target, []).append((title, ", ".join(names), *rest))
     head = ("Target", "Attack", "Access", "Decoding", "Samples", "Claim applies")
     caption = "What each attack could see, and whether the claim covers it"
-    return [Table("access-table", caption, head, groups)] if groups else []
+    yield Table("access-table", caption, head, [Group("", rows) for rows in grouped.values()])
 
 
-def _build_attacked_records_blocks(result: AuditResult) -> list[Block]:
+def _build_attacked_records_blocks(result: AuditResult) -> Iterator[Block]:
     n = result.benchmark
     times = {"0": "never (controls)", "1": "inserted once"}
-    canaries = ", ".join(
-        f"{many:,} {times.get(count, f'inserted {count} times')}"
-        for count, many in n.canaries.items()
-    )
-    facts = (
-        *((("Records", records),) if (records := coverage.format_coverage(result)) else ()),
-        *(
-            (("Extracted by copies", copies),)
-            if (copies := _format_extracted_copies(result))
-            else ()
-        ),
-        ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
-        ("Near-duplicates of auxiliary data", _format_near_duplicates(n)),
-        *((("Canaries", canaries),) if canaries else ()),
-    )
-    if n.description:
-        blocks: list[Block] = [Paragraph(n.description)]
-    else:
-        blocks = []
-    blocks.append(FactList("", facts))
-    if n.repeats or n.greedy_recall:
-        blocks.append(_build_greedy_recall_table(n))
-    return [*blocks, *([Bullets(n.notes)] if n.notes else [])]
-
-
-def _format_extracted_copies(result: AuditResult) -> str:
-    """Return the extracted shares by number of copies, for each attack on the undefended model, or
-    "".
-    """
-    rows = []
+    canaries = []
+    for count, many in n.canaries.items():
+        canaries.append(f"{many:,} {times.get(count, f'inserted {count} times')}")
+    by_copies = []
     for f in result.findings:
         if f.target == UNDEFENDED and len(f.strata) > 1:
-            rows.append(f)
-    return "; ".join(f"{f.attack} ({f.setting}): {coverage.format_strata(f)}" for f in rows)
+            by_copies.append(f"{f.attack} ({f.setting}): {coverage.format_strata(f)}")
+    facts = (
+        ("Records", coverage.format_coverage(result)),
+        ("Extracted by copies", "; ".join(by_copies)),
+        ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
+        ("Near-duplicates of auxiliary data", _format_near_duplicates(n)),
+        ("Canaries", ", ".join(canaries)),
+    )
+    yield Paragraph(n.description)
+    yield FactList("", tuple(fact for fact in facts if fact[1]))
+    yield _build_greedy_recall_table(n)
+    yield Bullets(n.notes)
 
 
 def _format_near_duplicates(n: BenchmarkRecord) -> str:
@@ -193,39 +171,30 @@ def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
     else:
         caption = "Members by copies in the data that greedy decoding extracts, undefended"
         head = ("Copies", "Recall")
-    return Table("greedy-table", caption, head, (Group("", tuple(rows)),), frozenset({1}))
+    return make_table("greedy-table", caption, head, rows, {1})
 
 
-def _build_target_cost_blocks(result: AuditResult) -> list[Block]:
+def _build_target_cost_blocks(result: AuditResult) -> Iterator[Block]:
     """Return a table of models with descriptions and costs, then their other numbers and notes."""
-    if not result.targets:
-        return []
     shared = _select_shared_notes([target.notes for target in result.targets])
     notes = [f"All targets: {'; '.join(shared)}."] if shared else []
-    for target in result.targets:
-        remarks = (
-            *_list_further_costs(target),
-            *(note for note in target.notes if note not in shared),
-        )
-        notes += [f"{target.title}: {'; '.join(remarks)}."] if remarks else []
-    rows = tuple(
-        (
-            t.title,
-            t.description,
-            phrases.format_measurement_value(t.perplexity),
-            _format_time_per_token(t),
-            phrases.NOTHING
-            if t.peak_memory_mb is None
-            else phrases.format_memory(t.peak_memory_mb),
-            phrases.format_duration(math.nan if t.training_seconds is None else t.training_seconds),
-        )
-        for t in result.targets
-    )
+    rows = []
+    for t in result.targets:
+        remarks = (*_list_further_costs(t), *(note for note in t.notes if note not in shared))
+        if remarks:
+            notes.append(f"{t.title}: {'; '.join(remarks)}.")
+        time = memory = training = phrases.NOTHING
+        if t.milliseconds_per_token is not None:
+            time = f"{phrases.format_number(t.milliseconds_per_token)} ms"
+        if t.peak_memory_mb is not None:
+            memory = phrases.format_memory(t.peak_memory_mb)
+        if t.training_seconds is not None:
+            training = phrases.format_duration(t.training_seconds)
+        perplexity = phrases.format_measurement_value(t.perplexity)
+        rows.append((t.title, t.description, perplexity, time, memory, training))
     head = ("Target", "Model", "PPL", "Time per token", "Peak memory", "Training time")
-    table = Table(
-        "targets-table", "Cost of each target", head, (Group("", rows),), frozenset({2, 3, 4, 5})
-    )
-    return [table, *([Bullets(tuple(notes))] if notes else [])]
+    yield make_table("targets-table", "Cost of each target", head, rows, {2, 3, 4, 5})
+    yield Bullets(notes)
 
 
 def _select_shared_notes(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -233,12 +202,6 @@ def _select_shared_notes(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ..
     # A single list has nothing to share.
     first, *rest = notes_by_run or [()]
     return tuple(note for note in first if rest and all(note in other for other in rest))
-
-
-def _format_time_per_token(target: TargetRecord) -> str:
-    if target.milliseconds_per_token is None:
-        return phrases.NOTHING
-    return f"{phrases.format_number(target.milliseconds_per_token)} ms"
 
 
 def _list_further_costs(target: TargetRecord) -> list[str]:
@@ -254,42 +217,34 @@ def _list_further_costs(target: TargetRecord) -> list[str]:
     return costs
 
 
-def _build_row_method_blocks(result: AuditResult) -> list[Block]:
+def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
     """Return a table of the cost of each attack on each model, and lists of options and notes.
 
     Each option or note appears once, with the attack results that it concerns.
     """
-    rows = phrases.sort_findings(result)
     noted: dict[str, list[str]] = {}
     titles_by_setting: dict[str, list[str]] = {"": []}
-    # The section on the targets has the notes that are of all attacks on a target.
     of_targets = "; ".join(note for target in result.targets for note in target.notes)
-    for f in rows:
+    costs = []
+    for f in phrases.sort_findings(result):
         title = title_attack_row(result, f)
         titles_by_setting[""].append(title)
         titles_by_setting.setdefault(f" ({f.setting})", []).append(title)
-        for note in (_format_options(f), *_list_row_notes(f)):
-            if note not in of_targets:
+        options = ", ".join(f"{name}={option}" for name, option in f.options.items())
+        remarks = phrases.list_claim_remarks(f)
+        if f.not_applicable:
+            remarks = (f"not applicable: {f.not_applicable}",)
+        for note in (f"{f.attack}: {options}" if options else "", *remarks):
+            if note not in of_targets:  # "" is in every text
                 noted.setdefault(note, []).append(title)
-    costs = tuple(
-        (
-            phrases.title_row(result, f),
-            f.attack,
-            f"{f.drawn:,}",
-            f"{f.rows:,}",
-            phrases.format_duration(f.seconds),
-        )
-        for f in rows
-    )
+        cost = (f"{f.drawn:,}", f"{f.rows:,}", phrases.format_duration(f.seconds))
+        costs.append((phrases.title_row(result, f), f.attack, *cost))
     head = ("Target", "Attack", "Tokens drawn", "Forward rows", "Time")
-    caption = "Cost of each configuration"
-    notes = tuple(
-        f"{note}{_format_noted_rows(titles, titles_by_setting)}"
-        for note, titles in noted.items()
-        if note
-    )
-    table = Table("rows-table", caption, head, (Group("", costs),), frozenset({2, 3, 4}))
-    return [table, *([Bullets(notes)] if notes else [])]
+    yield make_table("rows-table", "Cost of each configuration", head, costs, {2, 3, 4})
+    notes = []
+    for note, titles in noted.items():
+        notes.append(f"{note}{_format_noted_rows(titles, titles_by_setting)}")
+    yield Bullets(notes)
 
 
 def _format_noted_rows(
@@ -305,28 +260,14 @@ def _format_noted_rows(
     return f" ({'; '.join(titles)})"
 
 
-def _format_options(f: Finding) -> str:
-    options = ", ".join(f"{name}={option}" for name, option in f.options.items())
-    return f"{f.attack}: {options}" if options else ""
-
-
-def _list_row_notes(f: Finding) -> tuple[str, ...]:
-    if f.not_applicable:
-        return (f"not applicable: {f.not_applicable}",)
-    return phrases.list_claim_remarks(f)
-
-
-def _build_reproduction_blocks(result: AuditResult) -> list[Block]:
-    reproducibility = (
+def _build_reproduction_blocks(result: AuditResult) -> Iterator[Block]:
+    yield Code("Command", result.command)
+    yield Paragraph(
         "Guesses do not depend on batch size, workers or resuming. `audit export RUN --csv FILE` "
         "writes every measurement."
     )
-    return [
-        Code("Command", result.command),
-        Paragraph(reproducibility),
-        *(_build_row_method_blocks(result) if result.findings else []),
-        FactList("Environment", (("audit", result.tool_version), *result.environment.items())),
-    ]
+    yield from _build_row_method_blocks(result)
+    yield FactList("Environment", (("audit", result.tool_version), *result.environment.items()))
 
 
 TOPICS = (

@@ -13,11 +13,9 @@ def _build_changes_since_blocks(since: Comparison) -> list[Block]:
     """Return each attack's paired change since the earlier run, with intervals on a common
     scale.
     """
-    deltas = []
-    for line in changes.sort_rows_leaking_more_first(since):
-        deltas.append(line.cells[-1].delta)
     spans = []
-    for delta in deltas:
+    for line in changes.sort_rows_leaking_more_first(since):
+        delta = line.cells[-1].delta
         spans.append(build_forest_span(delta) if delta else None)
     note = Paragraph(
         "Left of the middle line less leaks than before, right of it more; a bar that "
@@ -50,7 +48,7 @@ def _build_limitations_blocks(result: AuditResult) -> list[Block]:
             "The lab is a small model on synthetic records: it shows that the method works, not "
             "what your model leaks."
         )
-    return [Bullets(tuple(limits))]
+    return [Bullets(limits)]
 
 
 TOPICS = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
-from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
+from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import build_forest_span, title_attack_row
 
 TITLES = {
@@ -35,29 +35,26 @@ def format_personal_kind(kind: str) -> str:
     return phrases.lower_first(title_personal_kind(kind))
 
 
-def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
+def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> Iterator[Block]:
     """Return a table of the extraction of each kind of personal data; [] if nothing was
     measured.
     """
     rows_with_kinds = [finding for finding in findings if finding.by_kind]
     if not rows_with_kinds:  # there is personal data, but no attack could have extracted it
         if result.benchmark.kinds and result.findings:
-            return [Paragraph(_describe_personal_kind_counts(result, with_counts=True))]
-        return []
-    # Accesses with equal rows share a group.
+            yield Paragraph(_describe_personal_kind_counts(result, with_counts=True))
+        return
     findings_by_rows: dict[tuple[str, tuple[tuple[str, ...], ...]], list[Finding]] = {}
     for f in rows_with_kinds:
         rows = []
         for kind, m in _sort_personal_kinds(f):
             floor = f.by_kind_nonmembers.get(kind)
-            baseline = phrases.NOTHING
-            if floor:
-                baseline = phrases.format_hit_count(floor)
+            baseline = phrases.format_hit_count(floor) if floor else phrases.NOTHING
             rows.append((title_personal_kind(kind), format_personal_data_share(m), baseline))
         key = (f"{f.target} {f.attack}", tuple(rows))
         findings_by_rows.setdefault(key, []).append(f)
-    groups = list[Group]()
-    spans = list[ForestSpan | None]()
+    groups = []
+    spans = []
     notes = []
     some_extracted = any(m.value for f in rows_with_kinds for m in f.by_kind.values())
     for (_, shares), merged in findings_by_rows.items():
@@ -71,12 +68,9 @@ def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding])
             spans.append(build_forest_span(m, floor.value if floor else None))
     caption = "Personal data extracted letter for letter, with 95% intervals"
     head = ("Personal data", "Recall", "Baseline")
-    table = Table("kinds-table", caption, head, tuple(groups), frozenset({1, 2}))
+    yield Forest(Table("kinds-table", caption, head, groups, {1, 2}), spans)
     notes += [_NOTE, _describe_personal_kind_counts(result, with_counts=False)]
-    note = Paragraph(" ".join(notes))
-    if groups:
-        return [Forest(table, tuple(spans)), note]
-    return [note]
+    yield Paragraph(" ".join(notes))
 
 
 _NOTE = "By the first guess of each secret; for several values in a secret, the share of them."
@@ -102,17 +96,14 @@ def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) ->
     with_counts: whether to give each kind's count. If False, name only kinds that occur in no
     member's suffix.
     """
-    kinds = []
-    for k, count in result.benchmark.kinds.items():
-        kinds.append((format_personal_kind(k), count))
-    if with_counts:
-        counted = ", ".join(f"{title} {count.members:,}" for title, count in kinds)
-        counts = f"Counted, whole in a member's suffix: {counted}."
-    else:
-        absent = ", ".join(title for title, count in kinds if not count.members)
-        counts = f"Whole in no member's suffix: {absent}." if absent else ""
+    counted = []
+    absent = []
     reasons: dict[str, list[str]] = {}
-    for title, count in kinds:
+    for kind, count in result.benchmark.kinds.items():
+        title = format_personal_kind(kind)
+        counted.append(f"{title} {count.members:,}")
+        if not count.members:
+            absent.append(title)
         for n, reason in (
             (count.held, "already in the prefix"),
             (count.cut, "cut by the end of prefix or suffix"),
@@ -120,17 +111,16 @@ def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) ->
         ):
             if n:
                 reasons.setdefault(reason, []).append(f"{title} {n:,}")
-    left_out = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in reasons.items())
-    return " ".join(
-        filter(
-            None,
-            (
-                counts,
-                f"Left out, {left_out}." if left_out else "",
-                describe_unmarked_personal_kinds(result),
-            ),
-        )
-    )
+    sentences = []
+    if with_counts:
+        sentences.append(f"Counted, whole in a member's suffix: {', '.join(counted)}.")
+    elif absent:
+        sentences.append(f"Whole in no member's suffix: {', '.join(absent)}.")
+    if reasons:
+        left_out = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in reasons.items())
+        sentences.append(f"Left out, {left_out}.")
+    sentences.append(describe_unmarked_personal_kinds(result))
+    return " ".join(filter(None, sentences))
 
 
 def describe_unmarked_personal_kinds(result: AuditResult) -> str:

@@ -243,6 +243,11 @@ def sort_findings(result: AuditResult) -> tuple[Finding, ...]:
     return tuple(sorted(result.findings, key=lambda finding: finding.target != UNDEFENDED))
 
 
+def list_measured_findings(result: AuditResult, metric: str) -> list[Finding]:
+    """Return the findings with this measurement, in report order."""
+    return [finding for finding in sort_findings(result) if finding.measurement(metric)]
+
+
 def format_decoding(finding: Finding) -> str:
     """Return the attack's decoding: `top-p 0.7, temperature 0.8`.
 
@@ -343,11 +348,6 @@ def list_chain_steps(chain: Chain, target: str, beyond: bool = False) -> tuple[C
     # A chain without the target belongs to it entirely.
     n_steps = next((i for i, step in enumerate(steps, 1) if step.after == target), len(steps))
     return steps[n_steps:] if beyond else steps[:n_steps]
-
-
-def select_chain_steps(steps: Iterable[ChainStep]) -> list[ChainStep]:
-    """Return the steps that lead to another model."""
-    return [step for step in steps if step.before != step.after]
 
 
 def format_brief_chain_step_effect(step: ChainStep) -> str:

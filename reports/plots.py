@@ -61,7 +61,7 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
         if PLOTS[block.plot] is plot_frontier.draw_frontier:
             handles, labels = plot_frontier.build_legend_entries([block])
         else:
-            handles, labels = _build_legend_entries(block, {**titles, **dict(block.labels)})
+            handles, labels = _build_legend_entries(block, {**titles, **block.labels})
         # matplotlib hides labels that open with `_`
         legend_labels = [" " + phrases.shorten(label, 60) for label in labels]
         # a legend wider than the axes would shrink them

@@ -28,17 +28,16 @@ _NOTE = (
 )
 
 
-def _build_probability_bracket_blocks(result: AuditResult) -> list[Block]:
-    candidates = []
-    for f in phrases.sort_findings(result):
+def _build_probability_bracket_blocks(result: AuditResult) -> Iterator[Block]:
+    groups = []
+    for f in phrases.list_measured_findings(result, "rank_bound"):
         if f.options.get("bracket"):
-            candidates.append(f)
-    bracketed = []
-    for finding in candidates:
-        if finding.measurement("rank_bound"):
-            bracketed.append(finding)
-    if not bracketed:
-        return []
+            yield Paragraph(_rank_bound_sentence(result, f))
+            title = (
+                f"{title_attack_row(result, f)} · {phrases.format_decoding(f)} · 1 in "
+                f"{_select_one_in_threshold(f):,}"
+            )
+            groups.append(Group(title, tuple(_build_probability_bracket_table_rows(f))))
     head = (
         "One sample is",
         "Members, mean",
@@ -46,23 +45,13 @@ def _build_probability_bracket_blocks(result: AuditResult) -> list[Block]:
         "Members above",
         "Non-members above",
     )
-    groups = []
-    for f in bracketed:
-        title = (
-            f"{title_attack_row(result, f)} · {phrases.format_decoding(f)} · 1 in "
-            f"{_select_one_in_threshold(f):,}"
-        )
-        groups.append(Group(title, tuple(_build_probability_bracket_table_rows(f))))
     caption = (
         "Around the exact extraction probability; above: the secrets for which it is 1 in this "
         "many or more"
     )
-    table = Table("bracket-table", caption, head, tuple(groups), frozenset({1, 2, 3, 4}))
-    return [
-        *(Paragraph(_rank_bound_sentence(result, finding)) for finding in bracketed),
-        table,
-        Paragraph(_NOTE),
-    ]
+    if groups:
+        yield Table("bracket-table", caption, head, groups, {1, 2, 3, 4})
+        yield Paragraph(_NOTE)
 
 
 def _select_one_in_threshold(finding: Finding) -> int:
@@ -86,39 +75,34 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
 
 
 def _build_probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
-    windows = []
-    for part in str(finding.options["windows"]).split(","):
-        windows.append(part.strip())
     near = finding.options["near_distance"]
-    # By title: the metric of the mean, and the prefix of the metric of the share above the
-    # threshold.
-    kinds = {
-        f"within {near} token edits of it, at least": (
+    # title, then the names of the mean and of the share
+    kinds = [
+        (
+            f"within {near} token edits of it, at least",
             "near_verbatim_probability",
             "near_verbatim",
         ),
-        "the suffix, exactly": ("extraction_probability", "extraction"),
-        "the suffix, whatever the decoding, at most": ("rank_bound", "rank_bound"),
-        **{
-            f"its likeliest {n} tokens, whatever the decoding, at most": (
-                f"window_bound_{n}",
-                f"window_bound_{n}",
-            )
-            for n in windows
-        },
-        **{
-            f"of its windows of {n} tokens, greedy decoding's": (f"greedy_windows_{n}", "")
-            for n in windows
-        },
-    }
-    for title, (mean, prefix) in kinds.items():
+        ("the suffix, exactly", "extraction_probability", "extraction"),
+        ("the suffix, whatever the decoding, at most", "rank_bound", "rank_bound"),
+    ]
+    windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
+    for n in windows:
+        title = f"its likeliest {n} tokens, whatever the decoding, at most"
+        kinds.append((title, f"window_bound_{n}", f"window_bound_{n}"))
+    for n in windows:
+        title = f"of its windows of {n} tokens, greedy decoding's"
+        kinds.append((title, f"greedy_windows_{n}", ""))
+    for title, mean, prefix in kinds:
         share = f"{prefix}_1_in_{_select_one_in_threshold(finding)}"
-        means = (
-            phrases.format_measurement_value(finding.measurement(name))
-            for name in (mean, name_nonmember_metric(mean))
-        )
-        shares = (finding.measurement(name) for name in (share, name_nonmember_metric(share)))
-        yield (title, *means, *map(phrases.format_share, shares))
+        cells = [title]
+        for name, cell in (
+            (mean, phrases.format_measurement_value),
+            (share, phrases.format_share),
+        ):
+            cells.append(cell(finding.measurement(name)))
+            cells.append(cell(finding.measurement(name_nonmember_metric(name))))
+        yield tuple(cells)
 
 
 TOPICS = (

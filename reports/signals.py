@@ -419,9 +419,9 @@ def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> For
             rows.append((f"{title}, {access}" if access else title, *cells))
             spans.append(_signal_forest_span(merged[0]))
         if rows:
-            groups.append(Group(phrases.title_target_costs(result, target), tuple(rows)))
+            groups.append(Group(phrases.title_target_costs(result, target), rows))
     caption = "95% intervals against the baseline"
-    table = Table("signals-table", caption, _HEAD, tuple(groups), frozenset({1, 2}))
+    table = Table("signals-table", caption, _HEAD, tuple(groups), {1, 2})
     reach = max((max(span.high, span.floor or 0.0) for span in spans if span), default=1.0)
     # The scale ends at the next tenth: most shares are small.
     return Forest(table, tuple(spans), high=max(1, math.ceil(10 * reach)) / 10)
@@ -542,5 +542,5 @@ def build_signals_section_blocks(result: AuditResult) -> list[Block]:
 def build_signal_blocks(result: AuditResult, assessment: LeakAssessment) -> list[Block]:
     """Return a forest plot of all signals, and a list of the untested signals."""
     untested = list_untested_signals(result, assessment)
-    items = tuple(f"Not tested{on}: {text}." for on, text in untested)
-    return [_draw_signals_forest(result, assessment), *([Bullets(items)] if items else [])]
+    items = [f"Not tested{on}: {text}." for on, text in untested]
+    return [_draw_signals_forest(result, assessment), Bullets(items)]

@@ -23,11 +23,12 @@ from auditor.reports.blocks import (
     Block,
     Document,
     Facts,
-    Group,
     Paragraph,
     Section,
     Table,
     TargetSummary,
+    has_content,
+    make_table,
 )
 from auditor.reports.topics import CHECK, DECIDE, MEND, Maker, ReportMaterial, Topic
 from auditor.reports.verdict import list_judged_targets, write_headline
@@ -87,10 +88,10 @@ def build_page_document(
         phrases.make_result_printable(result), details or SecretDetails(), since, texts
     )
     topics = (*list_topics(), *_list_plugin_topics(material.result))
-    sections = []
-    for topic in topics:
-        sections.append(_build_section(topic, topic.make, material))
-    return _build_report_document(material, tuple(filter(lambda s: s.blocks, sections)))
+    sections = (_build_section(topic, topic.make, material) for topic in topics)
+    return _build_report_document(
+        material, tuple(section for section in sections if section.blocks)
+    )
 
 
 def _build_section(topic: Topic, make: Maker, material: ReportMaterial) -> Section:
@@ -99,14 +100,10 @@ def _build_section(topic: Topic, make: Maker, material: ReportMaterial) -> Secti
     In its tables, a column of equal cells becomes part of the caption. In a run with a single
     attack, no caption names the attack, because the report's head does.
     """
-    is_named = _find_only_attack(material.result) is not None
-    blocks = []
-    for block in make(material):
-        blocks.append(
-            block.fold_constant_columns({"Attack"} if is_named else set())
-            if isinstance(block, Table)
-            else block
-        )
+    known = {"Attack"} if _find_only_attack(material.result) else set()
+    blocks: list[Block] = []
+    for block in filter(has_content, make(material)):
+        blocks.append(block.fold_constant_columns(known) if isinstance(block, Table) else block)
     return Section(topic.id, topic.title, tuple(blocks), topic.part)
 
 
@@ -143,7 +140,7 @@ def _list_plugin_topics(result: AuditResult) -> list[Topic]:
 
 def _build_plugin_section_blocks(i: int, section: OwnSection, _: ReportMaterial) -> list[Block]:
     tables = (
-        Table(f"own-{i}-{n}", table.caption, table.head, (Group("", table.rows),))
+        make_table(f"own-{i}-{n}", table.caption, table.head, table.rows)
         for n, table in enumerate(section.tables)
     )
     return [*map(Paragraph, section.text), *tables]

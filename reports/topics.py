@@ -6,7 +6,7 @@ Modules with topics share the helpers in this module.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from auditor.conclusions.secret_details import SecretDetails
@@ -14,7 +14,7 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
 from auditor.reports import phrases
-from auditor.reports.blocks import Block, Figure, Figures, ForestSpan, Group
+from auditor.reports.blocks import Block, ForestSpan, Group
 
 DECIDE = "For the decision"
 MEND = "For fixing the model"
@@ -36,7 +36,7 @@ class ReportMaterial:
     texts: Mapping[str, SecretText] | None = None
 
 
-Maker = Callable[[ReportMaterial], Sequence[Block]]  # no block: no section
+Maker = Callable[[ReportMaterial], Iterable[Block]]  # no block with content: no section
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,6 @@ class Topic:
     brief: Maker | None = None
 
 
-def build_figures_blocks(plotted: Iterable[Figure]) -> list[Block]:
-    """Return one block of these figures; [] without figures."""
-    figures = tuple(plotted)
-    return [Figures(figures)] if figures else []
-
-
 def group_table_rows(
     result: AuditResult, row: Callable[[Finding], tuple[str, ...]]
 ) -> tuple[Group, ...]:
@@ -74,7 +68,7 @@ def group_table_rows(
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for finding in phrases.sort_findings(result):
         grouped.setdefault(finding.target, []).append(row(finding))
-    return tuple(Group("", tuple(group)) for group in grouped.values())
+    return tuple(Group("", group) for group in grouped.values())
 
 
 def build_forest_span(m: Measurement, floor: float | None = None) -> ForestSpan | None:

@@ -50,10 +50,7 @@ def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
     measured.
     """
     title = phrases.title_target(result, unlearning.target)
-    labels = []
-    for row in unlearning.numbers:
-        if row.group == FORGOTTEN:
-            labels.append(_format_unlearning_change(row))
+    labels = [_format_unlearning_change(r) for r in unlearning.numbers if r.group == FORGOTTEN]
     if not labels:
         return f"{title}: nothing was measured about the records that it should have forgotten."
     opening = (
@@ -70,16 +67,13 @@ def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
 
 
 def _format_unlearning_change(row: GroupRecall) -> str:
+    retrained = ""
     if RETRAINED in row.values:
         retrained = f", never seen {phrases.format_value(row.values[RETRAINED])}"
-    else:
-        retrained = ""
     before, after = (phrases.format_value(row.values[model]) for model in (BEFORE, AFTER))
-    if before == after:
-        now = after
-    else:
-        now = phrases.format_measurement_value(row.values[AFTER])
-    return f"{_format_recall_measure(row)} {before} → {now}{retrained}"
+    if before != after:
+        after = phrases.format_measurement_value(row.values[AFTER])
+    return f"{_format_recall_measure(row)} {before} → {after}{retrained}"
 
 
 def _format_recall_measure(row: GroupRecall) -> str:
@@ -92,64 +86,54 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
 
     Without such a model, compare with non-members.
     """
-    rows = [row for row in unlearning.numbers if row.group == FORGOTTEN]
-    # "left": recall minus that of the model trained without the records.
-    compared = [row for row in rows if "left" in row.changes]
-    if compared:
-        remaining = []
-        for row in compared:
-            if row.changes["left"].low > 0:
-                remaining.append(_format_recall_measure(row))
-        forgotten = "Queried as it is, the model shows no more of it than one that never saw it."
-        yield (
-            f"Still there, more than in a model that never saw it, by {', '.join(remaining)}."
-            if remaining
-            else forgotten
-        )
-        return
     floors = {}
     for row in unlearning.numbers:
         if row.group == NONMEMBERS:
-            floors[(row.attack, row.name)] = row
-    baselines = []
-    for row in rows:
-        if (row.attack, row.name) in floors:
-            baselines.append((row, floors[row.attack, row.name]))
-    # Other records, so not paired: require disjoint intervals, which is stricter than a test of the
-    # difference.
+            floors[(row.attack, row.name)] = row.values[AFTER]
+    with_retrained = False
     remaining = []
-    for row, floor in baselines:
-        if row.values[AFTER].low > floor.values[AFTER].high:
-            remaining.append(_format_recall_measure(row))
-    if baselines:
-        sentence = f"Above records it never saw by {', '.join(remaining)}."
-        yield sentence if remaining else "Not shown to be above records it never saw."
+    with_floor = False
+    above = []
+    for row in unlearning.numbers:
+        if row.group != FORGOTTEN:
+            continue
+        if "left" in row.changes:
+            with_retrained = True
+            if row.changes["left"].low > 0:
+                remaining.append(_format_recall_measure(row))
+        if floor := floors.get((row.attack, row.name)):
+            with_floor = True
+            if row.values[AFTER].low > floor.high:
+                above.append(_format_recall_measure(row))
+    if remaining:
+        yield f"Still there, more than in a model that never saw it, by {', '.join(remaining)}."
+    elif with_retrained:
+        yield "Queried as it is, the model shows no more of it than one that never saw it."
+    elif above:
+        yield f"Above records it never saw by {', '.join(above)}."
+    elif with_floor:
+        yield "Not shown to be above records it never saw."
 
 
 def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
     if not unlearning.steps:
         return
     trained = f"{unlearning.steps} steps of relearning on {unlearning.texts:,} other records"
-    rows = []
-    for row in unlearning.numbers:
-        if row.group == FORGOTTEN and RELEARNED in row.values:
-            rows.append(row)
+    rows = [r for r in unlearning.numbers if r.group == FORGOTTEN and RELEARNED in r.values]
     if not rows:
         yield f"{trained} were not measured."
         return
-    back = [row for row in rows if _is_relearning_shown(row)]
-    rest = [row for row in rows if not _is_relearning_shown(row)]
+    back = []
+    rest = []
+    for row in rows:
+        (back if _is_relearning_shown(row) else rest).append(_format_relearned_records(row))
     if back:
-        yield (
-            f"{trained} bring it back, so it was hidden and not gone: "
-            f"{'; '.join(map(_format_relearned_records, back))}."
-        )
+        yield f"{trained} bring it back, so it was hidden and not gone: {'; '.join(back)}."
     if rest:
+        opening = f"{trained} are not shown to bring it back"
         if back:
             opening = "Not shown to come back"
-        else:
-            opening = f"{trained} are not shown to bring it back"
-        yield f"{opening}: {'; '.join(map(_format_relearned_records, rest))}."
+        yield f"{opening}: {'; '.join(rest)}."
     if not any("came_back" in row.changes for row in rows):
         yield (
             "Without --retrained, records that come back cannot be distinguished from what such "
@@ -168,14 +152,10 @@ def _is_relearning_shown(row: GroupRecall) -> bool:
 def _format_relearned_records(row: GroupRecall) -> str:
     share = row.changes.get("share_back")
     never = row.values.get(RETRAINED_RELEARNED)
+    part = ""
     if share and _is_relearning_shown(row):
         part = f", {phrases.format_measurement_value(share)} of what was taken"
-    else:
-        part = ""
-    if never:
-        retrained = f", never seen {phrases.format_value(never)}"
-    else:
-        retrained = ""
+    retrained = f", never seen {phrases.format_value(never)}" if never else ""
     after, again = (phrases.format_value(row.values[model]) for model in (AFTER, RELEARNED))
     return f"{_format_recall_measure(row)} {after} → {again}{part}{retrained}"
 
@@ -202,15 +182,13 @@ def _describe_perplexity_cost(unlearning: Unlearning) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def _build_unlearning_blocks(result: AuditResult) -> list[Block]:
-    blocks = list[Block]()
-    for unlearning in result.unlearning:
-        if unlearning.numbers:
-            blocks += [
-                Paragraph(describe_forgetting(result, unlearning)),
-                _build_forgotten_records_table(result, unlearning),
-            ]
-    return [*blocks, Paragraph(_NOTE)] if blocks else []
+def _build_unlearning_blocks(result: AuditResult) -> Iterator[Block]:
+    measured = [unlearning for unlearning in result.unlearning if unlearning.numbers]
+    for unlearning in measured:
+        yield Paragraph(describe_forgetting(result, unlearning))
+        yield _build_forgotten_records_table(result, unlearning)
+    if measured:
+        yield Paragraph(_NOTE)
 
 
 def _build_forgotten_records_table(result: AuditResult, unlearning: Unlearning) -> Table:
@@ -218,25 +196,18 @@ def _build_forgotten_records_table(result: AuditResult, unlearning: Unlearning) 
     for model in _HEADS:
         if any(model in row.values for row in unlearning.numbers):
             shown_models.append(model)
-    kinds = dict.fromkeys((row.attack, row.name) for row in unlearning.numbers)
-    groups = tuple(
-        Group(
-            f"{phrases.format_metric(name)} · {attack}",
-            tuple(
-                _record_group_table_row(row, shown_models)
-                for row in unlearning.numbers
-                if (row.attack, row.name) == (attack, name)
-            ),
-        )
-        for attack, name in kinds
-    )
-    costs = tuple(phrases.format_value(unlearning.perplexity.get(model)) for model in shown_models)
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    cell = phrases.format_measurement_value
+    for row in unlearning.numbers:
+        cells = [f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})"]
+        cells += [cell(row.values.get(model)) for model in shown_models]
+        cells += [cell(row.changes.get(n)) for n in ("unlearned", "relearned", "came_back")]
+        title = f"{phrases.format_metric(row.name)} · {row.attack}"
+        rows.setdefault(title, []).append(tuple(cells))
+    costs = (phrases.format_value(unlearning.perplexity.get(model)) for model in shown_models)
     ratio = unlearning.perplexity.get("ratio")
-    if ratio:
-        times = f"× {phrases.format_measurement_value(ratio)}"
-    else:
-        times = phrases.NOTHING
-    last = Group("Held-out perplexity", (("all", *costs, times),))
+    times = f"× {cell(ratio)}" if ratio else phrases.NOTHING
+    rows["Held-out perplexity"] = [("all", *costs, times)]
     head = (
         "Records",
         *(_HEADS[model] for model in shown_models),
@@ -244,24 +215,13 @@ def _build_forgotten_records_table(result: AuditResult, unlearning: Unlearning) 
         "Relearned − after",
         "That − never saw",
     )
-    caption = (
-        f"What is left of what {phrases.title_target(result, unlearning.target)} was to forget"
-    )
+    title = phrases.title_target(result, unlearning.target)
     return Table(
         f"unlearning-{unlearning.target}",
-        caption,
+        f"What is left of what {title} was to forget",
         head,
-        (*groups, last),
-        frozenset(range(1, len(head))),
-    )
-
-
-def _record_group_table_row(row: GroupRecall, models: list[str]) -> tuple[str, ...]:
-    changes = (row.changes.get(name) for name in ("unlearned", "relearned", "came_back"))
-    return (
-        f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})",
-        *(phrases.format_measurement_value(row.values.get(model)) for model in models),
-        *map(phrases.format_measurement_value, changes),
+        [Group(group, group_rows) for group, group_rows in rows.items()],
+        range(1, len(head)),
     )
 
 

@@ -13,7 +13,7 @@ from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult, Finding
 from auditor.records.table import Column
 from auditor.reports import phrases
-from auditor.reports.blocks import Block, Group, Paragraph, Table
+from auditor.reports.blocks import Block, Group, Paragraph, Table, make_table
 from auditor.reports.topics import MEND, Topic, title_attack_row
 from auditor.statistics.memorised import (
     COMMON,
@@ -28,6 +28,7 @@ from auditor.statistics.memorised import (
 from auditor.statistics.metrics import RANKINGS, name_excess_metric, name_nonmember_metric
 
 _SHOWN = 30  # records of a row
+_UNKNOWN = "not known"
 _NOTE = (
     "A memorised n-gram is n tokens in a row that occur in the training data and in no held-out "
     "text; those that overlap count once. The baseline is n-grams of held-out text, which nothing "
@@ -41,46 +42,41 @@ _NOTE = (
 )
 
 
-def _build_untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
+def _build_untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> Iterator[Block]:
     """Report attacks whose drawn texts were compared with all training data.
 
     details: values stored per record; None omits the tables of records.
     """
-    rows = []
-    for finding in phrases.sort_findings(result):
-        if finding.measurement(MEMORISED):
-            rows.append(finding)
+    rows = phrases.list_measured_findings(result, MEMORISED)
     if not rows:
-        return []
-    return [
-        _build_memorised_rates_table(result, rows),
-        _build_expected_further_records_table(result, rows),
-        *_build_ranking_precision_tables(result, rows),
-        Paragraph(_NOTE),
-        *(_build_copies_blocks(result, details, rows) if details is not None else []),
-        *(_build_extracted_records_blocks(result, details, rows) if details is not None else []),
-    ]
+        return
+    yield _build_memorised_rates_table(result, rows)
+    yield _build_expected_further_records_table(result, rows)
+    yield _build_ranking_precision_table(result, rows)
+    yield Paragraph(_NOTE)
+    if details is not None:
+        yield from _build_extracted_records_tables(result, details, rows)
 
 
 def _build_memorised_rates_table(result: AuditResult, findings: list[Finding]) -> Table:
-    names = (MEMORISED, name_nonmember_metric(MEMORISED), name_excess_metric(MEMORISED), COMMON)
-    known = [(f, main) for f in findings if (main := f.measurement(MEMORISED))]
-    head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
-    cells = tuple(
-        (
-            title_attack_row(result, f),
-            f"{main.n:,}",
-            *(
-                phrases.format_measurement_value(f.measurement(name))
-                for name in (GENERATIONS, *names)
-            ),
-        )
-        for f, main in known
+    names = (
+        GENERATIONS,
+        MEMORISED,
+        name_nonmember_metric(MEMORISED),
+        name_excess_metric(MEMORISED),
+        COMMON,
     )
-    # Keep `n 50` of a note `n 50; not in held-out text`.
-    notes = dict.fromkeys(main.note.split(";")[0] for _, main in known)
+    head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
+    cells = []
+    notes = {}
+    for f in findings:
+        main = f.measurement(MEMORISED)
+        assert main is not None  # the findings have it
+        numbers = (phrases.format_measurement_value(f.measurement(name)) for name in names)
+        cells.append((title_attack_row(result, f), f"{main.n:,}", *numbers))
+        notes[main.note.split(";")[0]] = None
     caption = f"Memorised n-grams per {PER:,} generations, with 95% intervals ({', '.join(notes)})"
-    return Table("untargeted-table", caption, head, (Group("", cells),), frozenset(range(1, 7)))
+    return make_table("untargeted-table", caption, head, cells, range(1, 7))
 
 
 def _build_expected_further_records_table(result: AuditResult, findings: list[Finding]) -> Table:
@@ -105,7 +101,7 @@ def _build_expected_further_records_table(result: AuditResult, findings: list[Fi
         "Training records extracted, and how many more would with more generations, with 95% "
         "intervals"
     )
-    return Table("to-come-table", caption, head, (Group("", cells),), frozenset({1, 2, 3, 4}))
+    return make_table("to-come-table", caption, head, cells, {1, 2, 3, 4})
 
 
 def _format_noted_value(finding: Finding, name: str) -> str:
@@ -115,86 +111,55 @@ def _format_noted_value(finding: Finding, name: str) -> str:
     return phrases.NOTHING
 
 
-def _build_ranking_precision_tables(
-    result: AuditResult, findings: list[Finding]
-) -> Iterator[Block]:
-    measured = [
-        (f, {name: m for name in RANKINGS if (m := f.measurement(f"{PRECISION}_{name}"))})
-        for f in findings
-    ]
+def _build_ranking_precision_table(result: AuditResult, findings: list[Finding]) -> Table:
     names = []
     for name in RANKINGS:
-        if any(name in precisions for _, precisions in measured):
+        if any(f.measurement(f"{PRECISION}_{name}") for f in findings):
             names.append(name)
-    cells = tuple(
-        (
-            title_attack_row(result, f),
-            *(phrases.format_share(precisions.get(name)) for name in names),
-        )
-        for f, precisions in measured
-        if precisions
+    cells = []
+    for f in findings:
+        precisions = [f.measurement(f"{PRECISION}_{name}") for name in names]
+        if any(precisions):
+            cells.append((title_attack_row(result, f), *map(phrases.format_share, precisions)))
+    head = ("Target", *(RANKINGS[name].capitalize() for name in names))
+    caption = (
+        "Of the first 100 generations of a ranking, near-duplicates left out, those with a "
+        "memorised n-gram"
     )
-    if cells:
-        head = ("Target", *(RANKINGS[name].capitalize() for name in names))
-        caption = (
-            "Of the first 100 generations of a ranking, near-duplicates left out, those with a "
-            "memorised n-gram"
-        )
-        yield Table(
-            "rankings-table", caption, head, (Group("", cells),), frozenset(range(1, len(head)))
-        )
+    return make_table("rankings-table", caption, head, cells, range(1, len(head)))
 
 
-def _pair_untargeted_rows(
-    details: SecretDetails, findings: list[Finding]
-) -> list[tuple[Finding, Mapping[str, Column]]]:
-    """Return the findings that extracted training records, each with the values of these
-    records.
-    """
-    return [
-        (f, record_columns)
-        for f in findings
-        if "generations" in (record_columns := details.records.get(f.cell_key, {}))
-    ]
-
-
-def _build_copies_blocks(
+def _build_extracted_records_tables(
     result: AuditResult, details: SecretDetails, findings: list[Finding]
-) -> list[Block]:
-    """Return a table of extracted records by their number of copies in the training data."""
-    groups = []
-    for f, columns in _pair_untargeted_rows(details, findings):
-        out = Counter(columns["generations"].repeats)
-        trained = columns["trained"]
-        counts = sorted(
-            zip(trained.repeats, trained.values, strict=True),
-            key=lambda group: (group[0] is None, group[0] or 0),
-        )
-        if any(n is not None for n, _ in counts):
-            cells = tuple(
-                ("not known" if n is None else str(n), f"{out[n]:,} of {count:,.0f}")
-                for n, count in counts
-            )
-            groups.append(Group(title_attack_row(result, f), cells))
-    if not groups:
-        return []
-    head = ("Copies", "Extracted")
-    return [Table("copies-table", "Training records extracted, by copies", head, tuple(groups))]
-
-
-def _build_extracted_records_blocks(
-    result: AuditResult, details: SecretDetails, findings: list[Finding]
-) -> list[Block]:
-    groups = []
-    for f, columns in _pair_untargeted_rows(details, findings):
+) -> Iterator[Table]:
+    """Yield tables of extracted records: by copies in the training data, and one by one."""
+    by_copies = []
+    records = []
+    for f in findings:
+        columns = details.records.get(f.cell_key, {})
+        if "generations" not in columns:
+            continue
+        title = title_attack_row(result, f)
+        cells = tuple(_build_extracted_copies_rows(columns))
+        if cells != () and cells[0][0] != _UNKNOWN:
+            by_copies.append(Group(title, cells))
         n = len(columns["generations"].ids)
-        title = title_attack_row(result, f) + (f" · {_SHOWN} of {n:,}" if n > _SHOWN else "")
-        groups.append(Group(title, tuple(_build_extracted_record_table_rows(columns))))
-    if not groups:
-        return []
+        if n > _SHOWN:
+            title += f" · {_SHOWN} of {n:,}"
+        records.append(Group(title, tuple(_build_extracted_record_table_rows(columns))))
+    caption = "Training records extracted, by copies"
+    yield Table("copies-table", caption, ("Copies", "Extracted"), by_copies)
     head = ("Record", "Attacked as", "Repetitions", "Generations", "Longest run of tokens")
     caption = f"Training records extracted, those in most generations first; at most {_SHOWN} a row"
-    return [Table("records-table", caption, head, tuple(groups), frozenset({2, 3, 4}), folded=True)]
+    yield Table("records-table", caption, head, records, {2, 3, 4}, folded=True)
+
+
+def _build_extracted_copies_rows(columns: Mapping[str, Column]) -> Iterator[tuple[str, str]]:
+    """Yield a row per number of copies in the training data; unknown numbers come last."""
+    out = Counter(columns["generations"].repeats)
+    counts = dict(zip(columns["trained"].repeats, columns["trained"].values, strict=True))
+    for n in sorted(counts, key=lambda n: (n is None, n or 0)):
+        yield _UNKNOWN if n is None else str(n), f"{out[n]:,} of {counts[n]:,.0f}"
 
 
 def _build_extracted_record_table_rows(columns: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:

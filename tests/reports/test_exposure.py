@@ -57,7 +57,7 @@ def test_the_figure_compares_targets_with_what_they_cost_and_claim(
     drawn = figures(with_exposure)["exposure-white-box"]
     assert [f.target for f in drawn.findings] == ["undefended", "pmixed", "uniform-mixing"]
     groups = {group.title.split(" · ")[0]: group for group in drawn.table.groups}
-    assert groups["Undefended"].rows == (
+    assert tuple(groups["Undefended"].rows) == (
         ("1", "4.50", "[0.500–8.50]", "6"),
         ("4", "18.9", "[14.9–19.9]", "6"),
         ("16", "19.9", "[15.9–19.9]", "6"),

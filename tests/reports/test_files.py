@@ -44,8 +44,8 @@ def test_rendering_needs_no_torch(tmp_path: Path, result: AuditResult) -> None:
     code = (
         "import sys; from pathlib import Path; from auditor.reports import files, terminal; folder "
         "= Path(sys.argv[1]); files.rewrite_run_reports(folder); "
-        "list(terminal.build_report_screen(files.read_result(folder), folder)); assert not {'torch', "
-        "'transformers'} & set(sys.modules)"
+        "list(terminal.build_report_screen(files.read_result(folder), folder)); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=300)
 

@@ -15,8 +15,8 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.reports import signals
 from auditor.reports.attack_table import AttackRow
-from auditor.reports.blocks import Block, Table
-from auditor.reports.leaks import _build_suffix_length_blocks
+from auditor.reports.blocks import Block, Table, has_content
+from auditor.reports.leaks import _build_suffix_length_table
 from tests.rows import pack_suffixes
 
 RESULT = AuditResult(
@@ -38,7 +38,7 @@ def blocks_of(*suffixes: tuple[int, float]) -> list[Block]:
     """Blocks for suffixes given as tokens and the probability of each token."""
     tokens = {f"row-{i}": (math.log(p),) * n for i, (n, p) in enumerate(suffixes)}
     details = SecretDetails(tokens={"undefended": pack_suffixes(tokens)})
-    return _build_suffix_length_blocks(RESULT, details)
+    return list(filter(has_content, [_build_suffix_length_table(RESULT, details)]))
 
 
 def test_probabilities_are_told_apart_by_the_length_of_the_suffix() -> None:
