@@ -83,8 +83,8 @@ def _build_effect_causes_table(result: AuditResult) -> Table:
     chains = []
     for f in phrases.sort_findings(result):
         if f.chain:
-            above = phrases.format_baseline_excess(f.chain.whole)
-            chains.append((f"{title_attack_row(result, f)}{above}", f.target, f.chain))
+            baseline = phrases.format_baseline_excess(f.chain.whole)
+            chains.append((f"{title_attack_row(result, f)}{baseline}", f.target, f.chain))
     for t in result.targets:
         if t.likelihood:
             chains.append((f"{t.title} · {phrases.MORE_LIKELY}", t.name, t.likelihood))

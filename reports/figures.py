@@ -36,14 +36,14 @@ def draw_all_figures(result: AuditResult, research: bool | None = None) -> list[
         if selected := [f for f in findings if phrases.select_insertion_exposure(f)]:
             figures.append(_draw_exposure_figure(result, setting, selected))
     described: set[str] = set()
-    drawn = []
+    selection = []
     for figure in figures:
         if figure.description in described:  # the second access needs no explanation
             figure = replace(figure, description="")
         described.add(figure.description)
         if research in (None, figure.plot in _RESEARCH):
-            drawn.append(figure)
-    return drawn
+            selection.append(figure)
+    return selection
 
 
 def _draw_repeat_recall_figures(

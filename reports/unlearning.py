@@ -93,7 +93,7 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
     with_retrained = False
     remaining = []
     with_floor = False
-    above = []
+    higher = []
     for row in unlearning.numbers:
         if row.group != FORGOTTEN:
             continue
@@ -104,13 +104,13 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
         if floor := floors.get((row.attack, row.name)):
             with_floor = True
             if row.values[AFTER].low > floor.high:
-                above.append(_format_recall_measure(row))
+                higher.append(_format_recall_measure(row))
     if remaining:
         yield f"Still there, more than in a model that never saw it, by {', '.join(remaining)}."
     elif with_retrained:
         yield "Queried as it is, the model shows no more of it than one that never saw it."
-    elif above:
-        yield f"Above records it never saw by {', '.join(above)}."
+    elif higher:
+        yield f"Above records it never saw by {', '.join(higher)}."
     elif with_floor:
         yield "Not shown to be above records it never saw."
 

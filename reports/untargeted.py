@@ -132,7 +132,7 @@ def _build_ranking_precision_table(result: AuditResult, findings: list[Finding])
 def _build_extracted_records_tables(
     result: AuditResult, details: SecretDetails, findings: list[Finding]
 ) -> Iterator[Table]:
-    """Yield tables of extracted records: by copies in the training data, and one by one."""
+    """Yield two tables: extracted records by number of copies, then a row per extracted record."""
     by_copies = []
     records = []
     for f in findings:
