@@ -212,7 +212,7 @@ def _build_claim_audit_rows(stands: ClaimEvidence) -> list[tuple[str, ...]]:
         lines.append((bound.row.attack, bound.audit, end))
     for other in stands.unheld:
         lines.append((other.row.attack, other.audit, other.reason))
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for attack, a, remark in lines:
         ceiling = find_audit_ceiling(a, stands.target.claim)
         rows.append(

@@ -145,7 +145,7 @@ def _build_result_table_row(result: AuditResult, finding: Finding) -> tuple[str,
 
 
 def _build_calibration_blocks(result: AuditResult, details: SecretDetails) -> Iterator[Block]:
-    calibrations = []
+    calibrations: list[tuple[Finding, str, Reliability]] = []
     for f in phrases.sort_findings(result):
         calibrations += _list_titled_calibrations(result, details, f)
     undefended = any(f.target == UNDEFENDED for f, _, _ in calibrations)
@@ -180,9 +180,9 @@ def _build_calibration_blocks(result: AuditResult, details: SecretDetails) -> It
         "calibration-plot", "calibration", title, text, head, groups, series=series, axes=axes
     )
     yield Figures([figure] if series else ())
-    head = ("Target", "Calibration error", "Brier score")
+    columns = ("Target", "Calibration error", "Brier score")
     caption = "Expected calibration error over ten bins"
-    yield make_table("reliability-table", caption, head, errors, {1, 2})
+    yield make_table("reliability-table", caption, columns, errors, {1, 2})
 
 
 def _list_titled_calibrations(

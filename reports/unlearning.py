@@ -123,8 +123,8 @@ def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
     if not rows:
         yield f"{trained} were not measured."
         return
-    back = []
-    rest = []
+    back: list[str] = []
+    rest: list[str] = []
     for row in rows:
         (back if _is_relearning_shown(row) else rest).append(_format_relearned_records(row))
     if back:

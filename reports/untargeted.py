@@ -68,7 +68,7 @@ def _build_memorised_rates_table(result: AuditResult, findings: list[Finding]) -
     )
     head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
     cells = []
-    notes = {}
+    notes: dict[str, None] = {}
     for f in findings:
         main = f.measurement(MEMORISED)
         assert main is not None  # the findings have it
