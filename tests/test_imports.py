@@ -43,3 +43,19 @@ def test_reports_and_gates_import_nothing_slow(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+UNADAPTED = """
+import sys
+from auditor.models import loading
+from auditor.runs import run
+print(*sorted({"faker", "peft", "peft.tuners"} & sys.modules.keys()))
+"""
+
+
+def test_an_audit_without_adapters_imports_neither_peft_nor_faker() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNADAPTED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
