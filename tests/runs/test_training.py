@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "absurd rate": (
         {"options": {"learning_rate": 1e30}},
-        "expected learning_rate > 0 and at most 1e+06, got 1e+30",
+        "expected learning_rate > 0 and at most 1,000,000, got 1e+30",
     ),
     "seed": ({"seed": 2**70}, "expected --seed between 0 and 2^63 - 1"),
     "wide adapter": (
