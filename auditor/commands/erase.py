@@ -19,7 +19,8 @@ def erase(
     stores: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="STORE...", help="Folder or file of a store; KIND:PATH if it is not recognised."
+            metavar="STORE...",
+            help="Folder, file or postgresql:// address; KIND:PATH if it is not recognised.",
         ),
     ] = None,
     deleted: Annotated[
@@ -72,8 +73,8 @@ def erase(
 
     Examines a copy of each store. Kept records are the control: a layer that does not show them
     cannot tell whether deleted records are gone.
-    Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, parquet, qdrant, sqlite,
-    usearch.
+    Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, parquet, postgresql, qdrant,
+    sqlite, usearch.
 
     Examples:
         audit erase --deleted gone.jsonl --kept kept.jsonl ./chroma

@@ -28,7 +28,7 @@ from auditor.erasure.layers import (
     judge_layer,
 )
 from auditor.erasure.records import ErasureRecords
-from auditor.erasure.store import BYTES, INSTALL, Store, copy_store, find_store_kind
+from auditor.erasure.store import BYTES, INSTALL, Store, find_store_kind
 from auditor.erasure.windows import TEXT, VECTORS
 from auditor.records.file_digests import digest_file
 
@@ -86,9 +86,9 @@ def examine_stores(
 ) -> Erasure:
     """Judge each layer of each store, of released text and of a model.
 
-    arguments: stores, as `PATH` or `KIND:PATH`; tell: called with progress messages; nonmembers:
-    file of records that the model was not trained on. Raise AuditError for an invalid store or
-    file.
+    arguments: stores, as `PATH`, `KIND:PATH` or an address; tell: called with progress messages;
+    nonmembers: file of records that the model was not trained on. Raise AuditError for an invalid
+    store or file.
     """
     kinds = list(map(find_store_kind, arguments))
     verdicts = list[LayerVerdict]()
@@ -96,10 +96,10 @@ def examine_stores(
     digests = dict[str, str]()
     for path in (*records.sources, *released):
         digests[str(path)] = digest_file(path)
-    for kind, path in kinds:
-        tell(f"copying {path}")
-        label = f"{kind.name}:{path}"
-        with _copied_store_context(kind, path) as store:
+    for kind, source in kinds:
+        tell(f"copying {source}")
+        label = source if "://" in source else f"{kind.name}:{source}"
+        with _copied_store_context(kind, source) as store:
             # Before the store's library changes the copy.
             for file in store.list_files():
                 digests[f"{label}/{file.relative_to(store.folder)}"] = digest_file(file)
@@ -126,10 +126,10 @@ def examine_stores(
 
 
 @contextmanager
-def _copied_store_context(kind: type[Store], path: Path) -> Iterator[Store]:
+def _copied_store_context(kind: type[Store], source: str) -> Iterator[Store]:
     """Yield a copy of the store, which is removed after the block."""
     with open_scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:
-        yield kind(copy_store(path, scratch))
+        yield kind.open(source, scratch)
 
 
 def _judge_released_texts(
@@ -156,6 +156,8 @@ def _judge_store(
                 if not re.search(store.holds_no.get(verdict.kind, r"(?!)"), layer.name):
                     unseen.setdefault(verdict.kind, []).append(layer.name.removeprefix(BYTES))
                 continue
+            if layer.quotes and not verdict.leftovers and not verdict.n_control_seen:
+                continue  # it quotes no record
             yield replace(verdict, remedy=store.find_remedy(layer.name, verdict.places))
     for kind, files in unseen.items():
         yield _report_unseen(label, kind, files)
@@ -166,8 +168,7 @@ def _judge_store(
 
 def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
     yield from store.list_layers()
-    searches = type(store).search_nearest is not Store.search_nearest
-    if searches and records.with_vectors and store.package_version:
+    if records.with_vectors and store.package_version and store.searches_nearest:
         searched = [
             *_choose_evenly(records.with_vectors & records.deleted),
             *_choose_evenly(records.with_vectors - records.deleted),

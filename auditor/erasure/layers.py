@@ -51,6 +51,10 @@ class Layer:
     locate: returns the table at a byte offset of a file.
     other_texts: whether the layer may have texts derived from a record.
     searched: indices of the records that the layer can show (None: all).
+    text_bytes: lengths of the texts that the layer can show, in bytes (None: all).
+    quotes: whether the layer has only a sample of records; the visible kept records are the
+        control.
+    doubt: why the absence of a deleted record proves nothing, or "".
     """
 
     name: str
@@ -59,6 +63,9 @@ class Layer:
     locate: Callable[[int], str] | None = None
     other_texts: bool = False
     searched: frozenset[int] | None = None
+    text_bytes: range | None = None
+    quotes: bool = False
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,24 +117,46 @@ class _Sightings:
 
 def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[LayerVerdict]:
     """Search a layer for the records, and return a verdict for each kind of content."""
+    possible_by_kind = {}
+    for kind in layer.kinds:
+        possible = _list_possible(layer, kind, records)
+        if possible is not None:
+            possible_by_kind[kind] = possible
+    if not possible_by_kind:
+        return []
     sightings = _Sightings()
     for piece in layer.read_pieces():
         _look_into_piece(layer, piece, records, sightings)
     verdicts = []
-    for kind in layer.kinds:
-        if kind == VECTORS:
-            possible = records.with_vectors
-        else:
-            possible = records.windows.list_records(kind)
-        if layer.searched is not None:
-            possible &= layer.searched
-        has_kind = kind != VECTORS or any(record.vector is not None for record in records.targets)
-        if has_kind:
-            places = sightings.places.get(kind, {})
-            verdicts.append(judge_places(store, layer.name, kind, places, possible, records))
+    for kind, possible in possible_by_kind.items():
+        places = sightings.places.get(kind, {})
+        if layer.quotes:
+            possible &= records.deleted | set(places)
+        verdict = judge_places(store, layer.name, kind, places, possible, records)
+        if layer.doubt and not verdict.leftovers:
+            verdict = replace(verdict, verdict=CANNOT_TELL, why=layer.doubt)
+        verdicts.append(verdict)
     if layer.other_texts and sightings.other_texts:
         verdicts += _judge_other_texts(store, layer, sightings, records)
     return verdicts
+
+
+def _list_possible(layer: Layer, kind: str, records: ErasureRecords) -> frozenset[int] | None:
+    """Return the records that a layer could show, or None if there is nothing to judge."""
+    if kind == VECTORS:
+        if all(record.vector is None for record in records.targets):
+            return None
+        possible = records.with_vectors
+    else:
+        possible = records.windows.list_records(kind)
+        if layer.text_bytes is not None:
+            lengths = {i: len(records.targets[i].text.encode()) for i in possible}
+            possible = frozenset(i for i in possible if lengths[i] in layer.text_bytes)
+            if not possible & records.deleted:
+                return None
+    if layer.searched is not None:
+        possible &= layer.searched
+    return possible
 
 
 def _look_into_piece(

@@ -41,6 +41,7 @@ class Store:
     holds_no: by kind, a pattern of files whose format cannot have such content; the report mentions
         such files only if records are found.
     remedies: (pattern of layer and position, call that removes leftovers); each call was tested.
+    schemes: URL schemes of a store on a server, such as `postgresql`.
     """
 
     path: Path
@@ -51,6 +52,12 @@ class Store:
     kinds: ClassVar[tuple[str, ...]] = (TEXT, WORDS, VECTORS)
     holds_no: ClassVar[Mapping[str, str]] = {}
     remedies: ClassVar[tuple[tuple[str, str], ...]] = ()
+    schemes: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def open(cls, source: str, scratch: Path) -> Store:
+        """Copy the store at a path or an address into a folder, and return the copy."""
+        return cls(copy_store(Path(source), scratch))
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -79,6 +86,11 @@ class Store:
     def list_library_layers(self) -> Iterator[Layer]:
         """Yield layers that read the store with its library."""
         return iter(())
+
+    @property
+    def searches_nearest(self) -> bool:
+        """Return whether the library searches for nearest neighbours."""
+        return type(self).search_nearest is not Store.search_nearest
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         """Yield the stored vectors that the library finds nearest to each of these vectors,
@@ -180,13 +192,16 @@ def list_store_kinds() -> dict[str, type[Store]]:
     return dict(sorted(kinds.items(), key=lambda item: (item[0] == "files", item[0])))
 
 
-def find_store_kind(argument: str) -> tuple[type[Store], Path]:
-    """Return the store class and the path of `PATH` or `KIND:PATH`.
+def find_store_kind(argument: str) -> tuple[type[Store], str]:
+    """Return the store class, and the path or address, of `PATH`, `KIND:PATH` or `SCHEME://...`.
 
     Raise AuditError for other paths.
     """
     kinds = list_store_kinds()
     prefix, colon, rest = argument.partition(":")
+    for kind in kinds.values():
+        if prefix in kind.schemes and rest.startswith("//"):
+            return kind, argument
     if colon and not Path(argument).exists():
         if prefix not in kinds:
             raise make_unknown_name_error("store", prefix, kinds)
@@ -199,8 +214,8 @@ def find_store_kind(argument: str) -> tuple[type[Store], Path]:
     if prefix:
         if not kinds[prefix].recognises(path):
             raise AuditError(f"expected a store of {prefix} at {str(path)!r}, got something else")
-        return kinds[prefix], path
-    return next(kind for kind in kinds.values() if kind.recognises(path)), path
+        return kinds[prefix], str(path)
+    return next(kind for kind in kinds.values() if kind.recognises(path)), str(path)
 
 
 def copy_store(path: Path, scratch: Path) -> Path:

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from auditor.erasure import model
 from auditor.erasure import records as erasure_records
+from auditor.erasure.layers import LayerVerdict
 from tests.conftest import check_command
 from tests.erasure.stored import Row, make_rows, split_rows, write_rows
 from tests.gate.test_attest import pair
@@ -128,3 +130,17 @@ def test_an_erasure_is_signed_and_a_changed_one_is_refused(
     check_command("attest", out, "--key", public, code=1)
     assert "erasure.json has changed since it was signed" in capsys.readouterr().out
     check_command("attest", out, "--key", public, "--sign", private, code=2)
+
+
+def test_an_erasure_that_examined_a_model_is_not_signed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = LayerVerdict("model:mine", "completion", "text", "gone", 6, {}, 54, 54)
+    monkeypatch.setattr(model, "judge_model", lambda *_: [verdict])
+    deleted, kept = split_rows(make_rows(60), 6)
+    store = write_rows(tmp_path / "store.json", kept)
+    erase(tmp_path, deleted, kept, str(store), "--model", "mine", code=0)
+    private, _ = pair(tmp_path, "ours", 1)
+    check_command("attest", tmp_path / "out", "--sign", private, code=2)
+    assert "got one of 'model:mine': attest its run" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out" / "attestation.json").exists()
