@@ -53,8 +53,10 @@ def find_result_contradictions(
     yield from _check_planned_rows(result)
     yield from _check_planned_secrets(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
-    for row in outcomes.keys() - {finding.cell_key for finding in result.findings}:
-        yield row, f"{_WHERE} holds the row, and the result does not"
+    cells = {finding.cell_key for finding in result.findings}
+    for row in outcomes:
+        if row not in cells:
+            yield row, f"{_WHERE} holds the row, and the result does not"
     for row, count in Counter(finding.cell_key for finding in result.findings).items():
         if count > 1:
             yield row, f"the row stands there {count} times"

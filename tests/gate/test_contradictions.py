@@ -99,6 +99,14 @@ def test_what_a_run_writes_does_not_contradict_itself(seed: int) -> None:
     assert list(find_result_contradictions(made.result, made.outcomes)) == []
 
 
+def test_unreported_rows_come_in_the_order_of_the_record() -> None:
+    made = run()
+    unreported = [CellKey("undefended", "white-box", f"attack {i}") for i in range(12)]
+    outcomes = {**made.outcomes, **dict.fromkeys(unreported, made.outcomes[ROW])}
+    found = find_result_contradictions(made.result, outcomes)
+    assert [row for row, reason in found if "holds the row" in reason] == unreported
+
+
 CHANGES: dict[str, tuple[Change, str]] = {
     "bounds the wrong way round": (
         with_measured("excess_recall", value=0.625, low=0.3657, high=0.01),
