@@ -131,7 +131,8 @@ class PostgreSQLStore(Store):
 
     @classmethod
     def open(cls, source: str, scratch: Path) -> Store:
-        if urlsplit(source).password:
+        address = urlsplit(source)
+        if address.password or "password=" in address.query.lower():
             raise AuditError(
                 "expected an address without a password, which reports would repeat: set "
                 "PGPASSWORD, or write it into ~/.pgpass"
