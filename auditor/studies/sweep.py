@@ -195,9 +195,16 @@ class _QuietReporter(Reporter):
     """
 
     def __init__(self, reporter: Reporter) -> None:
-        self.progress = reporter.progress  # type: ignore[method-assign]
-        self.note = reporter.note  # type: ignore[method-assign]
-        self.announce = reporter.announce  # type: ignore[method-assign]
+        self._reporter = reporter
+
+    def progress(self, description: str, n_done: int, total: int) -> None:
+        self._reporter.progress(description, n_done, total)
+
+    def note(self, text: str) -> None:
+        self._reporter.note(text)
+
+    def announce(self, text: str) -> None:
+        self._reporter.announce(text)
 
 
 # --- the folder
