@@ -5,7 +5,7 @@
 # training rows and those that the filter removed. save_to_disk() and to_parquet() do not. But save_to_disk() of the first
 # rows, select(range(3)), writes the text of the row after them, too, where no reader looks.
 # Why: a split is the whole table with a list of row numbers; a slice of an Arrow table is written with its buffers rounded
-# up to 64 bytes, and these are filled with what stands behind the slice.
+# up to 64 bytes, so the bytes that follow the slice are written, too.
 # Exits 0 if that is still so, 1 if it changed.
 set -euo pipefail
 work=$(mktemp -d)

@@ -2,7 +2,7 @@
 # Guess: Dataset.from_sql and Dataset.from_generator, called anew in a new process after a row was deleted from the database
 # and from the file that the generator reads, give the rows that are left.
 # Library: datasets 5.2.0 (with pyarrow 26.0.1, SQLAlchemy 2). Date: 2026-11-29.
-# Seen: both give the deleted row back, without a word. load_dataset("json") on the same file does not. A training that
+# Seen: both silently give the deleted row back. load_dataset("json") on the same file does not. A training that
 # is repeated after a deletion, in a new process, learns the deleted record again.
 # Why: the copy in the cache's folder is found by the query and the database's address, or by the generator and its
 # arguments; neither knows of the rows. keep_in_memory=True does not help, nor does VACUUM.

@@ -4,7 +4,7 @@
 # Library: sentencepiece 0.2.3. Date: 2026-11-29.
 # Seen: the options of differential privacy are taken and do nothing. Pieces and scores are exactly those of the training
 # without them, and the letters of a name that occurs once, below the threshold of 20, are in the vocabulary; 0.2.1 drops
-# them. Between the lines of the log stands that the options are "deprecated and ignored"; with minloglevel=2, nothing does.
+# them. A line of the log says that the options are "deprecated and ignored"; with minloglevel=2, nothing does.
 # So an upgrade ends the privacy of a tokenizer, whose vocabulary is published with the model.
 # Exits 0 if that is still so, 1 if it changed.
 set -euo pipefail

@@ -25,7 +25,7 @@ def write_headline(comparison: Comparison) -> str:
     rows = format_count(len(comparison.lines), "configuration leaks", "configurations leak")
     parts = [f"{counts[_MORE]} of {rows} more", f"{counts[_LESS]} less"]
     if counts[_SAME]:
-        parts.append(f"{counts[_SAME]} show no change")
+        parts.append(format_count(counts[_SAME], "shows no change", "show no change"))
     if counts[_UNKNOWN]:
         parts.append(f"{counts[_UNKNOWN]} {_UNKNOWN}")
     return f"{', '.join(parts)}. Paired by secret; each has its own 95% interval."

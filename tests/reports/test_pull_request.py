@@ -80,7 +80,7 @@ def test_a_broken_claim_need_not_be_unfolded(result: AuditResult) -> None:
 def test_what_changed_is_said_worst_first(result: AuditResult) -> None:
     text = seen(markdown.render_markdown_report(result, compared(0.0, -0.3, 0.25, None)))
     assert "### Since main\n" in text
-    assert "1 of 4 configurations leak more, 1 less, 1 show no change, 1 not compared." in text
+    assert "1 of 4 configurations leak more, 1 less, 1 shows no change, 1 not compared." in text
     rows = [line for line in text.splitlines() if line.startswith("| undefended, white-box")]
     assert [row.split(" | ")[0][-2:] for row in rows] == ["a2", "a1", "a0", "a3"]
     assert (
@@ -92,7 +92,7 @@ def test_what_changed_is_said_worst_first(result: AuditResult) -> None:
 
 def test_touching_zero_is_no_change(result: AuditResult) -> None:
     assert (
-        "0 of 1 configuration leaks more, 0 less, 1 show no change"
+        "0 of 1 configuration leaks more, 0 less, 1 shows no change"
         in markdown.render_markdown_report(result, compared(0.1))
     )
 
