@@ -119,7 +119,7 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
 def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     """Check that batch sizes vary as in Poisson sampling.
 
-    Shuffled batches of a fixed size give less privacy than the accounting assumes.
+    Shuffled batches, which all have one size, give less privacy than the claim computes.
     """
     q, n = runs.claim.sample_rate, runs.first_training.n
     sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])
@@ -237,7 +237,7 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
 def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
     """Check that the returned weights are those of the last step.
 
-    Weights chosen by evaluating private records without a gradient are outside the claim.
+    The claim does not cover a choice of weights by their loss on private records.
     """
     name = "evaluation on private records"
     would = "a step but the last given back, of trainings that evaluate"

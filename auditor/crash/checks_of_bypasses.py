@@ -34,8 +34,8 @@ _APART = 0.05  # relative to the logits' size; rounding in half precision is sma
 def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
     """Check that nobody can reproduce the noise by trying seeds.
 
-    No small seed may give the noise. The noise must also depend on more than the lowest 32 bits of
-    the seed, the only bits that torch's CPU generator uses.
+    The noise must not come from a small seed. It must also depend on more than the lowest 32 bits
+    of the seed, which are all that torch's CPU generator reads.
     """
     name = "secret noise"
     would = f"noise that begins as torch's generator does under a seed below {_TRIED:,}"
@@ -67,9 +67,9 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
 
 @functools.cache
 def _list_guessable_normals() -> Floats:
-    """Return the first 16 normal numbers of each small seed, scaled to unit length, (seeds, 16).
+    """Return the first 16 normal numbers that torch draws with each small seed, (seeds, 16).
 
-    Every torch tensor of at least 32 normal numbers begins with them.
+    Each row is scaled to length 1. Every tensor of at least 32 normal numbers begins with these 16.
     """
     generator = torch.Generator()
     normals = torch.empty(_TRIED, _READ)
@@ -80,8 +80,9 @@ def _list_guessable_normals() -> Floats:
 
 
 def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
-    """Return the seed that best explains the first noise of a tensor, its p-value, and the
-    tensor.
+    """Find the small seed that best explains the noise of a tensor in a first step.
+
+    Return the seed, its p-value, and the tensor's name.
     """
     # torch draws 16 normal numbers at a time, and draws the last 16 of a tensor again if its size
     # is no multiple of 16.
@@ -150,9 +151,9 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the returned weights depend on the steps only.
+    """Check that records change the returned weights only through the steps.
 
-    If the last record is missing, equal steps must give an equal model.
+    A replay of equal steps without the last record must give an equal model.
     """
     name = "weights follow the steps"
     would = "any other effect of the left-out record"
@@ -206,9 +207,9 @@ def _is_weight_equal_ignoring_nan(weight: torch.Tensor, other: torch.Tensor) -> 
 
 
 def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
-    """Check that printed text depends on the steps only.
+    """Check that records change the printed text only through the steps.
 
-    A fault would be the loss of a private record, for example.
+    A training that prints the loss of a private record fails this check, for example.
     """
     name = "printed text"
     would = "a number in standard output or a log that depends on the left-out record"
@@ -243,7 +244,7 @@ def _list_mixed_steps(runs: WatchedTrainings) -> list[ObservedStep]:
 def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
     """Check that every row of a batch is a given record.
 
-    Otherwise the training clips and samples parts of a record separately.
+    A training that splits records into rows clips and samples each part separately.
     """
     name = "rows are records"
     would = "one row that is none of the given records"

@@ -109,11 +109,11 @@ def _list_least_errors(
     fits: dict[tuple[str, str], tuple[float, float]],
     claim: LoopClaim,
 ) -> list[float]:
-    """Return the smallest standard error for each kind of batch mean that can be detected.
+    """Return the smallest standard error of each kind of batch mean that these gradients can show.
 
-    Gradients much longer than the clipping norm show a mean that the training does not undo. Other
-    gradients show a mean that it undoes. fits: coefficient and error for each (kind of mean, kind
-    of batch).
+    Gradients much longer than the clipping norm show a mean that the training does not undo.
+    Shorter gradients show a mean that the training undoes. fits: coefficient and standard error by
+    (kind of mean, kind of batch).
     """
     norms = np.concatenate([step.norms for step in steps])
     is_divided = np.median(norms) > _DIVIDED * claim.max_grad_norm
@@ -125,10 +125,10 @@ def _list_least_errors(
 
 
 def measure_reach_share(trace: TrainingTrace, claim: LoopClaim) -> float:
-    """Return the mean length of records' contributions, relative to the length under the claim.
+    """Return how long records' contributions are, relative to the length that the claim implies.
 
-    The claim's clipping determines the expected length. Return 1 if the ratio may be at least a
-    half. The ratio is never below its value under a mean over a batch.
+    Return 1 if they may be at least half as long as implied. The ratio is never smaller than a mean
+    over a batch would make it.
     """
     steps = [step for step in trace.steps if step.scale and step.records]
     estimate = estimate_mean_reach(steps)
@@ -149,12 +149,12 @@ def _fit_company_weight(
     weight: str,
     by_pass: bool,
 ) -> tuple[float, float] | None:
-    """Fit records' contributions on the effect of a mean over a batch.
+    """Estimate how much records' contributions follow a mean over their batch.
 
-    weight: kind of mean, from `_WEIGHTS`; by_pass: whether a batch is one forward pass instead of a
-    step. Return the coefficient and its error, in units of the noise. The fit also allows for a
-    constant and the clipped norm at each length, because a record's own gradient and length, or a
-    constant divisor, are no fault. Return None if all batches are equal.
+    A record's own gradient norm and length, and a constant divisor, are no fault; the fit allows
+    for them. weight: kind of mean, from `_WEIGHTS`. by_pass: whether a batch is one forward pass
+    instead of a step. Return the coefficient and its standard error, in units of the noise; None if
+    all batches are equal.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))
@@ -201,7 +201,7 @@ def _fit_company_weight(
 def _weigh_company(
     parts: Sequence[Sequence[int]], records: Sequence[int], n_tokens: Floats, weight: str
 ) -> Floats | None:
-    """Return each gradient's weight, (records,), if the loss is a mean over its batch.
+    """Return the factor that a mean over the batch puts on each record's gradient, (records,).
 
     parts: the records of each batch; weight: kind of mean, from `_WEIGHTS`. Return None if a record
     was read twice.

@@ -40,7 +40,7 @@ _SURELY_SILENT = 3
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     """Check that every tensor has noise, of any size.
 
-    This noise is the unit in which a record's contribution is measured.
+    Other checks measure records' contributions in units of this noise.
     """
     name = "noise in every tensor"
     would = "a tensor without noise"
@@ -73,7 +73,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
-    """Return tensors without noise in all steps, or in a step in which noise would surely show."""
+    """Return the names of tensors that have no noise in any step, or surely none in one step."""
     silent = set()
     largest: dict[str, float] = {}
     freedoms: dict[str, int] = {}
@@ -89,9 +89,9 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
 
 
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
-    """Return the trainings with each tensor divided by its noise, if tensors have unequal noise.
+    """Divide each tensor by its noise, if tensors have unequal noise; return the trainings.
 
-    Trainings with equal noise stay unchanged, because dividing by estimated scales would add error.
+    Trainings with equal noise stay unchanged, because estimated divisors would add errors.
     """
     shares = runs.noise_shares
     if not _has_unequal_noise(runs, shares):
@@ -123,7 +123,7 @@ def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool
 
 
 def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every released number is finite, because noise does not hide an overflow."""
+    """Check that every released number is finite; noise does not hide an overflow."""
     faults = []
     for i, trace in enumerate(runs.traces):
         for fault in trace.overflowed:
@@ -189,7 +189,7 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the noise is independent between tensors, and between steps of all trainings.
+    """Check that tensors, steps and trainings have independent noise.
 
     Every training has its own seed.
     """
@@ -244,11 +244,10 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float, tuple[int, int]]:
-    """Return the largest correlation of two rows, its p-value among all pairs, and the rows'
-    indices.
+    """Find the largest correlation between two rows.
 
-    noises: (rows, d). Given one row, the direction of the other row is uniform in at least `free`
-    dimensions. Their correlation is then at most that between a uniform and a fixed direction.
+    noises: (rows, d). free: the dimensions in which a row's direction is uniform, given another
+    row. Return the correlation, its p-value among all pairs of rows, and the two rows' indices.
     """
     if free <= 1:  # no tensor is trained in every step
         return 0.0, 1.0, (0, 0)
@@ -264,7 +263,7 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
 
 
 def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
-    """Return the degrees of freedom of a step's noise, outside the span of the records' gradients.
+    """Return the degrees of freedom of a step's noise that the records' gradients leave.
 
     of: the elements of the noise to count.
     """
@@ -272,8 +271,9 @@ def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
 
 
 def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, list[float]]:
-    """Return the noise of tensors that every step has, (steps, d), and its degrees of freedom by
-    step.
+    """Return the noise in the tensors that all steps share, (steps, d).
+
+    Also return the degrees of freedom of each step's noise.
     """
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
     rows = []
@@ -289,9 +289,9 @@ _Pair = tuple[Floats, Floats, float]  # noise, noise, and the first one's dimens
 
 
 def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
-    """Yield the noise of pairs of equally large tensors, and the first noise's degrees of freedom.
+    """Yield pairs of tensors of one size: noise, noise, and the first one's degrees of freedom.
 
-    The noise of a pair is equal if the generator is reseeded for each tensor.
+    Both have the same noise if the training reseeds the generator for each tensor.
     """
     spans = sorted(step.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
@@ -302,10 +302,9 @@ def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
 def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
     """Return the correlation over all pairs and its p-value; (0, 1) without pairs.
 
-    pairs: (noise a, noise b, degrees of freedom of a). Given b, the variance of a @ b is at most b
-    @ b times the variance of an element of a. This variance is a @ a divided by a's degrees of
-    freedom, not by its length, because two tensors with similar gradients have lost the same
-    directions.
+    pairs: (noise a, noise b, degrees of freedom of a). Given b, the product a @ b has at most the
+    variance (b @ b)(a @ a) / (degrees of freedom of a). The length of a would be too large a
+    divisor, because similar gradients take the same directions from both tensors.
     """
     product = size = variance = 0.0
     for a, b, free in pairs:
@@ -324,9 +323,7 @@ def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
 
 
 def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a missing record changes only the gradients, not the steps, rates or noise
-    size.
-    """
+    """Check that steps, learning rates and noise size do not reveal the number of records."""
     name, a, b = "number of records", runs.first_training, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
@@ -373,9 +370,8 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
 def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
     """Check that the noise's size follows a public schedule.
 
-    Trainings with equally many records must have equal noise at each step. Otherwise the size
-    depends on chance, as in adaptive clipping, or on the records. The test cannot distinguish these
-    two causes.
+    Trainings on equally many records must have equal noise at each step. Otherwise the size depends
+    on chance, as in adaptive clipping, or on the records; this check cannot tell which.
     """
     name = "noise by a schedule"
     would = "noise whose size differs between trainings"
@@ -404,7 +400,7 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
 def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
     """Group the steps with noise by their index in the training.
 
-    An index that only one training has is omitted.
+    Indices that only one training has are left out.
     """
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
     places = []
@@ -416,9 +412,9 @@ def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
 
 
 def _is_noise_size_public(runs: WatchedTrainings) -> bool:
-    """Test whether trainings agree on each step's noise scale, up to estimation error.
+    """Return whether trainings agree on the noise's size at each step, up to estimation error.
 
-    The log of an estimated scale has variance 1 / (2 degrees of freedom).
+    The log of an estimated size has variance 1 / (2 degrees of freedom).
     """
     total = 0.0
     freedom = 0
@@ -433,7 +429,7 @@ def _is_noise_size_public(runs: WatchedTrainings) -> bool:
 
 
 def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the noise's size does not depend on the batch size, which is secret."""
+    """Check that the noise's size does not reveal the secret batch size."""
     pairs = []
     for step in runs.steps_with_noise:
         if step.records:

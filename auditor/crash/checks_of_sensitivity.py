@@ -37,10 +37,10 @@ _Chosen = Callable[[int, ObservedStep], bool]
 
 
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a record's contribution to the gradient is at most the claimed clipping norm.
+    """Check that a record moves the gradient by at most the claimed clipping norm.
 
-    In units of the noise, this bound is 1 / noise multiplier. The check covers each model and all
-    models together.
+    This is checked for each specimen model and for all models together. In units of the noise, the
+    bound is 1 / noise multiplier.
     """
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
@@ -79,13 +79,12 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
 
 
 def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
-    """Return the observed noise multiplier and its 95% interval, or None.
+    """Return the observed noise multiplier and its 95% interval; None if the data leave it open.
 
-    The multiplier is 1 / (the bound of a reach). A record's reach is the length of its contribution
-    to the gradient, in units of the noise. The mean reach is below the bound if gradients are
-    short. Assume that a reach rises with its gradient's norm up to an unknown clipping norm, and
-    equals the bound above. The ends are those of the 95% region of bound and clipping norm. Return
-    None if reaches may rise up to the longest gradient.
+    The multiplier is 1 / b, where b bounds a record's reach: the length of its contribution to the
+    gradient, in units of the noise. Short gradients reach less than b, so the mean reach is too
+    small. The fit assumes that reaches rise with the gradient's norm up to an unknown clipping
+    norm, and equal b above. Return None if reaches may rise up to the longest gradient.
     """
     steps = [step for step in runs.steps_with_noise if step.norms.any()]
     if not steps:
@@ -132,11 +131,10 @@ _OUTSIDE = float(stats.chi2.isf(0.05, 2))
 def _fit_bound_above_clipping_norm(
     weighted: Sequence[tuple[ObservedStep, Floats, float]], clipping_norm: float
 ) -> tuple[float, float, float]:
-    """Fit the bound of contributions that rise with the gradient's norm up to this clipping norm.
+    """Fit the bound of reaches that rise with the gradient's norm up to this clipping norm.
 
-    weighted: (step, weights of its mean contribution, standard deviation of this mean). Return the
-    bound, its standard error, and the squared contributions explained by the least squares fit, in
-    units of the noise.
+    weighted: (step, weights of its mean reach, standard deviation of this mean). Return the bound,
+    its standard error, and the squared length that the fit explains, in units of the noise.
     """
     share_sum = reach_sum = square = product = 0.0
     for step, weights, deviation in weighted:
@@ -153,17 +151,17 @@ def _fit_bound_above_clipping_norm(
 
 
 def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | None:
-    """Estimate the mean contribution of records with long gradients, in units of the noise.
+    """Return the mean reach of records with long gradients, and its standard error.
 
-    A gradient is long if its norm is in the top quarter of its training so far. Return the mean and
-    its standard error.
+    A reach is the length of a contribution to the gradient, in units of the noise. A gradient is
+    long if its norm is in the top quarter of its training so far.
     """
     ranks = rank_training_norms(runs.traces)
     return estimate_mean_reach(runs.steps, lambda step: ranks[id(step)] >= 0.75)
 
 
 def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
-    """Check that no kind of record contributes more to a gradient than the claim permits.
+    """Check that no kind of record moves the gradient further than the claim permits.
 
     Kinds: long, short, first, last and lone records, and records at the edge of a batch.
     """
@@ -208,8 +206,8 @@ def _find_worst_violation(
 ) -> WorstViolation:
     """Return the record whose contribution exceeds the bound by the most standard errors.
 
-    mean: the mean contribution, in units of the bound, for the message. chosen: selects the
-    records.
+    mean: the mean contribution as a multiple of the bound, for the message. chosen: selects the
+    records to search.
     """
     violations = []
     for step in (*runs.steps, *runs.small_steps):
@@ -244,7 +242,7 @@ def _find_worst_violation(
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record's contribution depends on neither its gradient's norm nor its batch.
 
-    A contribution below the bound may rise with the norm, because clipping leaves short gradients
+    Below the bound a contribution may rise with the norm, because clipping leaves short gradients
     unchanged.
     """
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
@@ -292,11 +290,10 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _fit_norm_rise(runs: WatchedTrainings, promised: float) -> tuple[float, float] | None:
-    """Estimate whether contributions rise with the gradient's norm and exceed the bound `promised`.
+    """Estimate how far contributions both rise with the gradient's norm and exceed `promised`.
 
-    Return (estimate, standard error) of the less significant of two numbers: the slope, and the top
-    quarter's contribution minus the bound. Both are needed, because a contribution below the bound
-    may rise.
+    The slope and the excess of the top quarter over the bound are estimated. Return (estimate,
+    standard error) of the less significant of the two, because either alone is no fault.
     """
     line = _fit_line(runs.steps, _compute_log_norms)
     top = _estimate_longest_reach(runs)
@@ -320,13 +317,11 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 def _fit_share_rise(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
-    """Return the slope of contributions against a record's share of a summed gradient.
+    """Return the slope of contributions over records' shares in a summed gradient, and its error.
 
-    parts: the records of each sum. Return the slope and its error. If a sum is clipped as a whole,
-    the contribution is this share; if each record is clipped, it is constant. Return None if the
-    constant is at least a third of the slope (some records may be clipped harder). Also return None
-    if the record's norm or log norm explains contributions equally well (records below the clipping
-    norm), or if all shares are equal (records read singly).
+    A slope shows that a training clips the sum instead of each record. Return None if there is
+    another explanation: a large constant part, the records' gradient norms, or equal shares in all
+    sums. parts: the records of each sum.
     """
     line = _fit_line(steps, lambda step: _compute_record_shares(step, parts(step)))
     if line is None:
@@ -341,7 +336,7 @@ def _fit_share_rise(
 
 
 class _Line(NamedTuple):
-    """A fit of contributions on a column and a constant.
+    """A straight line through contributions, as a function of one column.
 
     slope: the column's coefficient and its standard error; explained: the squared length of the
     fitted values, in units of the noise.
@@ -353,7 +348,7 @@ class _Line(NamedTuple):
 
 
 def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Floats:
-    """Return the norm of each gradient divided by the norm of a summed gradient, (records,).
+    """Return each gradient's norm divided by that of the sum to which it belongs, (records,).
 
     parts: the records of each sum.
     """
@@ -380,10 +375,11 @@ def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
 def _fit_line(
     steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Floats]
 ) -> _Line | None:
-    """Fit the contributions of all steps on a column, (records,) for a step, and a constant.
+    """Fit a straight line through the contributions of all steps; None if it is undetermined.
 
-    The fit is generalised least squares: the covariance of a step's contributions is the inverse
-    Gram matrix of its records' unit gradients. Return None if the fit is undetermined.
+    column: returns the x values of a step, (records,). The fit is generalised least squares,
+    because the contributions of one step are correlated: their covariance is the inverse Gram
+    matrix of the records' unit gradients.
     """
     # Normal equations, each step weighted by its Gram matrix.
     a = np.zeros((2, 2))

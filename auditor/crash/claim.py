@@ -109,11 +109,11 @@ class LoopClaim:
         return cls(**claim_or_pair)
 
     def compute_implied_epsilon(self, quick: bool = False) -> float:
-        """Return the epsilon that follows from the claim's noise, rate, steps and sampling.
+        """Return the epsilon that the claim's noise, rate, steps and sampling imply.
 
-        quick: whether to compute a value that is 10% higher. In shuffled batches no record is
-        hidden among others, so each pass counts as one step that reads all data. Allocation counts
-        in this way too, but hides more, so its result is an upper bound.
+        quick: return a value that is about 10% higher, in less time. Shuffled batches hide no
+        record among others, so each pass counts as one step on all data. Allocation is counted in
+        the same way; it hides more, so its result is an upper bound.
         """
         rate = self.sample_rate
         steps = self.steps

@@ -24,9 +24,8 @@ _Lines = dict[str, list[tuple[str, ...]]]
 class PrintedText:
     """The text that a training printed on standard output, standard error and the root logger.
 
-    before_step: whether the training is between the model's forward pass and its step.
-    early: text printed in that time. It may describe the gradient that the step will release, so it
-        is stored separately.
+    before_step: whether the training is between the model's forward pass and its step. early: text
+    printed in that time, which may describe the gradient that the step will release.
     """
 
     before_step: bool = False
@@ -41,7 +40,7 @@ class PrintedText:
 
     @contextmanager
     def capture_printed_text_context(self) -> Iterator[None]:
-        """Capture all text printed in the context, and print it as well."""
+        """Capture all text printed inside the context, and still print it."""
         handler = logging.StreamHandler(_Tee(None, self.append_before_or_after_step))
         # The root logger receives all loggers except those that do not propagate.
         logging.getLogger().addHandler(handler)
@@ -80,8 +79,8 @@ class _Tee(io.TextIOBase):
 def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, str] | None:
     """Return the first line whose numbers differ between two texts, from each text, or None.
 
-    again: the text of a repeated training. Numbers that differ from this text too, such as times,
-    do not count.
+    again: the text of a repeated training. Numbers that change there too, such as times, are
+    ignored.
     """
     first, second, third = map(_read_line_numbers, (first_text, other, again))
     for line, rows in first.items():

@@ -33,7 +33,8 @@ def estimate_mean_reach(
 ) -> Estimate | None:
     """Return the mean reach of the chosen records and its standard error; None without noise.
 
-    The estimate is unbiased, whatever the other records' reaches are.
+    A reach is the length of a record's contribution to a gradient, in units of the noise. The
+    estimate is unbiased for any reaches of the other records.
     """
     sums = []
     for step in steps:
@@ -48,11 +49,10 @@ def estimate_mean_reach(
 
 
 def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
-    """Average the weighted sums of all steps; return the mean reach and its standard error.
+    """Return the mean reach over all steps, and its standard error.
 
-    sums: for each step, (sum of weights, weighted sum of reaches). Given all earlier steps, the
-    second sum has variance 1. The total over T steps has variance T exactly, although earlier noise
-    changed the weights.
+    sums: (sum of weights, weighted sum of reaches) of each step. Each weighted sum has variance 1
+    given the earlier steps, so the total over T steps has variance T.
     """
     total_weight = sum(weight for weight, _ in sums)
     if not total_weight > 0:
@@ -61,12 +61,10 @@ def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
 
 
 def weigh_records(gram: Floats, chosen: Bools) -> tuple[Floats, float]:
-    """Return weights for the chosen records' most precise mean reach, and its weighted sum's
-    deviation.
+    """Return the weights that make the chosen records' mean reach most precise.
 
-    gram: (records, records) of unit gradients, the inverse of the reaches' covariance. The weights
-    are nonnegative. They are those of the generalised least squares mean if all are positive,
-    otherwise of the constrained mean.
+    Weights are at least 0. gram: (records, records) of unit gradients, the inverse of the reaches'
+    covariance. Also return the standard deviation of the weighted sum.
     """
     precision = gram[np.ix_(chosen, chosen)]
     if not chosen.all():
@@ -90,7 +88,7 @@ def weigh_records(gram: Floats, chosen: Bools) -> tuple[Floats, float]:
 
 
 def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
-    """Return for each step, by `id`, the ranks of its gradient norms, (records,).
+    """Return the ranks of each step's gradient norms, (records,), by `id` of the step.
 
     A rank is the share of smaller norms in the training so far.
     """
@@ -106,14 +104,13 @@ def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
 def estimate_tensor_reaches(
     trainings: Sequence[Sequence[ObservedStep]], noise_shares: Mapping[str, float]
 ) -> list[Estimate | None]:
-    """Estimate a record's mean reach if each tensor is clipped separately.
+    """Estimate the mean reach of records if a training clips each tensor separately.
 
-    The first estimate is for all trainings together, the others are for each training.
-    noise_shares: each tensor's noise over that of all tensors. With clipping by tensor, each
-    tensor's part of a contribution is a multiple of that tensor's gradient. If the contribution has
-    a length of at most 1, it adds at most b(u) along a direction u. b(u) is the root of the sum
-    over tensors of squared positive inner products of u with the record's unit gradients. All
-    contributions add at most the sum of b(u), for any clipping.
+    Return an estimate for all trainings together, then one for each training. noise_shares: each
+    tensor's noise over that of all tensors. With clipping by tensor, a contribution is a multiple
+    of the record's gradient in each tensor. A contribution of length 1 or less then adds at most
+    b(u) along a direction u, where b(u) is the root of the summed squares of the positive inner
+    products of u with the record's unit gradients.
     """
     sums = [_sum_tensor_reaches(steps, noise_shares) for steps in trainings]
     together = list(itertools.chain.from_iterable(sums))
@@ -123,11 +120,11 @@ def estimate_tensor_reaches(
 def _sum_tensor_reaches(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> list[tuple[float, float]]:
-    """Return for each step (sum of its records' bounds b(u), released gradient along u).
+    """Return (sum of the records' bounds b(u), released gradient along u) for each step.
 
-    b(u): see `estimate_tensor_reaches`. u is a unit vector. In each tensor it points along the sum
-    of the records' unit gradients. Its length there depends on the tensor's contributions in
-    earlier steps, never on the step's own noise.
+    b(u): see `estimate_tensor_reaches`. In each tensor, the unit vector u points along the sum of
+    the records' unit gradients. How much of u is in a tensor depends on earlier steps, never on the
+    step's own noise.
     """
     sums = []
     products: dict[str, float] = {}
@@ -177,10 +174,10 @@ def _project_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Fl
 def is_clipping_per_tensor(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> bool:
-    """Test whether a step combines tensors' gradients in other proportions than the records do.
+    """Return whether the training clips each tensor separately.
 
-    If not, only noise explains the part of a step that needs separate tensors, and this part is
-    chi-squared.
+    Then a step combines the tensors' gradients in other proportions than any record does. Without
+    such clipping, the part of a step that only separate tensors explain is noise, and chi-squared.
     """
     excess = 0.0
     freedom = 0
@@ -202,9 +199,9 @@ def is_clipping_per_tensor(
 def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
     """Return the squared length of a gradient's part in a span, and the span's dimension.
 
-    The gradient has unit noise. grams: (parts, records, records) inner products of the spanning
-    gradients; products: (parts, records), inner products with the unit-noise gradient. Both results
-    are summed over parts.
+    The gradient has noise of size 1. grams: (parts, records, records) inner products of the
+    gradients that span; products: (parts, records), theirs with the gradient. Both results are sums
+    over parts.
     """
     values, vectors = np.linalg.eigh(grams)
     used = values > _ROUNDING * np.maximum(values[:, -1:], 1e-300)
@@ -216,8 +213,8 @@ def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
 def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> ObservedStep:
     """Return the step with each tensor divided by its own noise.
 
-    A reach is then the length of a record's contribution in units of the noise that hides it, as in
-    the Gaussian mechanism. noise_shares: by tensor, its noise over that of all tensors.
+    A reach then measures a contribution in units of the noise that hides it, as the Gaussian
+    mechanism does. noise_shares: each tensor's noise over that of all tensors.
     """
     if not step.scale or not len(step.tensor_grams):
         return step

@@ -44,7 +44,7 @@ _SAYS = (
 def format_crash_test_lines(test: CrashTest, again: str) -> Iterator[str]:
     """Yield the lines of a report: verdict, broken checks, detectable violations, and limits.
 
-    Each broken check has a reproduction: the test's command `again` with the name of the check.
+    again: the command of this test. Each broken check is shown with the command that repeats it.
     """
     yield f"RESULT  {write_headline(test)}"
     yield f"LOOP    {describe_observed_loop(test)}"
@@ -182,8 +182,10 @@ def _sort_worst_first(test: CrashTest) -> list[LoopCheck]:
 
 
 def build_crash_test_document(test: CrashTest, source: str, again: str) -> Document:
-    """Return the document from which the page and the Markdown are made. again: the command of this
-    test."""
+    """Return the report as a document, for the page and the Markdown file.
+
+    again: the command of this test.
+    """
     claim = tuple(
         (name.replace("_", " "), str(value))
         for name, value in vars(test.claim).items()

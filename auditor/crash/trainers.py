@@ -104,7 +104,7 @@ def _build_trainer_dataset(trainer: Any, records: Any) -> Any:
 
 
 def _choose_collator(trainer: Any) -> Any:
-    """Return the Trainer's collator if it can pad our tokens; else a right-padding collator."""
+    """Return the Trainer's collator if it can pad our tokens, or a right-padding collator."""
     collator = trainer.data_collator
     if hasattr(collator, "pad_token_id"):
         collator = copy.copy(collator)

@@ -32,12 +32,11 @@ Record = dict[str, list[int]]
 class Specimen:
     """The model and the records that a crash test gives to a training.
 
-    scales: (end of a weight's name, factor); large factors move much of a gradient into some
-        tensors, so that a tensor missing from the clipped norm is noticed.
-    alike: whether all records have one text, so that their gradients are parallel and a batch moves
-        the model as far as possible.
-    one_hot: whether one entry holds 88% of the squared norm of a gradient, so that a norm over only
-        some entries is noticed.
+    scales: (end of a weight's name, factor). Large factors move much of a gradient into some
+        tensors, which shows if a tensor is missing from the clipped norm.
+    alike: whether all records have one text, so that a batch moves the model as far as possible.
+    one_hot: whether one entry holds 88% of a gradient's squared norm, which shows if a norm covers
+        only some entries.
     lengths: tokens of the records' texts, used in turn.
     """
 
@@ -63,7 +62,7 @@ class Specimen:
         return model
 
     def scale_weights(self, factor: float) -> Specimen:
-        """Return a specimen with all scales multiplied by this factor."""
+        """Return a specimen whose scales are multiplied by this factor."""
         return replace(self, scales=tuple((end, scale * factor) for end, scale in self.scales))
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
@@ -160,10 +159,10 @@ def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
 
 @functools.cache
 def make_company_specimen(clipping_norm: float) -> Specimen:
-    """Build a specimen with gradients mostly below the clipping norm and texts of unequal lengths.
+    """Build a specimen whose gradients are mostly shorter than the clipping norm.
 
-    Clipping leaves such gradients unchanged, so an effect of other records in the batch stays
-    visible.
+    Texts have unequal lengths. Clipping leaves short gradients unchanged, so the effect of other
+    records in the batch stays visible.
     """
     # bounds of the log factor of the last norm and the last layer
     low = -12.0
@@ -198,8 +197,8 @@ def make_crash_records(
 ) -> list[Record]:
     """Make records of token ids, each with a unique first token that identifies the record.
 
-    is_same_rest: whether the other tokens are the beginning of one shared text. lengths: numbers of
-    other tokens, used in turn.
+    is_same_rest: whether all records continue with the same text. lengths: numbers of tokens after
+    the first, used in turn.
     """
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(1, _WORDS, (max(lengths),), generator=generator).tolist()
@@ -259,7 +258,7 @@ class SpecimenRecordGradients:
     def _compute_mean_nll(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
         """Return the mean negative log-likelihood of one record, without an attention mask.
 
-        Padding follows the record, and a causal model does not look ahead.
+        Padding follows the record, and a causal model never reads ahead.
         """
         more: dict[str, Any] = {"input_ids": row.unsqueeze(0), "use_cache": False}
         logits = functional_call(self.twin, weights, (), more).logits[0, :-1]
@@ -275,9 +274,10 @@ def pad_specimen_tokens(records: list[Record], indices: list[int]) -> Tensor:
 
 @contextmanager
 def empty_draws_context(n: int) -> Iterator[None]:
-    """Make every fourth torch draw of `n` uniform numbers select no record (all just below 1).
+    """Make every fourth torch draw of `n` uniform numbers return values just below 1.
 
-    Poisson sampling can make such a draw, so a training must handle it.
+    Such a draw selects no record. Poisson sampling can give an empty batch, so a training must
+    handle it.
     """
     draw, count = torch.rand, 0
 

@@ -68,7 +68,7 @@ class ObservedLoop:
 class OneRun:
     """A lower bound of epsilon with 95% confidence, from guesses about one training.
 
-    Half of the records were in the training.
+    A coin decided for each record whether it was in the training.
     best: the bound if every guess were right.
     claimed: the claimed epsilon of this training.
     canaries, guesses, right: number of records, of guesses and of right guesses.
@@ -117,10 +117,10 @@ class CrashTest:
 
     @property
     def verdict(self) -> str:
-        """Return `broken`, `no fault seen`, or `cannot tell` if no record's contribution was
-        observed.
+        """Return `broken`, `no fault seen`, or `cannot tell`.
 
-        A test cannot show that a training is private.
+        `cannot tell` means that no record's contribution was observed. No test can prove that a
+        training is private.
         """
         if self.broken_checks:
             return BROKEN
@@ -218,7 +218,7 @@ def _replay_shifted_seed(
 ) -> ObservedStep:
     """Replay the first step with seed + 2^32, and return it.
 
-    until: time limit. Raise AuditError if the original seed does not reproduce its first step.
+    until: time limit. Raise AuditError if the unchanged seed does not repeat the first step.
     """
     original = first.steps[0]
     again = run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps[0]
@@ -241,8 +241,8 @@ def _replay_shortened_training(
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
     """Replay the steps of the first training without its last record.
 
-    If the number of records is public, the last record is replaced instead. If the printed text
-    differs, also return a replay on the original records. until: time limit.
+    If the number of records is public, replace the last record instead. If the printed text
+    changes, also return a replay on the original records. until: time limit.
     """
     n = training_specimen.RECORDS - (not claim.public_size)
     fewer, _ = run_watched_training(
@@ -260,7 +260,7 @@ def _train_companies(
 ) -> tuple[TrainingTrace, ...]:
     """Run trainings with one long text among short texts.
 
-    Their gradients are below the claimed clipping norm. until: time limit.
+    Gradients are shorter than the claimed clipping norm. until: time limit.
     """
     if not claim.max_grad_norm:
         return ()
@@ -291,7 +291,7 @@ def _train_companies(
 
 
 def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
-    """Return the median gradient norm of the first step, relative to the intended norm.
+    """Return the median gradient norm of the first step, divided by the intended norm.
 
     Return 1 without gradients.
     """
@@ -304,11 +304,10 @@ def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
 def _train_few_records(
     train: Train, stated: object, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace | None, int | None, str]:
-    """Train on one record more than a batch holds on average.
+    """Train on one record more than a batch holds on average, so that some batches are empty.
 
-    Return the trace, the claimed steps and an error message. At the claimed rate, a batch then
-    often holds one record or none. If the training raises an exception, as many loops do on an
-    empty batch, the trace is None and the message is that of the exception.
+    Many loops raise an exception on an empty batch. Return the trace, the claimed steps, and "".
+    After an exception, return None for both and a message.
     """
     n = 1 + round(sum(len(step.records) for step in first.steps) / len(first.steps))
     if n > training_specimen.RECORDS // 2:
@@ -333,9 +332,8 @@ def _train_few_records(
 def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> OneRun:
     """Bound epsilon by guessing which records a training read (`statistics/one_run.py`).
 
-    A fair coin includes each record. The guess is "included" for records with the largest
-    contributions to gradients. claim: for all trainings; None: use the claim that this training
-    returns. until: time limit.
+    A fair coin includes each record. The guess is "included" for the records that contribute most.
+    claim: for all trainings; None: use the claim that this training returns. until: time limit.
     """
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
     chosen = list(map(int, np.flatnonzero(coins)))
@@ -357,20 +355,19 @@ def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> 
 
 
 def derive_training_seed(seed: int, training: int) -> int:
-    """Return the 32-bit seed of a training (numbered from 0), which no person would choose.
+    """Return a 32-bit seed for a training (numbered from 0), different for every test.
 
-    seed: the seed of the test. Different tests have different training seeds.
+    seed: the seed of the test. The result is a number that no person would choose.
     """
     # an odd factor: injective
     return (seed * (_MOST + 2 + _IN_DIVIDED_COMPANY) + training + 1) * 2654435769 % 2**32
 
 
 def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
-    """Return the observed noise, rate and steps of the loop, and the epsilon that follows from
-    them.
+    """Return the observed noise, rate and steps of the loop, and the epsilon that they imply.
 
-    If some kind of record, or a single record, has a larger epsilon than all records together, this
-    epsilon is returned.
+    If a broken check implies a larger epsilon, for a kind of record or a single record, return that
+    epsilon.
     """
     broken_checks = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
@@ -410,8 +407,8 @@ def _bound_observed_epsilon(
 ) -> tuple[float, float]:
     """Return the 95% interval of epsilon, from the intervals of noise multiplier and sampling rate.
 
-    noise: the noise multiplier and its interval. more: fields of the claim. The errors are
-    independent. Each gives a ratio of two epsilons of the quick accountant.
+    noise: the noise multiplier and its interval. more: fields of the claim. The two errors are
+    independent, and the quick accountant computes the effect of each.
     """
 
     middle = runs.compute_noise_epsilon(noise[0], quick=True, **more)
@@ -435,11 +432,11 @@ def _count_records_read(traces: list[TrainingTrace]) -> int:
 
 
 def _count_planned(traces: list[TrainingTrace]) -> int:
-    """Return the trainings for _ENOUGH gradients at the present pace, at least one per model."""
+    """Return how many trainings give _ENOUGH gradients, at least one for each specimen."""
     n_enough = math.ceil(_ENOUGH * len(traces) / _count_records_read(traces))
     return min(_MOST, max(_LEAST, n_enough))
 
 
 def _has_time_left(begun: float, until: float) -> bool:
-    """Test whether at least half of the time is left, enough for one more training."""
+    """Return whether at least half of the time is left."""
     return time.monotonic() - begun < (until - begun) / 2

@@ -73,7 +73,7 @@ class WatchedTrainings:
     def steps_but_first_of_each_training(self) -> list[ObservedStep]:
         """All steps except the first of each training.
 
-        Records that are read before the first step may serve only to try out the model.
+        Before its first step, a training may read records only to try out the model.
         """
         return [step for trace in self.traces for step in trace.steps[1:]]
 
@@ -89,9 +89,9 @@ class WatchedTrainings:
 
     @property
     def noise_shares(self) -> dict[str, float]:
-        """For each tensor, its noise divided by that of all tensors.
+        """Each tensor's noise, divided by the noise of all tensors.
 
-        The noise is pooled over steps by degrees of freedom.
+        Steps are pooled, weighted by degrees of freedom.
         """
         if self.whitened_shares is not None:
             return self.whitened_shares
@@ -209,10 +209,11 @@ def judge_p_value(
     epsilon: Callable[[], float] | None = None,
     source: str = STATISTIC,
 ) -> LoopCheck:
-    """Return a check, which is broken if p is below its share of the significance level.
+    """Return a check that is broken if p is below its share of the significance level.
 
-    fault, fine: the observation if the check is broken or not. would_see: see `LoopCheck`. witness,
-    epsilon: called only for a broken check, because accounting takes a second.
+    fault, fine: the observation to report if the check is broken, or not. would_see: see
+        `LoopCheck`.
+    witness, epsilon: called only for a broken check, because accounting takes a second.
     """
     if p < SHARE:
         return LoopCheck(
@@ -245,7 +246,7 @@ def get_unbounded_epsilon() -> float:
 
 
 def count_detectable_errors(among: int = 1) -> float:
-    """Return the violation, in standard errors, that is detected with 80% probability.
+    """Return the smallest violation that is detected with 80% probability, in standard errors.
 
     among: number of tests that share the check's significance level.
     """

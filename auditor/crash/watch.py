@@ -93,7 +93,7 @@ class ObservedStep:
 
 @dataclass(frozen=True)
 class _TakenStep:
-    """A step that is not decomposed yet. weights: by tensor, before the step."""
+    """A step that is not decomposed yet. weights: by tensor, from before the step."""
 
     records: tuple[int, ...]
     passes: tuple[tuple[int, ...], ...]
@@ -238,7 +238,7 @@ class StepWatch:
             self._together = ids.detach().cpu(), logits.detach().cpu()
 
     def _measure_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
-        """Return the largest difference between a record's logits in its batch and alone."""
+        """Return how much a record's logits change with its batch, relative to their size."""
         if self._together is None:
             return None
         changes = []
@@ -328,7 +328,7 @@ class StepWatch:
                 gradients[name].copy_(value)
 
     def _take_back_outer_step(self) -> None:
-        """Discard the step of an optimizer that calls its base class's step.
+        """Discard the outer step of an optimizer that calls its base class's step.
 
         A subclass may clip and add noise before this call, so only the inner step counts.
         """
@@ -353,9 +353,7 @@ class StepWatch:
         return torch.cat([value.detach().flatten() for value in self._parameters])
 
     def find_final_step(self) -> None:
-        """Store the returned weights, and find the latest step after which the model had these
-        weights.
-        """
+        """Store the returned weights, and find the last step that left these weights."""
         self.trace.state = _copy_tensors(self._model.state_dict().items())
         now = self._flatten_weights()
         for at, weights in enumerate(self._after):
@@ -365,7 +363,7 @@ class StepWatch:
     def decompose_taken_steps(self) -> None:
         """Decompose the gradients of all steps since the last call.
 
-        One query computes the gradients of all their records, each at its own step's weights.
+        The gradients of all their records are computed at once, each with the weights of its step.
         """
         if not self._taken or self._gradients is None:
             return
@@ -470,9 +468,9 @@ def _let_hooks_see_base_steps() -> None:
 def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
     """Copy the model without hooks.
 
-    Opacus hooks every layer, and our own hooks would count our reads. Trainers may replace the
-    model's `forward` by a function bound to the original (autocast, TRL's chunked loss). Batch
-    norms use running statistics, because with batch statistics no record has a gradient of its own.
+    Opacus hooks every layer, and our own hooks would count our reads. The copy also drops a
+    replaced `forward`, which would still run the original (autocast, TRL's chunked loss). Batch
+    norms use running statistics, because batch statistics mix the records' gradients.
     """
     twin = copy.deepcopy(model)
     twin.__dict__.pop("forward", None)
@@ -496,12 +494,12 @@ def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
 def _project_out_record_gradients(
     released: Tensor, gradients: Tensor, sizes: list[int]
 ) -> tuple[Tensor, list[int], Tensor]:
-    """Remove the span of the records' gradients from the released gradient, tensor by tensor.
+    """Remove the records' gradients from the released gradient, tensor by tensor.
 
     released: (d,); gradients: (d, k); sizes: (tensors,), with sum d.
 
     Returns:
-        The remainder, (d,), and its degrees of freedom, (tensors,).
+        The part outside the gradients' span, (d,), and its degrees of freedom, (tensors,).
         The share of each element's standard deviation that is left, (d,).
     """
     if not gradients.shape[1]:
@@ -526,11 +524,11 @@ def _project_out_record_gradients(
 
 
 def fit_reaches(inner_products: Floats, products: Floats) -> tuple[Floats, Floats, Floats]:
-    """Fit a gradient on unit gradients by least squares.
+    """Fit a gradient as a sum of multiples of unit gradients, by least squares.
 
-    Return the coefficients (reaches), the Gram matrix of the unit gradients, and the norms.
-    inner_products: (..., records, records) of the records' gradients; products: (..., records), of
-    the records' gradients with the fitted gradient.
+    inner_products: (..., records, records) of the records' gradients; products: (..., records),
+    theirs with the fitted gradient. Return the multiples (reaches), the Gram matrix of the unit
+    gradients, and the norms.
     """
     norms = np.sqrt(np.diagonal(inner_products, axis1=-2, axis2=-1))
     # a gradient of 0, as of LoRA's first matrix initially, stays 0
@@ -560,16 +558,16 @@ def run_watched_training(
     """Run one training on n records under a seed; return its trace and its return value.
 
     training: index that selects model and records.
-    chosen: the only records that the training gets; the contributions of all n are measured.
-    most: end the training after this number of steps and return None.
+    chosen: the records that the training gets; contributions are still measured for all n.
+    most: end the training after this number of steps, and return None as its value.
     replayed: see `StepWatch`.
     other_last: whether to reorder the last record's words.
     specimen: model and records, instead of those of the index.
     empty_draws: whether to use `empty_draws_context`.
 
     Raise AuditError if the training reads none of its records, takes no observed step, returns
-    another model, or exceeds its time limit `until`. Afterwards all processes that the training
-    left running are ended.
+    another model, or exceeds its time limit `until`. All processes that the training left running
+    are ended.
     """
     specimen = specimen or training_specimen.build_specimen(training)
     model = specimen.build_crash_test_model()
@@ -633,9 +631,9 @@ class _OutOfTime(BaseException):
 def _training_time_limit_context(until: float) -> Iterator[None]:
     """End the code in the block and its processes at the time `until`, and raise AuditError.
 
-    until: on the clock `time.monotonic`. An alarm repeats every few seconds in case the training
-    catches it. Python has alarms only in the main thread: in other threads, the model's next
-    forward pass ends the training.
+    until: on the clock `time.monotonic`. The alarm repeats every few seconds, in case the training
+    catches it. Alarms work only in Python's main thread; in other threads, the model's next forward
+    pass ends the training.
     """
     over = False
 
