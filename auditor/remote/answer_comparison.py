@@ -18,15 +18,15 @@ def list_samples(samples: Sequence[WrittenAnswer]) -> list[Any]:
 
 
 def is_shared_prefix(answer: str, other: str) -> bool:
-    """Return whether one answer is a prefix of the other, because an answer may stop early."""
+    """Return whether one answer begins with the other, as if one of them had stopped early."""
     return answer.startswith(other) or other.startswith(answer)
 
 
 def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> bool:
-    """Return whether the likeliest tokens that a server lists agree with its ranks.
+    """Return whether the likeliest tokens that a server lists agree with the ranks that it reports.
 
-    At each position of `text`, at least min(rank - 1, count) other tokens must be as likely as the
-    text's token. count: number of tokens listed per position.
+    At each position, a token of rank r must have at least min(r - 1, count) listed tokens that are
+    as likely. count: number of tokens listed per position.
     """
     if answer.ranks is None:
         return False

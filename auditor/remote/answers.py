@@ -38,9 +38,8 @@ _BUSY = 60.0  # seconds to wait for another run that writes
 class ServerUsage:
     """The requests and tokens of one run, in all its processes.
 
-    retries: number of requests that were repeated after failures.
-    prompt_tokens, answer_tokens: as counted by the server; if it reports no count, the maximum
-        possible.
+    retries: number of repeated requests. prompt_tokens, answer_tokens: as counted by the server, or
+    the largest possible number if the server reports none.
     """
 
     requests: int = 0
@@ -127,11 +126,11 @@ class ServerAnswerStore:
 
     @property
     def invalidation_count(self) -> int:
-        """The number of times that all stored answers were invalidated."""
+        """The number of times that all stored answers were declared invalid."""
         return int(self._fetch_rows("select count(*) from eras")[0][0])
 
     def invalidate_stored_answers(self) -> None:
-        """Invalidate all stored answers after a change of the server."""
+        """Declare all stored answers invalid, because the server changed."""
         with self._lock_transaction():
             self._file.execute("insert into eras default values")
 

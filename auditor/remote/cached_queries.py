@@ -78,7 +78,7 @@ class CachedServerQueries:
         decoding: Decoding,
         seeds: Sequence[Sequence[int]],
     ) -> list[list[WrittenAnswer]]:
-        """Return the samples of each context. Request only samples without a stored answer.
+        """Return the samples of each context, requesting only samples that are not stored.
 
         seeds: for each context, a seed per sample.
         """
@@ -116,7 +116,7 @@ class CachedServerQueries:
         keys: Sequence[Sequence[bytes]],
         answers: Sequence[Sequence[WrittenAnswer]],
     ) -> None:
-        """Record the kind of each answer (filtered, cut, ...) for this run and its resumptions.
+        """Record for this run which kind each answer has, such as filtered or cut.
 
         keys, answers: for each context, the key and the answer of each sample.
         """
@@ -182,10 +182,10 @@ class CachedServerQueries:
     def _settle_greedy_readings(
         self, contexts: Sequence[Tokens], readings: Sequence[Sequence[WrittenAnswer]]
     ) -> list[list[WrittenAnswer]]:
-        """Return the greedy answers, each with one tokenisation.
+        """Choose one tokenisation of each greedy answer, and return the answers.
 
-        readings: answers, some with two possible tokenisations. A tokenisation is kept if the
-        server continues its first token in the expected way.
+        readings: answers, some of which have two possible tokenisations. The right one is that
+        whose first token the server continues with the rest of the answer.
         """
         keys: dict[tuple[int, Tokens], bytes] = {}
         requests: dict[bytes, ServerRequest] = {}
@@ -215,7 +215,7 @@ class CachedServerQueries:
     def _build_greedy_request(
         self, context: Tokens, length: int, stored: bool = True
     ) -> tuple[bytes, ServerRequest]:
-        """Return the store key and the request of the text of a greedy answer."""
+        """Return the request for a greedy answer's text, and its key in the store."""
         body = self.dialect.build_sampling_body(
             self.spelling.encode_prompt(context), length, GREEDY
         )
@@ -231,11 +231,10 @@ class CachedServerQueries:
     def score_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0
     ) -> list[tuple[list[Any], ...]]:
-        """Return lists with a value for each token of each text (prefix and suffix).
+        """Return the log-probabilities (nats) and ranks of all tokens of each prefix and suffix.
 
-        The lists are the log-probabilities in nats and the ranks. The first token has None.
-        likeliest: if positive, also return a list of (id, log-probability) of this many tokens at
-        each position.
+        Each is a list with a value per token, None for the first token. likeliest: if positive,
+        also return a list of this many (id, log-probability) pairs per position.
         """
         texts = [(*prefix, *suffix) for prefix, suffix in pairs]
         shortest = min((len(prefix) for prefix, _ in pairs), default=1)
@@ -257,9 +256,7 @@ class CachedServerQueries:
     def _score_forced_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int
     ) -> list[tuple[list[Any], ...]]:
-        """Return the lists of `score_tokens` with scores of suffixes only, from one request per
-        token.
-        """
+        """Return the results of `score_tokens` for suffixes only, with one request per token."""
         parts = [
             [(*prefix, *suffix[: i + 1]) for i in range(len(suffix))] for prefix, suffix in pairs
         ]
@@ -294,7 +291,7 @@ class CachedServerQueries:
     def _build_scoring_request(
         self, text: Tokens, likeliest: int = 0, stored: bool = True
     ) -> tuple[bytes, ServerRequest]:
-        """Return the store key and the request of the scores of a text."""
+        """Return the request for a text's scores, and its key in the store."""
         forced = self.dialect.scored == "forced"
         body = self.dialect.build_scoring_body(
             self.spelling.encode_prompt(text),
@@ -331,17 +328,13 @@ class CachedServerQueries:
         return entries
 
     def _answer_requests(self, requests: Mapping[bytes, ServerRequest]) -> dict[bytes, Any]:
-        """Return the answer of each request by store key. Send only requests without a stored
-        answer.
-        """
+        """Return the answers of requests by store key, and send only requests that are not stored."""
         entries = self._find_stored_answers(requests)
         missing = [request for key, request in requests.items() if key not in entries]
         return entries | self._ask_watched(missing)
 
     def _ask_watched(self, questions: Sequence[ServerRequest]) -> dict[bytes, Any]:
-        """Send all requests and return their answers; between batches, check that the server is
-        unchanged.
-        """
+        """Send all requests and return their answers, with checks of the server between batches."""
         entries = dict[bytes, Any]()
         for start in range(0, len(questions), drift_watch.EVERY):
             batch = questions[start : start + drift_watch.EVERY]
@@ -383,9 +376,9 @@ class CachedServerQueries:
             ) from None
 
     def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
-        """Run the check `looks`, which raises ServerChanged if the server changed.
+        """Run the check `looks`, and raise AuditError if the server changed.
 
-        In this case, invalidate the stored answers and raise AuditError.
+        Stored answers are then declared invalid.
         """
         try:
             looks()
@@ -398,9 +391,9 @@ class CachedServerQueries:
             ) from None
 
     def _redraw_greedy_texts(self, answers: Sequence[GreedyAnswer]) -> list[str]:
-        """Send the requests of these greedy answers again and return the new texts.
+        """Send the requests of these greedy answers again, and return the new texts.
 
-        Neither stored answers nor the store are used.
+        The new texts are not stored.
         """
         requests = []
         for answer in answers:
@@ -427,9 +420,9 @@ class CachedServerQueries:
     # --- what became of the answers ---
 
     def count_own_answers(self) -> dict[str, int]:
-        """Return the number of answers of each kind (see `withheld_answers`) that this run used.
+        """Return the number of answers that this run used, by their kind in `withheld_answers`.
 
-        Runs that this run resumes are included.
+        Answers of runs that this run resumes count too.
         """
         return self.wire.ledger.answers.count_used_answers(self._runs)
 

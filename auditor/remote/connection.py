@@ -51,11 +51,9 @@ class RequestRefused(Exception):
 class _RetryableFailure(Exception):
     """The error for a failed attempt to send a request; a retry may succeed.
 
-    wait: seconds that the server asks to wait.
-    slower: whether requests came too fast.
-    billed: whether the tokens may have been paid for.
-    status: HTTP status; 0 without an answer.
-    nobody: whether no connection was made.
+    wait: seconds that the server asks to wait. slower: whether requests came too fast. billed:
+    whether the tokens may have been paid for. status: HTTP status, 0 without an answer. nobody:
+    whether no connection was possible.
     """
 
     reason: str
@@ -92,11 +90,9 @@ class ServerRequest:
 class RetryPolicy:
     """The time limits for requests, and the number and delay of retries.
 
-    answer, connect: seconds to wait for an answer and for a connection.
-    tries: maximum number of attempts.
-    first_wait, longest_wait: seconds between attempts.
-    A server that has never answered gets fewer attempts within a few seconds, because it is
-    probably not restarting.
+    answer, connect: seconds to wait for an answer and for a connection. tries: maximum number of
+    attempts. first_wait, longest_wait: seconds between attempts. A server that never answered gets
+    fewer attempts, within a few seconds.
     """
 
     answer: float = 600.0
@@ -166,8 +162,8 @@ class ServerConnection:
     def list_served_models(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the server's description of each model, by name; empty if the server has no list.
 
-        A server without a list may still serve a model: the list of `transformers serve` fails
-        without a cache folder, and mlx_lm.server does not answer.
+        A server without a list may still serve a model: `transformers serve` has no list without a
+        cache folder, and mlx_lm.server never has one.
         """
 
         def listed() -> Any:
@@ -231,7 +227,7 @@ class ServerConnection:
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         """Send several requests at once and return their answers.
 
-        After a failure, only the requests that have not been sent are cancelled.
+        If one fails, the requests that are not sent yet are cancelled.
         """
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
@@ -411,7 +407,7 @@ class ServerConnection:
 
 
 def _make_withheld_answer(count: int) -> Mapping[str, Any]:
-    """Return `count` empty samples, at no cost, as the answer to a prompt that was filtered."""
+    """Return the answer to a filtered prompt: `count` empty samples, at no cost."""
     choices = []
     for i in range(count):
         choices.append({"index": i, "text": "", "finish_reason": _FILTERED})

@@ -91,17 +91,14 @@ class ScoredText:
 
 @dataclass
 class ServerWatch:
-    """A watch for changes of a server, which repeats requests and compares their answers.
+    """A watch that repeats requests and compares the answers, to notice a change of the server.
 
-    draw: repeats greedy requests without stored answers.
-    score: returns new log-probabilities of texts; None for a text that the server would tokenise
-        differently.
-    contexts: tokens of the public texts.
-    max_difference, mean: differences of log-probabilities, in nats, that are allowed at most and on
-        average.
-    measured: largest difference in the handshake, in nats.
-    compared, differed: number of repeated greedy answers, and of those that differed.
-    rescored: number of texts that were scored again.
+    draw: repeats greedy requests without stored answers. score: returns new log-probabilities of
+    texts; None for a text that the server would tokenise differently. contexts: tokens of the
+    public texts. max_difference, mean: the largest and the mean difference of log-probabilities to
+    allow, in nats. measured: largest difference in the handshake, in nats. compared, differed:
+    number of repeated greedy answers, and of those that differed. rescored: number of texts that
+    were scored again.
     """
 
     draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]
@@ -126,7 +123,8 @@ class ServerWatch:
     _bursts: int = 0
 
     def ask_initial_sentinels(self) -> None:
-        """Send the sentinels for the first time and measure how much repeated answers differ.
+        """Ask the sentinels (public texts) for the first time, and measure differences on
+        repetition.
 
         Raise ServerChanged if the answers differ so much that a change of model could not be
         detected.
@@ -181,7 +179,7 @@ class ServerWatch:
     def count_unwatched_requests(self, requests: int) -> None:
         """Count requests that cannot be repeated.
 
-        If there are any, the sentinels are checked at the end of the run.
+        After any such request, the end of the run checks all sentinels.
         """
         self._requests += requests
 
@@ -233,9 +231,9 @@ class ServerWatch:
         self._check_rescored_texts([*self._scored, *scored])
 
     def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
-        """Mark the new requests as old, and return a random hundredth of them to repeat.
+        """Choose a random hundredth of the requests since the last check, to repeat them.
 
-        The lists are the greedy answers and the scored texts.
+        Return greedy answers and scored texts. All new requests count as old afterwards.
         """
         greedy = _choose_rechecked_answers(
             self._new, math.ceil(len(self._new) / EVERY), self._checks
@@ -264,9 +262,9 @@ class ServerWatch:
     def _rescore_shortened_texts(
         self, scored_texts: Sequence[ScoredText]
     ) -> list[tuple[ScoredText, Sequence[float]]]:
-        """Score each text again without its last tokens.
+        """Score each text again without its last tokens, and return (text, new scores).
 
-        The scores of the remaining tokens must not change. Return (text, new scores).
+        An unchanged server gives the remaining tokens equal scores.
         """
         assert self.score is not None  # otherwise nothing was scored
         noise = make_keyed_generator("cut again", self._checks, len(scored_texts))
@@ -358,8 +356,8 @@ def _measure_answer_differences(
 ) -> tuple[float, float]:
     """Return the maximum and the mean difference of two lists of log-probabilities, in nats.
 
-    Only tokens of both lists count. Differences in the maximum are scaled: |a - b| / (1 + min(|a|,
-    |b|) / 10).
+    Only tokens in both lists count. The maximum is of |a - b| / (1 + min(|a|, |b|) / 10), which
+    permits larger differences for unlikely tokens.
     """
     pairs = np.array(list(zip(answer, other, strict=False)), dtype=float).reshape(-1, 2)
     if not len(pairs):
@@ -372,9 +370,10 @@ def _measure_answer_differences(
 
 
 def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> list[T]:
-    """Return `count` random answers in random order; check: number that seeds the choice.
+    """Return `count` random answers in random order.
 
-    A fixed choice could miss models that alternate.
+    check: number of the check, which seeds the choice. A fixed choice could miss a server that
+    alternates between models.
     """
     chosen = make_keyed_generator("asked again", check, len(answers)).permutation(len(answers))[
         : max(0, count)

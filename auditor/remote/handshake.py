@@ -138,7 +138,7 @@ class _HandshakeInProgress:
     def _detect_prompt_form(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
-        """Detect how to send prompts.
+        """Find out whether the server accepts token ids or only text.
 
         Returns:
             The dialect.
@@ -213,11 +213,10 @@ class _HandshakeInProgress:
     def _ask_first_question(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, WrittenAnswer, int | None]:
-        """Return the dialect, the greedy answer to the test text, and the server's count of its
-        tokens.
+        """Ask for the greedy answer to the test text, with only OpenAI's fields.
 
-        The request uses only OpenAI's fields. If the server rejects a number as `logprobs`, the
-        request is repeated with a Boolean.
+        If the server rejects a number as `logprobs`, the request is repeated with a Boolean. Return
+        the dialect, the answer, and the server's count of the text's tokens.
         """
         dialects = (plain, replace(plain, logprobs=True))
         for dialect in dialects:
@@ -240,12 +239,10 @@ class _HandshakeInProgress:
         raise AssertionError("the last dialect returns or raises")
 
     def _detect_prepended_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
-        """Return the token that the server, but not the tokenizer, puts before texts; () if
-        unknown.
+        """Return the token that only the server puts before texts; () if unknown.
 
-        one_more: whether the server counts one token more than the tokenizer for the test text.
-        This must hold for every text. The token is the tokenizer's BOS or, without a BOS, its end
-        of text.
+        one_more: whether the server counts one token more than the tokenizer for the test text. The
+        token is then BOS, or the end of text without a BOS, if the server counts it in every text.
         """
         candidates = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
         token = next((int(token) for token in candidates if token is not None), None)
@@ -258,7 +255,10 @@ class _HandshakeInProgress:
         return (token,)
 
     def _writes_answer(self, tokens: Tokens, text: str) -> bool:
-        """Test whether the tokens decode to the text, ignoring a first space and an end of text."""
+        """Return whether the tokens decode to the text.
+
+        A first space and an end of text are ignored.
+        """
         end = getattr(self.tokenizer, "eos_token_id", None)
         candidates = [tokens]
         if tokens[-1:] == (end,):
@@ -269,12 +269,11 @@ class _HandshakeInProgress:
     def _detect_trimming(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Detect whether answers may lack their first space; return the dialect and the greedy
-        answer.
+        """Detect whether answers may lack their first space.
 
-        The returned answer has tokens. Some servers decode an answer without its context, and then
-        SentencePiece tokenizers, or the servers themselves, drop a leading space. Answers with
-        trustworthy token ids need no test.
+        Return the dialect, and the greedy answer with tokens. Servers drop this space if they
+        decode an answer without its context. If the server returns correct token ids, no test is
+        needed.
         """
         if greedy.tokens is not None:
             return dialect, greedy
@@ -308,9 +307,7 @@ class _HandshakeInProgress:
     def _detect_scoring(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> ServerDialect:
-        """Return the dialect with a way to request log-probabilities that passes the tests, if
-        any.
-        """
+        """Find a request for log-probabilities that passes the tests, and add it to the dialect."""
         if (
             dialect.logprobs is True
         ):  # mlx_lm.server 0.32.2: a prompt of an earlier text and its answer ends it
@@ -368,7 +365,7 @@ class _HandshakeInProgress:
     def _detect_end_of_text(
         self, dialect: ServerDialect, context: Tokens, answer: Tokens
     ) -> ServerDialect:
-        """Detect whether the server scores an end of text within a text as a single token."""
+        """Detect whether the server scores an end of text inside a text as one token."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
             return dialect
@@ -379,9 +376,9 @@ class _HandshakeInProgress:
         return replace(dialect, ends=scores is not None)
 
     def _detect_likeliest_tokens(self, dialect: ServerDialect, text: Tokens) -> ServerDialect:
-        """Return the dialect with the number of likeliest tokens that the server lists.
+        """Find out how many likeliest tokens the server lists, and add the number to the dialect.
 
-        The number is used only if these tokens agree with the ranks in `text`.
+        The number is 0 unless these tokens agree with the ranks in `text`.
         """
         for count in (LIKELIEST, _FEWER):
             scores = self._catch_refusal(self._ask_prompt_log_probs, dialect, text, count)
@@ -393,10 +390,10 @@ class _HandshakeInProgress:
         return dialect
 
     def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
-        """Return whether the server computes log-probabilities before it forces a token by a bias.
+        """Return whether log-probabilities ignore the bias that forces a token.
 
-        If so, the greedy answer has rank 1, and the second likeliest token has an unchanged
-        log-probability when forced. Otherwise the forced token would have rank 1 and probability 1.
+        Only then do they describe the model. The test forces the second likeliest token: its
+        log-probability must be as before, and not that of a certain token.
         """
         if not answer:
             return False
@@ -414,7 +411,7 @@ class _HandshakeInProgress:
     def _list_scoring_dialects(
         self, dialect: ServerDialect, context: Tokens
     ) -> Iterator[ServerDialect]:
-        """Yield dialects in which the server may score prompts.
+        """Yield the ways in which known servers score prompts.
 
         They are those of vLLM, OpenAI, llama-cpp-python (which hides tokens) and llama.cpp.
         """
@@ -479,8 +476,9 @@ class _HandshakeInProgress:
     def _read_generation_config(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Return the dialect, with `generation_config` if the server obeys it, and the greedy
-        answer.
+        """Detect whether the server obeys `generation_config`.
+
+        Return the dialect and the greedy answer.
         """
 
         # top_k is only in this field: a server that ignores the field does not obey it.
@@ -513,9 +511,9 @@ class _HandshakeInProgress:
     def _has_undistorted_log_probs(
         self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer
     ) -> bool:
-        """Return whether a sample's log-probabilities are those of the unmodified distribution.
+        """Return whether a sample's log-probabilities are those at temperature 1.
 
-        sample: a sample at a high temperature.
+        sample: drawn at a high temperature.
         """
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
@@ -587,7 +585,7 @@ class _HandshakeInProgress:
         )
 
     def _ask_twice(self, body: Mapping[str, Any], at_most: int, parse: Callable[[Any], T]) -> T:
-        """Send a request; if it fails, repeat it once, because the failure may be temporary."""
+        """Send a request; if it fails, send it once more."""
         request = ServerRequest(body, at_most, lambda answer: {b"": answer}, stored=False)
         try:
             return parse(self.wire.ask_untested_request(request)[b""])

@@ -32,7 +32,8 @@ OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
 class HandshakeCheck:
     """One check of a server in a handshake.
 
-    passed: None if the check was not possible; observation: the behaviour observed after a failure.
+    passed: None if the check was impossible. observation: what the server did instead, if it
+    failed.
     """
 
     name: str

@@ -80,10 +80,9 @@ class RemoteModel(LanguageModel):
         prompt: Tensor | None = None,
         likelihood: bool = True,
     ) -> Completions:
-        """Draw K samples of each prefix; a sample's seed is the bits of its first uniform number.
+        """Draw K samples of each prefix; the first uniform number of a sample is its seed.
 
-        The server draws the tokens. The samples therefore equal a local model's only in
-        distribution.
+        The server draws the tokens, so samples equal a local model's only in distribution.
         """
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
@@ -120,8 +119,8 @@ class RemoteModel(LanguageModel):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the tokens, (draws, length), and their log-probabilities in nats or None.
 
-        likelihood: whether to return log-probabilities. A sample that ended early is padded with
-        end-of-text tokens, which are scored like other tokens.
+        likelihood: whether to return log-probabilities. Samples that ended early are filled with
+        end-of-text tokens, which are scored too.
         """
         answers = []
         filler = self.eos[0] if self.eos else 0
@@ -175,10 +174,9 @@ class RemoteModel(LanguageModel):
         return torch.tensor(ranks).view(suffixes.shape)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return the log-probability of each suffix token, and of the likeliest tokens at its
-        position.
+        """Return the log-probabilities of suffix tokens and of each position's likeliest tokens.
 
-        prefixes: (B, n); suffixes: (B, L). Separate requests are used, because answers with the
+        prefixes: (B, n); suffixes: (B, L). These requests are separate, because answers with the
         likeliest tokens are many times longer.
         """
         if not self.dialect.likeliest:

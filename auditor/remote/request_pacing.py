@@ -22,10 +22,9 @@ _LIMITS = (
 
 
 class RequestPacing:
-    """A limit that admits at most `limit` callers at once, and none during `pause_all_requests`.
+    """A limit that lets at most `limit` requests run at once, and none during `pause_all_requests`.
 
-    start, most: first and greatest limit. If several requests fail together, the limit is halved
-    only once.
+    start, most: first and greatest limit. Requests that fail together halve the limit only once.
     """
 
     def __init__(self, start: int = 4, most: int = 64) -> None:
@@ -38,9 +37,7 @@ class RequestPacing:
 
     @contextmanager
     def wait_request_slot(self) -> Iterator[int]:
-        """Wait until a request may start. Yield the current round, an argument of
-        `halve_request_limit`.
-        """
+        """Wait until a request may start; yield the current round, for `halve_request_limit`."""
         with self._free:
             while (remaining := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(
                 self.limit

@@ -34,7 +34,7 @@ _NAMED = "token_id:"  # vLLM's form of a token if ids are requested
 
 
 class IgnoredParameter(MalformedAnswer):
-    """The error for an answer that has none of the values that a parameter requests."""
+    """The error for an answer in which the server ignored a parameter."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class WrittenAnswer:
     spelled: the joined texts of the drawn tokens; n_tokens: their number (None: not reported).
     ended: whether the server reports that the model ended the text.
     kind: a kind of `withheld_answers`, "" for a complete answer.
-    readings: the text's possible tokenisations, if ambiguous.
+    readings: the text's possible tokenisations, if there are several.
     """
 
     text: str
@@ -62,8 +62,7 @@ class WrittenAnswer:
 class PromptLogProbs:
     """A server's scores of the tokens of a text.
 
-    log_probs: one value per token, in nats, or None if not reported. This concerns the first token,
-        which has no context, tokens that the server does not echo, and the next token after them.
+    log_probs: one value per token, in nats; None if not reported, as for the first token.
     ranks: from 1; tokens: the server's token ids; both None if not reported.
     likeliest: for each position, (id, log-probability) of the likeliest tokens, descending; empty
         at the first position.
@@ -180,12 +179,10 @@ class ServerDialect:
     ) -> dict[str, Any]:
         """Return the body of a request for the prompt's log-probabilities.
 
-        Some servers must also draw a token. llama.cpp computes log-probabilities before any bias.
-        It is forced to draw the prompt's last token. It reports nothing for a token that is only a
-        part of a character (`split`). For such a token, or to get the likeliest tokens, another
-        token is forced, and all tokens are listed.
-
-        likeliest: number of likeliest tokens per position, from servers with vLLM's fields.
+        llama.cpp scores only a drawn token, so it is forced to draw the prompt's last token. It
+        reports nothing for a part of a character (`split`). For such a token, or to get the
+        likeliest tokens, all tokens are listed instead. likeliest: number of likeliest tokens per
+        position.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 1.0, "n": 1}
         if self.scored == "forced":
@@ -203,7 +200,7 @@ class ServerDialect:
     # --- what is answered ---
 
     def parse_sampled_answers(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
-        """Return the `count` samples of an answer, each of at most `length` tokens, by index.
+        """Return the `count` samples of an answer, by index, each of at most `length` tokens.
 
         Raise MalformedAnswer for another answer.
         """
@@ -307,7 +304,7 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
 
 
 def _read_generation_config(length: int, decoding: Decoding) -> str:
-    """Return a decoding as transformers' JSON. top_k is always given, because its default is 50."""
+    """Return a decoding as JSON for transformers, with top_k, because its default there is 50."""
     config: dict[str, Any] = {
         "max_new_tokens": length,
         "do_sample": decoding.temperature > 0,
@@ -361,7 +358,8 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
 def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
     """Parse llama.cpp's score of the prompt's last token; earlier tokens get None.
 
-    Ranks need the list of all tokens, so they are returned only if likeliest tokens are requested.
+    The token has a rank only if likeliest tokens are requested, because only then all tokens are
+    listed.
     """
     logprobs = choice.get("logprobs")
     entries: Sequence[Mapping[str, Any]] = ()

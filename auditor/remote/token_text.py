@@ -39,9 +39,9 @@ class TokenTextCodec:
         return len(text) > self.dialect.hidden + 1
 
     def encode_prompt(self, context: Tokens) -> list[int] | str:
-        """Return the prompt as the server accepts it: token ids, or text.
+        """Return the prompt as the server accepts it.
 
-        A text lacks the tokens that the server adds.
+        This is token ids, or text without the tokens that the server adds.
         """
         if self.dialect.ids:
             return list(context)
@@ -56,7 +56,7 @@ class TokenTextCodec:
     def refuse_changed_tokens(self, texts: Sequence[Tokens]) -> None:
         """Raise NotApplicable for texts that the server would tokenise differently.
 
-        This concerns servers without token input.
+        Only servers without token input can do so.
         """
         if self.dialect.ids:
             return
@@ -89,11 +89,10 @@ class TokenTextCodec:
     # --- what came back ---
 
     def read_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
-        """Return the answer with tokens, from the server or from a tokenisation of the answer's
-        text.
+        """Return the answer with tokens, from the server or by tokenising the answer's text.
 
-        If the server may have removed a first space, both tokenisations are tried. The server's
-        token count selects one of them. Without a count, both are kept as `readings`.
+        The server may have removed a first space, so both tokenisations are tried. The server's
+        token count decides. Without a count, both are kept as `readings`.
         """
         if answer.tokens is not None:
             return answer
@@ -122,10 +121,9 @@ class TokenTextCodec:
         return self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
-        """Return whether `rest` is the text of the tokens `reading` after the first, ignoring outer
-        spaces.
+        """Return whether `rest` is the text of the tokens `reading` after the first token.
 
-        rest: the server's answer after the first token.
+        Outer spaces are ignored. rest: the server's answer after the first token.
         """
         expected = self.text(reading[1:]).strip()
         text = rest.strip()
@@ -168,9 +166,9 @@ class TokenTextCodec:
 
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:
-    """Return whether these tokens are as many as the server counts in its answer.
+    """Return whether the answer has as many tokens as the server counts.
 
-    An end of text may be counted or not.
+    The server may or may not count an end of text.
     """
     return answer.n_tokens in (None, len(tokens)) or (
         answer.ended and answer.n_tokens == len(tokens) + 1

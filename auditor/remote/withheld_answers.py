@@ -110,10 +110,11 @@ def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
 
 
 def detect_withheld_kind(text: str, before: str, sampled: str | None) -> str:
-    """Return REFUSED or REDACTED if the words of the answer `text` say so, else "".
+    """Return REFUSED or REDACTED if the words of the answer `text` say so, otherwise "".
 
     before: the text before the answer, whose redaction marks the answer may repeat. sampled: text
-    of the drawn tokens, None if not reported. A mark in drawn tokens comes from the model itself.
+    of the drawn tokens, None if not reported. A mark in drawn tokens comes from the model, not a
+    filter.
     """
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
