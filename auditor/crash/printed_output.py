@@ -79,8 +79,8 @@ class _Tee(io.TextIOBase):
 def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, str] | None:
     """Return the first line whose numbers differ between two texts, from each text, or None.
 
-    again: the text of a repeated training. Numbers that change there too, such as times, are
-    ignored.
+    again: the text of a repeated training. Numbers that differ from this text too are ignored,
+    because they may be times.
     """
     first, second, third = map(_read_line_numbers, (first_text, other, again))
     for line, rows in first.items():

@@ -31,11 +31,10 @@ _ROWS_BYTES = 2**30
 
 @dataclass(frozen=True)
 class ConstrainedDraws:
-    """The n texts that were drawn, with their likelihoods; arrays are (n,).
+    """Drawn texts with their likelihoods; arrays are (n,).
 
-    nll: negative log-likelihood under the model after the context, in nats.
-    log_q: log-probability of the draw, in nats.
-    canonical: whether the drawn tokens equal the tokenizer's tokens of the text.
+    nll: negative log-likelihood under the model after the context, in nats. log_q: log-probability
+    of the draw, in nats. canonical: whether the tokenizer gives the text the same tokens.
     """
 
     texts: tuple[str, ...]
@@ -45,7 +44,7 @@ class ConstrainedDraws:
 
 
 class TokenGuide:
-    """A guide that finds the tokens that may follow the beginning of a text of the space."""
+    """A guide to the tokens that may come next in a text of a canary space."""
 
     def __init__(self, space: CanarySpace, tokenizer: Any, head: Tokens) -> None:
         """Index the vocabulary by the text that each token adds after `head`.
@@ -80,9 +79,9 @@ class TokenGuide:
         self.start = start
 
     def list_allowed_tokens(self, state: State) -> tuple[Tensor, list[State]]:
-        """Return the tokens allowed in a state, in ascending order, and the state after each token.
+        """Return the tokens allowed in a state, ascending, and the state after each token.
 
-        A state describes the text so far.
+        A state is the part of a text so far that decides what may follow.
         """
         if state not in self._allowed:
             transitions: list[tuple[int, State]] = []
@@ -161,10 +160,10 @@ def score_constrained_texts(
     texts: Sequence[str],
     tails: Sequence[Tokens],
 ) -> ConstrainedDraws:
-    """Compute nll and log_q of given texts as if they had been drawn.
+    """Compute the nll and log_q of given texts, as if they had been drawn.
 
-    context: token ids that end with the guide's head. tails: tokens of each text after the head;
-    the guide must allow these tokens.
+    context: token ids that end with the guide's head. tails: tokens of each text after the head,
+    which the guide must allow.
     """
 
     def pick_given_token(indices: Ints, position: int, allowed: Tensor, cdf: Floats) -> Ints:
@@ -178,7 +177,7 @@ def score_constrained_texts(
 def _walk_constrained_texts(
     model: LanguageModel, guide: TokenGuide, context: Tokens, n_texts: int, pick: Pick
 ) -> tuple[list[list[int]], Floats, Floats]:
-    """Generate texts in batches that fit into memory, and return each text's tokens, nll and log_q.
+    """Generate texts in batches that fit into memory; return each text's tokens, nll and log_q.
 
     pick: the function that chooses the next tokens.
     """
@@ -188,10 +187,7 @@ def _walk_constrained_texts(
     max_tail = guide.get_max_tail()
 
     def walk_texts(piece: slice) -> None:
-        """Generate the texts of one slice token by token.
-
-        The model reads one input for texts with equal tokens so far.
-        """
+        """Generate the texts of one slice token by token; equal beginnings share an input."""
         live = np.arange(n_texts)[piece]
         # A walk that ran out of memory has left partial results of these texts.
         nll[live] = log_q[live] = 0.0
@@ -246,7 +242,7 @@ def _walk_constrained_texts(
 
 
 def find_common_proper_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
-    """Return the longest common prefix that leaves at least one token of each sequence."""
+    """Return the longest common prefix that is shorter than every sequence."""
     # A prefix that the first and the last in order share is shared by all between them.
     ordered = sorted(map(tuple, sequences))
     first = ordered[0]

@@ -26,10 +26,9 @@ _RARE = 64  # rows; a shape with fewer is slower in its own batch than joined wi
 class SuffixCandidates:
     """The distinct sampled suffixes of one secret.
 
-    suffixes: (distinct, length) token ids.
-    counts: (distinct,) the number of equal samples; the sum is the number of samples.
+    suffixes: (distinct, length) token ids. counts: (distinct,) how often each was sampled.
     token_log_probs: (distinct, length) nats under the attacked model at temperature 1 without
-    truncation; None if the attacker has no access to the distribution.
+    truncation; None if the attacker cannot see the distribution.
     """
 
     suffixes: Tensor
@@ -45,9 +44,9 @@ class SuffixCandidates:
         return -self.token_log_probs.double().sum(-1)
 
     def count_forward_rows(self) -> int:
-        """Return the number of inputs that the model read, one per distinct partial sample.
+        """Return the number of inputs that the model read: one per distinct beginning of a sample.
 
-        The prefix without any drawn token counts as a partial sample.
+        The prefix without any drawn token counts as a beginning.
         """
         length = self.suffixes.shape[1]
         # In sorted order each sample shares most with its predecessor. Its tokens beyond the shared
@@ -109,7 +108,7 @@ def sample_mixed_length_batch(
     prompt: Tensor | None = None,
     distribution: bool = True,
 ) -> list[SuffixCandidates]:
-    """Draw candidates like `sample_candidates`, but prefixes and suffixes may differ in length.
+    """Draw candidates like `sample_candidates` for prefixes and suffixes of different lengths.
 
     The model must be able to batch texts of different lengths. uniforms: (K, suffix length,
     CHANNELS) for each prefix.
@@ -162,9 +161,9 @@ def sample_mixed_length_batch(
 def batch_lengths(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
-    """Yield batches of indices into `shapes`; all shapes in a batch are equal.
+    """Yield batches of indices into `shapes`, with equal shapes in each batch.
 
-    If the model can batch texts of different lengths, one last batch has all rare shapes, sorted by
+    If the model can batch texts of different lengths, the last batch has all rare shapes, sorted by
     length.
 
     Args:

@@ -55,7 +55,7 @@ class TreeLeaves(SearchResult):
 
 @dataclass
 class _TreeSearchPaths:
-    """The partial suffixes (nodes) that a tree search still extends, (nodes, depth) each.
+    """The partial suffixes (nodes) that a tree search will extend, (nodes, depth) each.
 
     scores: log-probabilities of the tokens under the attacked model without truncation, in nats.
     """
@@ -93,17 +93,16 @@ def find_suffixes_above_threshold(
 ) -> list[TreeLeaves]:
     """Find every suffix of `length` tokens with a decoding probability >= threshold.
 
-    The search is breadth-first, and the model reads one input per node, a partial suffix. Nodes
-    below the threshold are pruned, so at most 1/threshold nodes remain (formulas A5), and no suffix
-    is missed. If all children of a secret's nodes are below the threshold, only the likeliest child
-    is kept. Its suffix becomes the guess, and the certificate says so.
-
-    If a batch needs more than `max_rows` inputs at once, its halves are searched again; a single
-    prefix may need more. `rows` of the result counts a secret's inputs independently of batches.
+    The search is breadth-first. A node is a partial suffix, one input of the model. Nodes below the
+    threshold are dropped, so at most 1/threshold remain (formulas A5) and no suffix is missed. If
+    none of a secret remains, its likeliest node is kept as a guess, and the certificate says so.
 
     Args:
         prefixes: (secrets, n_prefix).
         prompt: (P, d) soft prompt or None.
+        max_rows: maximum number of inputs at once; a batch that needs more is halved. A single
+            prefix may need more. The result's `rows` counts each secret's inputs, whatever the
+            batches.
 
     Raises:
         AuditError: if the threshold is outside (0, 1].
@@ -156,14 +155,14 @@ def _expand_tree(
     floor: float,
     n_secrets: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Expand the nodes, and prune the children whose log-probability is below `floor`.
+    """Expand the nodes, and drop the children whose log-probability is below `floor`.
 
-    If all children of a secret are below the floor, the likeliest child is kept. Only tokens that
-    the decoding can draw are read: a nucleus has a few tokens, a vocabulary 50,000.
+    If none of a secret remains, its likeliest child is kept. Only tokens that the decoding can draw
+    are read.
 
     Returns:
-        Parents, tokens and log_q (nats) of the surviving children, sorted by parent and token. The
-        largest pruned log_q of each secret, (secrets,).
+        Parents, tokens and log_q (nats) of the remaining children, sorted by parent and token.
+        The largest dropped log_q of each secret, (secrets,).
     """
     groups = []
     pruned = log_q.new_full((n_secrets,), -math.inf)
@@ -200,9 +199,9 @@ def _mark_surviving_children(
     floor: float,
     n_secrets: int,
 ) -> Tensor:
-    """Return a mask (children,) of the children whose log-probability is at or above the floor.
+    """Return a mask (children,) of the children whose log-probability is at least the floor.
 
-    If all children of a secret are below the floor, the likeliest child survives.
+    If none of a secret remains, its likeliest child is marked.
     """
     survives = child_log_q >= floor
     device = child_log_q.device
@@ -222,9 +221,9 @@ def _mark_surviving_children(
 def _certify_leaves(
     suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows: int, floor: float
 ) -> TreeLeaves:
-    """Return one secret's suffixes, likeliest first, with a certificate of the search.
+    """Return one secret's suffixes, likeliest first, and state what the search proved.
 
-    The certificate states what the search proved. pruned: the largest pruned log_q, in nats.
+    pruned: the largest dropped log_q, in nats.
     """
     order = torch.argsort(log_q, descending=True, stable=True)
     log_q = log_q[order]
@@ -257,8 +256,8 @@ def beam_search(
 ) -> list[SearchResult]:
     """Search for the likeliest suffixes of `length` tokens, as `generate(num_beams=beams)` does.
 
-    Return the candidates with the highest total log-probability under the untruncated distribution
-    at temperature 1, likeliest first. beams=1 is greedy decoding.
+    Candidates are ranked by total log-probability at temperature 1 without truncation. beams=1 is
+    greedy decoding.
 
     Args:
         prefixes: (secrets, n_prefix).

@@ -48,9 +48,9 @@ _MIN_TEXTS_CACHED = 20_000  # the trie of a smaller space is built as fast as it
 class TrieLevel:
     """The n inner nodes of one depth of a trie, with their children.
 
-    Node i's children are start[i]:start[i + 1] of `leaf_token` and of `inner_token`, because leaves
-    and inner children are stored separately.
-    leaves, nodes: the numbers of leaves and of inner nodes in each node's branch, itself included.
+    Node i's children are start[i]:start[i + 1], of `leaf_token` for leaves and of `inner_token` for
+    inner nodes. leaves, nodes: how many leaves and inner nodes are in each node's branch, itself
+    included.
     """
 
     leaf_start: Tensor  # (n + 1,)
@@ -68,7 +68,7 @@ class TrieLevel:
 
 @dataclass(frozen=True)
 class Trie:
-    """The tokens of all texts of a canary space (all texts that a format can produce), as a tree.
+    """The tokens of all texts that a canary space contains, as a tree.
 
     head: the first tokens, which all texts share; levels: the tree, with a leaf for each text.
     """
@@ -83,7 +83,7 @@ class Trie:
 
     @property
     def inner_node_count(self) -> int:
-        """Return the number of inner nodes, which a search without any pruning visits."""
+        """Return the number of inner nodes, which is the cost of a complete search."""
         return int(self.levels[0].nodes[0])
 
 
@@ -242,9 +242,9 @@ def compute_continuation_nlls(
 
 
 def add_tie_margin(nll: Floats) -> Floats:
-    """Return, for each nll, the largest nll that counts as equal, in nats.
+    """Return the largest nll that counts as equal to each nll, in nats.
 
-    Texts whose nll differ only by rounding are tied, and ties reduce exposure.
+    Rounding separates equally likely texts by less than this margin.
     """
     return nll + _TIE * (1 + nll / 10)  # formulas.md B6: the rank is of loss(s') <= loss(s)
 
@@ -256,9 +256,8 @@ def add_tie_margin(nll: Floats) -> Floats:
 class LeafCount:
     """The leaves that a search counted.
 
-    at_most: (limits,) the number of visited leaves with an nll of at most each limit.
-    unseen: the number of leaves that the node budget excluded.
-    rows: the number of visited nodes.
+    at_most: (limits,) the number of visited leaves with an nll up to each limit. unseen: the number
+    of leaves that the node budget excluded. rows: the number of visited nodes.
     """
 
     at_most: Ints
@@ -301,9 +300,9 @@ def count_leaves_within_nll(
         context: token ids that end with the trie's head.
         limits: nll in nats.
         nodes: the maximum number of visited nodes; 0 for no limit.
-        max_rows: the maximum number of nodes in memory, by default as many as fit; does not change
-        the counts.
-        progress: callback(nodes visited or pruned, all nodes).
+        max_rows: the maximum number of nodes in memory, by default as many as fit. The counts do
+            not depend on it.
+        progress: callback(nodes visited or dropped, all nodes).
 
     Raises:
         AuditError: if the trie has tokens outside the model's vocabulary.
@@ -386,9 +385,7 @@ class _TrieLeafSearch:
                     rows.advance(parents[: len(live)], live.path[:, -1])
 
     def limit_branches(self, live: _TrieBranches) -> _TrieBranches:
-        """Return the branches within the node budget, and count the leaves of other branches as
-        unseen.
-        """
+        """Return the branches within the node budget; leaves of the others count as unseen."""
         n_affordable = max(0, self.budget - self.n_visited)
         if self.budget == 0 or n_affordable >= len(live):
             return live
@@ -403,8 +400,8 @@ class _TrieLeafSearch:
     ) -> tuple[_TrieBranches, Tensor]:
         """Count the leaves below the nodes of `live`, and expand their inner children.
 
-        Return the children that may lead to more leaves, likeliest first, and the index of each
-        child's parent in `live`.
+        Return the children that may lead to more leaves, likeliest first, and each child's parent
+        as an index into `live`.
         """
         self.n_visited += len(live)
         level = self.levels[live.depth]
@@ -435,10 +432,9 @@ def check_model_has_trie_tokens(model: LanguageModel, tree: Trie) -> None:
 
 
 def _index_children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices of the parent and of the child, for each child of these nodes.
+    """Return two indices for each child of these nodes.
 
-    The first is the parent's index in `node`; the second is the child's index among all children of
-    its level.
+    The first is the parent's index in `node`; the second is the child's index in its level.
     """
     first = start[node]
     sizes = start[node + 1] - first
@@ -455,7 +451,7 @@ def _split_branches(
 ) -> list[_TrieBranches]:
     """Split the branches into groups of at most `max_nodes` nodes.
 
-    sizes: the number of nodes in each branch, at all depths. A larger branch forms its own group.
+    sizes: the number of nodes in each branch, at all depths. A branch that is too large is a group.
     """
     total = 0
     cuts = [0]

@@ -23,8 +23,8 @@ Offsets = list[int | None]
 class Activation:
     """The invocation of a model's activated LoRA: the tokens in a text that switch the adapter on.
 
-    invocation: token ids, empty if the model has no activated LoRA.
-    offsets: for each text in the current call, the number of last tokens that the adapter changes.
+    invocation: token ids, empty if the model has no activated LoRA. offsets: for each text of the
+    current call, how many of its last tokens the adapter changes.
     """
 
     def __init__(self, model: Any) -> None:
@@ -36,7 +36,7 @@ class Activation:
         return bool(self.invocation)
 
     def compute_offsets(self, texts: Tensor) -> Offsets | None:
-        """Return for each text (B, n) the number of its last tokens that the adapter changes.
+        """Return how many of the last tokens of each text (B, n) the adapter changes.
 
         The number is None for a text without an invocation. Return None if the model has no
         activated LoRA.
@@ -58,9 +58,9 @@ class Activation:
     def read(self, texts: Tensor, last: int, read_texts: Callable[[], Tensor]) -> Tensor:
         """Return the next-token distributions at the last positions of the texts, (B, last, V).
 
-        An invocation is the token sequence that switches the adapter on. Each position depends on
-        the last invocation before it. One forward pass can use only one invocation of a text, so a
-        text with several invocations is passed through the model once for each.
+        A position depends on the last invocation (the tokens that switch the adapter on) before it.
+        A forward pass can use only one invocation of a text, so a text with several is read several
+        times.
 
         Args:
             texts: (B, n) token ids.
@@ -106,7 +106,7 @@ class ActivatedTexts:
         return not torch.equal(starts[:, -1], starts[:, -2])
 
     def compute_slot_offsets(self, slots: Tensor) -> Offsets | None:
-        """Return `Activation.compute_offsets` of the texts, in the order of their cache slots.
+        """Return `Activation.compute_offsets` of the texts, ordered by cache slot.
 
         slots: (rows,) the cache slot of each text.
         """
@@ -114,9 +114,9 @@ class ActivatedTexts:
 
 
 def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
-    """Return, for each position, the start of the last invocation that is complete there, (B, n).
+    """Return where the last complete invocation before each position starts, (B, n).
 
-    Without an invocation, the start is -1. texts: (B, n) token ids.
+    The start is -1 without an invocation. texts: (B, n) token ids.
     """
     size = len(invocation)
     starts = texts.new_full(texts.shape, -1)
@@ -129,7 +129,7 @@ def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
 
 
 def _count_changed_tokens(starts: Tensor, length: int) -> Offsets:
-    """Return the number of last tokens of each text that the adapter changes; None: no invocation.
+    """Return how many last tokens of each text the adapter changes; None without an invocation.
 
     starts: (B,) start of the invocation, or -1; length: number of tokens of a text.
     """

@@ -27,11 +27,10 @@ _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bi
 
 
 def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
-    """Attach the PEFT adapter in `folder` to the model `base`, which this changes in place.
+    """Attach the PEFT adapter in `folder` to the model `base`, in place.
 
     adapter: name of the new adapter. onto: a model that already has an adapter, to which the new
-    adapter is added. Raise AuditError if the adapter does not fit this base: it has other weights
-    or lacks weights.
+    one is added. Raise AuditError if the adapter and the base have different weights.
     """
     from peft import PeftConfig, PeftModel
 
@@ -57,9 +56,9 @@ def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any =
 
 
 def is_adapter_mergeable(model: Any) -> bool:
-    """Return whether the model's adapter can be merged exactly, because all weights are float32.
+    """Return whether the model's adapter can be merged without rounding.
 
-    Merging would round weights of fewer bits. A tuned prompt cannot be merged into weights.
+    All weights must be float32. A tuned prompt has no weights to merge.
     """
     if unwrap_peft(model) is model:
         return False
@@ -73,9 +72,9 @@ def is_adapter_mergeable(model: Any) -> bool:
 
 
 def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]:
-    """Return the missing weights that share no tensor with a loaded weight.
+    """Return the missing weights that are no other name of a loaded weight.
 
-    Weights can share a tensor: for example, a vector bank has several names.
+    Some weights have several names, for example those of a vector bank.
     """
     if not missing:
         return []
@@ -88,7 +87,7 @@ def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list
 
 
 def _find_duplicate_weights(adapter: Path, names: Sequence[str]) -> set[str]:
-    """Return the weights of trained tokens that the adapter file contains under another name too.
+    """Return the weights of trained tokens that the adapter file contains under two names.
 
     PEFT saves tied matrices twice.
     """
@@ -137,10 +136,9 @@ def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedM
 def resize_embeddings(base: Any, adapter: Path) -> None:
     """Resize the base's embeddings in place to the vocabulary that an adapter was trained with.
 
-    PEFT saves a matrix under its own name or inside a wrapper: `modules_to_save`, or the
-    `base_layer` of trainable tokens and of LoRA. An adapter of trainable tokens may contain only
-    the rows of these tokens. Raise AuditError if the adapter lacks new rows of the input or output
-    matrix.
+    PEFT saves a matrix under its own name or inside a wrapper (`modules_to_save`, `base_layer`). An
+    adapter of trainable tokens may contain only the rows of these tokens. Raise AuditError if new
+    rows of the input or output matrix are missing.
     """
     from peft import PeftConfig
 
@@ -172,7 +170,7 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
 
 
 def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
-    """Map the module names of the input and output embeddings to the rows that an adapter contains.
+    """Return which rows of the input and output embeddings an adapter contains, by module name.
 
     The range is empty if the adapter lacks the matrix.
     """

@@ -66,13 +66,12 @@ class _WholeRows(Rows):
 
 @dataclass(frozen=True)
 class DivergenceCheck:
-    """A comparison of a claimed bound on Renyi divergence with the true divergences in one query.
+    """A claimed bound on Renyi divergence, next to the true divergences in one query.
 
     relation: how neighbouring private data differ, such as "add_remove", or the checked step of a
-        proof.
-    order: order of the divergence; inf for pure differential privacy.
-    claimed: the bound in nats (None: no claim).
-    realised: (B, positions, neighbours) nats, float64, the larger divergence of both directions.
+    proof. order: order of the divergence; inf for pure differential privacy. claimed: the bound in
+    nats (None: no claim). realised: (B, positions, neighbours) nats, float64, the larger divergence
+    of both directions.
     """
 
     relation: str  # how neighbours differ: "add_remove"; or the step of the proof that is checked
@@ -105,12 +104,11 @@ def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The next-token distributions of all neighbour models, each after one change of the private
-    data.
+    """The next-token distributions of all neighbour models.
 
-    relation: the kind of change, such as "zero_out".
-    log_probs: (B, positions, neighbours, V) nats, float64. `LanguageModel.neighbour_model(relation,
-        i)` returns neighbour i.
+    Each neighbour results from one change of the private data. relation: the kind of change, such
+    as "zero_out". log_probs: (B, positions, neighbours, V) nats, float64.
+    `LanguageModel.neighbour_model(relation, i)` returns neighbour i.
     """
 
     relation: str  # how they differ from the model: "zero_out"
@@ -118,11 +116,10 @@ class Neighbours:
 
 
 def get_max_logits(device: torch.device) -> int:
-    """Return the maximum number of logits to hold while scoring: 128 MiB of float32, 32 MiB on a
-    CPU.
+    """Return how many logits to hold at once while scoring.
 
-    On a CPU, glibc returns larger blocks to the system. The page faults of new blocks took a
-    quarter of the measured time.
+    This is 128 MiB of float32, but 32 MiB on a CPU, where larger blocks cost a quarter of the time
+    in page faults.
     """
     return 2**23 if device.type == "cpu" else 2**25
 
@@ -132,11 +129,10 @@ class ReadsPositions(Protocol):
     """A model that accepts explicit token positions."""
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return log-probabilities (B, last, V) of texts (B, n) whose tokens have given positions
-        (B, n).
+        """Return log-probabilities (B, last, V) of texts (B, n) with given token positions (B, n).
 
-        Every token attends to all tokens before it, whatever their positions. No prefix token is
-        prepended. Return None if the model accepts no positions.
+        Every token attends to all tokens before it, at any position. No prefix token is added.
+        Return None if the model accepts no positions.
         """
 
 
@@ -203,18 +199,17 @@ class LanguageModel(ABC):
         last: Sequence[int],
         begun: Sequence[int] | None = None,
     ) -> None:
-        """Announce texts that will be scored soon.
+        """Announce texts that will be scored soon, so that they can share a batch.
 
-        A model with a text cache reads texts of different lengths in one batch. Other models do
-        nothing.
-
-        texts: token ids. last: for each text, the number of last positions to score. begun: for
-        each text, the number of first tokens that will be completed. None: all tokens up to the
-        first scored position.
+        Only a model with a text cache uses this.
+        texts: token ids.
+        last: for each text, the number of last positions to score.
+        begun: for each text, the number of first tokens that will be completed; None: all tokens up
+            to the first scored position.
         """
 
     def forget_batch(self) -> None:  # noqa: B027 - most models cache nothing
-        """Free memory that only the last batch of texts needed; called after each batch."""
+        """Free memory that only the last batch of texts needed."""
 
     def tuning_log_probs(
         self,
@@ -223,17 +218,17 @@ class LanguageModel(ABC):
         prompt: Tensor,
         noise: torch.Generator,
     ) -> Tensor:
-        """Return `log_probs`, or an estimate of them, for tuning a soft prompt.
+        """Return `log_probs`, or a cheaper estimate of them, for tuning a soft prompt.
 
-        A model with many parts may estimate the result from a few parts, chosen with `noise`.
+        A model with many parts may draw a few parts for its estimate, with `noise`.
         """
         return self.log_probs(contexts, last, prompt=prompt)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        """Return the memory in bytes of one decoding row with this many positions.
+        """Return the bytes of memory of one decoding row with this many positions.
 
-        The memory includes the row's distributions and the model's cache, if any. distribution:
-        whether the caller will read `log_probs`, not only draw tokens.
+        This includes the row's distributions and cache. distribution: whether the caller will read
+        `log_probs`, not only draw tokens.
         """
         return 4 * self.vocab_size * self.parts
 
@@ -256,10 +251,10 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         likelihood: bool = True,
     ) -> Completions:
-        """Draw K samples of each prefix, with one forward pass per distinct partial sequence.
+        """Draw K samples of each prefix.
 
-        Each sample uses its own uniform number at each position. Every draw thus equals the draw
-        from K separate sequences.
+        Equal beginnings of samples share a forward pass. Each sample has its own uniform number at
+        each position, so the samples equal those of K separate runs.
 
         Args:
             prefixes: (B, n).
@@ -284,8 +279,7 @@ class LanguageModel(ABC):
     ) -> list[float]:
         """Return the log-probability of each suffix after its prefix, in nats at temperature 1.
 
-        Each prefix is read once. Suffixes of one prefix that begin with the same tokens share the
-        forward passes of these tokens, as in `completions`. Suffixes may differ in length.
+        Suffixes may differ in length. Equal beginnings after a prefix share their forward passes.
 
         Args:
             prefixes: (B, n).
@@ -361,9 +355,7 @@ class LanguageModel(ABC):
         return ()
 
     def doubts(self) -> tuple[Doubt, ...]:
-        """Return reasons why a leak may be hidden in the answers so far, such as withheld
-        answers.
-        """
+        """Return reasons why the answers so far may hide a leak, such as withheld answers."""
         return ()
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
@@ -371,7 +363,7 @@ class LanguageModel(ABC):
         return [False] * len(prefixes)
 
     def check_unchanged_at_end(self) -> None:  # noqa: B027 - a local model does not change
-        """Raise AuditError if the model changed during the run; called at the end of each run."""
+        """Raise AuditError if the model changed during the run."""
 
     def special_token_id(self, kind: str) -> int | None:
         """Return the first token id of this kind (`bos` or `eos`) in the model's configuration."""
@@ -380,7 +372,7 @@ class LanguageModel(ABC):
     def teacher_forced_distributions(
         self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of suffixes (b, L) with the distribution of each suffix token (b, L, V).
+        """Yield batches of suffixes (b, L) with the distributions of their tokens (b, L, V).
 
         Batches are small, to bound memory.
         """
@@ -399,11 +391,10 @@ class LanguageModel(ABC):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return each text's negative log-likelihood after `n_context` tokens, as a paper computes
-        it.
+        """Return each text's negative log-likelihood, computed as in the paper of this defense.
 
-        The sums are in nats, by kind of perplexity. Return {} if the paper uses the ordinary sum
-        (`compute_text_nlls`).
+        Only the tokens after the first `n_context` are scored. The sums are in nats, by kind of
+        perplexity. Return {} if the paper uses the ordinary sum (`compute_text_nlls`).
         """
         return {}
 
@@ -413,7 +404,7 @@ class LanguageModel(ABC):
         """Return the claimed and the true divergence from neighbour models at each checked
         position.
 
-        True divergences depend on the private data: only the auditor may see them.
+        The true divergences reveal private data.
 
         Args:
             contexts: (B, n) token ids, read teacher-forced.
@@ -423,7 +414,7 @@ class LanguageModel(ABC):
 
         Raises:
             NotApplicable: if the model claims no bound.
-            AuditError: if the model does not control this order.
+            AuditError: if the model does not bound this order.
         """
         raise TargetLacks(f"{self.name} makes no claim about single answers")
 
@@ -435,24 +426,23 @@ class LanguageModel(ABC):
     ) -> Sequence[Neighbours]:
         """Return the distributions of all neighbour models in the claim, one entry per relation.
 
-        The model reads contexts (B, n) teacher-forced, at positions `at` within the last `last`.
-        The result is empty if the claim has no neighbours. The result reveals private data: only
-        the auditor may see it.
+        These distributions reveal private data. The model reads contexts (B, n) teacher-forced, at
+        positions `at` within the last `last`. Return nothing if the claim has no neighbours.
         """
         return ()
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
-        """Return neighbour model number `index`, which draws tokens in the same way as this model.
+        """Return neighbour model number `index`, which draws tokens as this model does.
 
         relation: how the neighbour's private data differ.
         """
         raise NotApplicable(f"{self.name} has no neighbour by {relation}")
 
     def claim_premise_counts(self) -> Mapping[str, int]:
-        """Return counts of facts that can void the privacy claim, by name.
+        """Return counts of facts that can make the privacy claim invalid, by name.
 
-        `shared_records`: private records in more than one shard, each of which voids a per-shard
-            claim. `unlisted_shards`: members whose training records are unknown.
+        `shared_records`: private records in several shards, each of which breaks a claim about a
+        shard. `unlisted_shards`: members whose training records are unknown.
         """
         return {}
 
@@ -483,7 +473,7 @@ class LanguageModel(ABC):
 def compute_text_nlls(
     model: LanguageModel, texts: Sequence[tuple[int, ...]], context_lengths: Sequence[int] = ()
 ) -> Iterator[tuple[float, int]]:
-    """Yield (sum, count) for each text: its negative log-likelihood in nats, and its scored tokens.
+    """Yield each text's negative log-likelihood in nats, and its number of scored tokens.
 
     context_lengths: number of unscored tokens at the start of each text; 1 each if empty.
     """

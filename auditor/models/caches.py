@@ -36,7 +36,7 @@ class NativeCache:
         return tensors_by_path
 
     def select(self, rows: Tensor, dimensions: Dimensions) -> None:
-        """Keep only these sequences of the cache, in this order; an index may be repeated.
+        """Keep only these sequences of the cache, in this order; an index may occur several times.
 
         rows: indices of the sequences. dimensions: for each tensor, the dimension of the sequences;
         0 for tensors that were added later.
@@ -52,10 +52,10 @@ class NativeCache:
 
 
 def find_cache_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
-    """Return the dimension of each tensor that differs between caches of 2 and of 3 sequences.
+    """Find the dimension along which each tensor of a cache has one entry per sequence.
 
-    The value is None for a tensor without such a dimension. Both caches must contain equally many
-    tokens.
+    It is the dimension that differs between caches of 2 and of 3 sequences of equal length; None
+    for a tensor without such a dimension.
     """
     tensors_of_three = three.tensors()
     dimensions: dict[Path, int | None] = {}
@@ -74,8 +74,8 @@ def _map_tensors(
 ) -> Any:
     """Apply `change` once to each distinct tensor in `value`, in place if possible.
 
-    change: gets the path and the tensor. results: maps the id of each value to the value and its
-    result. Keeping the value prevents reuse of the id.
+    change: gets the path and the tensor. results: (value, result) by the id of the value; the value
+    is stored so that Python cannot reuse its id.
     """
     if id(value) in results:
         return results[id(value)][1]

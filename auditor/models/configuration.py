@@ -13,8 +13,7 @@ _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 def get_input_device(model: Any, embedding: Any) -> torch.device:
     """Return the device on which the model expects token ids.
 
-    For offloaded weights (`device_map`), this is the execution device of accelerate's hook, not
-    the weights' device.
+    With `device_map`, accelerate moves weights when a layer runs, so the weights' device is wrong.
     """
     # accelerate adds this hook to a part whose weights it loads for each use.
     hook = getattr(embedding, "_hf_hook", None)
@@ -55,8 +54,7 @@ def get_quantisation_method(model: Any) -> str:
 def max_positions(model: Any) -> int | None:
     """Return the maximum number of tokens in a text; None if the model has no limit.
 
-    RoBERTa's positions start after the padding id, and a tuned prompt precedes the text. Both
-    reduce the maximum.
+    Positions before RoBERTa's first token and those of a tuned prompt are subtracted.
     """
     inner = unwrap_peft(model)
     config = inner.config.get_text_config(decoder=True)
@@ -73,9 +71,9 @@ def max_positions(model: Any) -> int | None:
 
 
 def list_end_tokens(model: Any, config: Any) -> tuple[int, ...]:
-    """Return all end-of-text tokens in the configurations of the model and of its generation.
+    """Return all end-of-text tokens of the model and of its generation configuration.
 
-    Chat models have several end-of-text tokens.
+    Chat models have several.
     """
     tokens: dict[int, None] = {}  # in order, without duplicates
     for source in (config, getattr(model, "generation_config", None)):

@@ -29,7 +29,7 @@ SEED = 20_240_229  # of the random tokens: any number
 def check_distribution_consistency(model: LanguageModel) -> None:
     """Raise AuditError if the model's methods give different distributions.
 
-    A model without distributions is not called.
+    Models without distributions are not checked.
     """
     for sentence in find_inconsistencies(model):
         raise AuditError(f"expected {model.name} to give consistent distributions, but {sentence}")
@@ -37,11 +37,10 @@ def check_distribution_consistency(model: LanguageModel) -> None:
 
 @torch.no_grad()
 def find_inconsistencies(model: LanguageModel) -> Iterator[str]:
-    """Yield a clause for each inconsistency of `model`; comparisons are computed on demand.
+    """Yield a clause for each method of `model` that disagrees with `log_probs` of whole texts.
 
-    The reference is `log_probs` of whole texts. It is compared with `log_probs` of single texts and
-    of shortened texts, and with decoding rows that advance and split. It is also compared with
-    probabilities of given tokens, and with samples drawn twice.
+    Compared are `log_probs` of single and of shortened texts, decoding rows that advance and split,
+    probabilities of given tokens, and samples, which are drawn twice.
     """
     unknown = set(model.capabilities) - CAPABILITIES
     if unknown:
@@ -115,7 +114,7 @@ def collect_row_log_probs(
     parent of each new row.
 
     Returns:
-        Distributions along the path of each final row, (rows, steps + 1, V).
+        Distributions along the path to each final row, (rows, steps + 1, V).
         Tokens of each final row, (rows, begin + steps).
     """
     contexts = texts[:, :begin]
@@ -135,7 +134,7 @@ def collect_row_log_probs(
 def compute_largest_distance(actual: Tensor, expected: Tensor) -> float:
     """Return the largest distance between paired log-distributions (..., V), in nats.
 
-    The distance is the root mean square of the differences over the vocabulary.
+    A distance is the root mean square of the differences over the vocabulary.
     """
     actual = actual.float()
     expected = expected.float()

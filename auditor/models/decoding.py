@@ -24,12 +24,12 @@ _SORTED_AT_ONCE = 2**22
 
 @dataclass(frozen=True)
 class Decoding:
-    """A decoding distribution: temperature, then top-k, then top-p, in Hugging Face's order.
+    """A decoding distribution: temperature, then top-k, then top-p, as in Hugging Face's library.
 
-    Temperature 0 is greedy. `top_k=0` and `top_p=1` disable truncation. Top-k keeps every token
-    whose logit is at least the k-th largest, including ties. Top-p sorts tokens by descending
-    probability, and equally likely tokens by id. It keeps a token iff the mass *before* the token
-    is < p. `forbidden` tokens (a masked end of text) have probability 0.
+    Temperature 0 is greedy. `top_k=0` and `top_p=1` do not truncate. Top-k keeps every token whose
+    logit is at least the k-th largest. Top-p sorts tokens by descending probability, ties by id,
+    and keeps a token if those before it have less than p of the mass. `forbidden` tokens (a masked
+    end of text) have probability 0.
     """
 
     temperature: float = 1.0
@@ -56,9 +56,7 @@ class Decoding:
 
     @property
     def is_point(self) -> bool:
-        """True if all probability is on the likeliest token, so that all draws after a prefix are
-        equal.
-        """
+        """True if every draw takes the likeliest token."""
         return self.temperature == 0 or self.top_k == 1 or self.top_p <= _POINT_TOP_P
 
     def __str__(self) -> str:
@@ -75,9 +73,7 @@ class Decoding:
         return ", ".join(words for words, applies in parts if applies)
 
     def get_step_decoding(self, position: int) -> Decoding:
-        """Return the decoding at this position of a text, counted from 0. Here all positions are
-        equal.
-        """
+        """Return the decoding at this position of a text; here it is equal at all positions."""
         return self
 
     def log_distribution(self, log_probs: Tensor) -> Tensor:
@@ -97,7 +93,7 @@ class Decoding:
     def score_decoded_tokens(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """Return the log-probability of one token per row under decoding, (rows,) float64 nats.
 
-        The result equals `log_distribution`, without the cost of the whole distribution.
+        This is faster than `log_distribution`, which computes all tokens.
         """
         if not self._truncates(log_probs.shape[-1]):
             scaled, log_total = self._scale_by_temperature(log_probs)
@@ -112,10 +108,10 @@ class Decoding:
         return distribution
 
     def ranks(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return the rank of one given token per row in the order of truncation, (rows,), from 1.
+        """Return the rank of one given token per row, (rows,), from 1.
 
-        Temperature, top-k and top-p do not change this order, and kept tokens precede removed
-        tokens. A token of rank r therefore has at most 1/r of the probability (formulas.md A4).
+        No decoding changes this order, and a removed token follows all kept tokens. A token of rank
+        r therefore has at most 1/r of the probability (formulas.md A4).
         """
         ranks = self.rank_ties_first(log_probs, tokens)
         log_probs = self._mask_forbidden_tokens(log_probs)
@@ -128,10 +124,7 @@ class Decoding:
         return ranks
 
     def rank_ties_first(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return `ranks`, but with the given token first among equally likely tokens.
-
-        Other decoders may order ties in this way.
-        """
+        """Return `ranks` with the given token first among equally likely tokens."""
         log_probs = self._mask_forbidden_tokens(log_probs)
         token_log_probs = log_probs.gather(-1, tokens.unsqueeze(-1))
         return 1 + (log_probs > token_log_probs).count_nonzero(-1)
@@ -170,11 +163,9 @@ class Decoding:
     def group_kept_tokens(
         self, log_probs: Tensor, log_total: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        """Yield groups of rows with the tokens that truncation keeps, sorted by id, and their
-        weights.
+        """Yield groups of rows with the tokens that truncation keeps, by id, and their weights.
 
-        If truncation keeps few tokens, grouping avoids sorting the vocabulary and copying the
-        distribution.
+        A group of rows that keep few tokens needs no sort of the vocabulary.
 
         Args:
             log_probs: (rows, V) log-probabilities, or logits with `log_total`.
@@ -333,9 +324,9 @@ class Decoding:
 class Cooling(Decoding):
     """A decoding whose temperature falls in equal steps from `hot` to `temperature`.
 
-    The temperature falls over the first `steps` tokens, so texts begin diversely and continue with
-    confident tokens (Carlini et al. 2021, Section 5.1.1). `get_step_decoding` returns the decoding
-    of each position.
+    It falls over the first `steps` tokens, so texts begin diversely and continue with confident
+    tokens (Carlini et al. 2021, Section 5.1.1). `get_step_decoding` returns the decoding of a
+    position.
     """
 
     hot: float = 10.0
@@ -378,8 +369,8 @@ GREEDY = Decoding(temperature=0)
 def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest values of each row, descending, and their columns.
 
-    The result equals `topk` but is faster. Each row is divided into blocks. Only the `count` blocks
-    with the largest maxima are searched, because they contain the `count` largest values.
+    This is a faster `topk`. It searches only the `count` blocks of a row with the largest maxima,
+    which contain these values.
     """
     width = distribution.shape[-1]
     # This block size balances the number of maxima and of tokens searched after them.
@@ -402,10 +393,10 @@ def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _sort_tied_tokens(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Put equal values of each row in the order of their columns, lowest first.
+    """Sort equal values of each row by column, lowest first.
 
-    values: sorted, descending. In bfloat16 many logits are equal. Rows without ties are not
-    sorted.
+    values: sorted, descending. In bfloat16 many logits are equal. Rows without ties stay as they
+    are.
     """
     if not (values[:, 1:] == values[:, :-1]).any():
         return values, tokens
@@ -421,7 +412,7 @@ def compute_log_sum_exp(
 ) -> Tensor:
     """Return log(sum(exp(scale * row))) of each row of `distribution` (rows, V), shape (rows,).
 
-    rows: indices of the rows to use, which are not copied.
+    rows: indices of the rows to use.
     """
     # On a CPU, the buffer of this many entries stays in a core's own cache.
     max_entries = 2**25

@@ -19,11 +19,11 @@ from auditor.models.wrapping import MappedRows
 
 
 class Ensemble(ABC):
-    """A public model and `size` private member models, which share one vocabulary.
+    """A public model and `size` private member models with one vocabulary.
 
-    Part 0 is the public model, and parts 1 to `size` are the members.
-    unit: "record" or "user" if all data of a unit are in one shard; "" if unknown.
-    shards: names of the records that each member was trained on (None: unknown).
+    Part 0 is the public model, and parts 1 to `size` are the members. unit: "record" or "user" if
+    one shard has all data of a unit; "" if unknown. shards: names of the records that each member
+    was trained on (None: unknown).
     """
 
     public: LanguageModel
@@ -33,10 +33,9 @@ class Ensemble(ABC):
     shards: Sequence[Collection[str] | None] | None = None
 
     def count_shard_overlaps(self) -> dict[str, int]:
-        """Count records that are in several shards, and shards without a list of their records.
+        """Count the records that several members were trained on, as `shared_records`.
 
-        The keys are `shared_records` and `unlisted_shards`. A shard is the training data of a
-        member.
+        Also count the members without a list of their records, as `unlisted_shards`.
         """
         shards = self.shards or [None] * self.size
         n_shards_by_record = Counter[str]()
@@ -61,7 +60,7 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return log-probabilities of context b by part part[b], for all b: (B, last, V).
+        """Return log-probabilities of each context b by part part[b], (B, last, V).
 
         The result is differentiable in `prompt`.
         """
@@ -99,9 +98,9 @@ class Ensemble(ABC):
 
 
 class EnsembleMemberRows:
-    """Rows of sequences for which an ensemble queries only a few of its members per token.
+    """Decoding rows that query only a few members of an ensemble per token.
 
-    The queried members change with the token, so each query reads the whole sequence again.
+    The members change with each token, so each query reads the whole sequence again.
     """
 
     def __init__(self, ensemble: Ensemble, prefixes: Tensor, prompt: Tensor | None) -> None:
@@ -158,7 +157,7 @@ class ModelEnsemble(Ensemble):
 
 
 class _SynchronisedRows(Rows):
-    """Rows of several models, which all advance with equal parents and tokens."""
+    """Rows of several models that advance together, by the same tokens."""
 
     def __init__(self, rows: list[Rows]) -> None:
         self.rows = rows
@@ -175,10 +174,10 @@ class _SynchronisedRows(Rows):
 
 
 class PermutedEnsemble(Ensemble):
-    """An ensemble with reordered, replaced or removed members of the ensemble `inner`.
+    """An ensemble whose members are reordered, replaced or removed.
 
-    places: for each part, the inner part that replaces it. Inner part 0, the public model, replaces
-    a member without its private data. A removed member has no entry.
+    places: for each remaining part, the part of the ensemble `inner` that takes its place. The
+    public model, part 0, takes the place of a member without its private data.
     """
 
     def __init__(self, inner: Ensemble, places: Sequence[int]) -> None:

@@ -40,15 +40,15 @@ Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 class HiddenStateCache:
     """A cache of texts' hidden states, from which the model's head computes logits.
 
-    The head's first result is compared with the model's logits. If the head does not reproduce them
-    (Gemma 2 caps its logits), nothing is cached and every query calls the model.
+    If the head does not reproduce the model's logits (Gemma 2 caps its logits), nothing is cached
+    and every query calls the model.
 
     Args:
         body: returns hidden states (B, m, d) of the last m positions as its first output.
         head: computes logits from hidden states.
-        logits: the model, called as logits(texts, last, kept, layers). It reads at least the
-            `last` last positions of token ids (B, n), and returns logits (B, kept, V) float32.
-            It appends the layers with the texts' keys and values to `layers`.
+        logits: the model, called as logits(texts, last, kept, layers). It reads at least the `last`
+            last positions of token ids (B, n), and returns logits (B, kept, V) float32. It appends
+            the layers with the texts' keys and values to `layers`.
     """
 
     def __init__(self, body: Any, head: Any, logits: Logits) -> None:
@@ -76,9 +76,9 @@ class HiddenStateCache:
         return logits
 
     def _remember_recent_logits(self, names: Sequence[bytes], logits: Tensor) -> None:
-        """Keep the logits for repeated queries of these texts.
+        """Keep the logits of these texts for repeated queries; drop the oldest if memory is full.
 
-        names: cache keys of the texts. If memory exceeds its limit, the oldest logits are dropped.
+        names: cache keys of the texts.
         """
         max_bytes = min(_RECENT_BYTES, self._remaining_bytes(logits.device, _SHARE))
         if logits.nbytes > max_bytes:
@@ -119,11 +119,10 @@ class HiddenStateCache:
     def logits_and_layers_behind_prefixes(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return logits (B, V) after prefixes (B, n), and layers with the prefixes' keys and
-        values.
+        """Return logits (B, V) after prefixes (B, n), and layers with the keys and values.
 
-        Return None unless `read_ahead` (with `keys`) has read a text that begins with each prefix.
-        length: capacity of the layers in positions.
+        Return None if `read_ahead` with `keys` read no text with such a beginning. length: capacity
+        of the layers in positions.
         """
         names = [_digest_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
@@ -187,8 +186,8 @@ class HiddenStateCache:
     ) -> None:
         """Read the longest text of each group in the batch, and cache all texts of these groups.
 
-        all_groups: groups of texts, in which each text begins with the previous text. keys: whether
-        to cache keys and values too. batch: the groups to read.
+        all_groups: groups in which each text begins with the previous one. keys: whether to cache
+        keys and values too. batch: the groups to read.
         """
         groups = all_groups[batch]
         longest = len(groups[-1][-1][0])
@@ -236,10 +235,10 @@ class HiddenStateCache:
     def _logits_and_hidden_states(
         self, texts: Tensor, last: int, n_logits: int, layers: list[SlotLayer] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits of the last `n_logits` positions, and hidden states of the last positions.
+        """Return logits of the last `n_logits` positions, and hidden states of `last` or more.
 
-        The states cover at least `last` positions. They are None if the head does not reproduce the
-        logits. The model appends its layers with keys and values to `layers`.
+        The states are None if the head does not reproduce the logits. The model appends its layers
+        with keys and values to `layers`.
         """
         if self._right is False:
             return self._logits(texts, last, n_logits, layers), None
@@ -257,7 +256,7 @@ class HiddenStateCache:
         return logits, outputs[-1] if self._right else None
 
     def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
-        """Cache the states of these texts if free memory suffices for all, else cache none."""
+        """Cache the states of all these texts, or of none if memory is too small."""
         if (new := sum(state.nbytes for state in states)) <= self._remaining_bytes(
             states[0].device, _SHARE
         ):
@@ -274,9 +273,9 @@ class HiddenStateCache:
 
 
 def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
-    """Group texts so that each text of a group begins with the previous text.
+    """Group texts so that each text of a group begins with the previous one.
 
-    The last text of a group is the longest. The groups are sorted by its length, shortest first.
+    Groups are sorted by the length of their last, longest text.
     """
     groups: list[list[TextRange]] = []
     before: list[int] = []
@@ -293,8 +292,7 @@ def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
 def _split_by_length(groups: Sequence[list[TextRange]]) -> list[list[list[TextRange]]]:
     """Split groups of texts into batches that padding makes at most a quarter longer.
 
-    groups: sorted by length. Small batches are not split, because each forward pass has a fixed
-    cost.
+    groups: sorted by length. Small batches stay whole, because each forward pass has a fixed cost.
     """
     batches: list[list[list[TextRange]]] = []
     n_tokens = shortest = 0

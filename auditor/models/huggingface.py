@@ -69,9 +69,8 @@ traffic = ModelTraffic()  # of this process
 class HuggingFaceRows(Rows):
     """Decoding rows of a Hugging Face causal LM, each with `width` sequences.
 
-    width: the number of ensemble parts if `forward` computes all parts, in the order (row, part);
-    else 1. All sequences of a row split together. Logits are normalised only if a caller needs the
-    whole distribution.
+    width: the number of ensemble parts if `forward` computes all parts, ordered by (row, part);
+    else 1. All sequences of a row split together.
     """
 
     _logits: Tensor  # (rows, width, V)
@@ -153,7 +152,7 @@ class HuggingFaceRows(Rows):
         return self._logits[places, 0, tokens] - self._log_normalisers()[places, 0]
 
     def _logit_indices(self, rows: Tensor) -> Tensor:
-        """Return the indices in the logits tensor at which these rows are stored."""
+        """Return the indices of these rows in the logits tensor."""
         return rows
 
     def _log_normalisers(self) -> Tensor:
@@ -167,7 +166,7 @@ class HuggingFaceRows(Rows):
 class SlotRows(HuggingFaceRows):
     """Decoding rows that cache keys and values in `SlotLayer`s, one slot per sequence.
 
-    The logits stay in the order of the slots, because sorting them by row would copy all of them.
+    The logits are ordered by slot, because sorting them by row would copy all of them.
     """
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
@@ -202,9 +201,9 @@ class SlotRows(HuggingFaceRows):
         return self.slots[rows]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """Join rows of several lengths, so that all sequences end at one position.
+        """Join rows of different lengths, so that all sequences end at one position.
 
-        A mask excludes the empty positions before shorter sequences.
+        A mask hides the empty positions before shorter sequences.
         """
         parts = [self]
         for rows in others:
@@ -255,7 +254,7 @@ class SlotRows(HuggingFaceRows):
 
 
 class CachedRows(HuggingFaceRows):
-    """Decoding rows on the model's native cache; each split copies the complete state of a row."""
+    """Decoding rows on the model's own cache; each split copies all that is cached of a row."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
@@ -277,7 +276,9 @@ class RecomputedRows(HuggingFaceRows):
         self._recompute_row_logits()
 
     def _recompute_row_logits(self) -> None:
-        """Read all rows again, in small batches because some models compute logits at every
+        """Read all rows again, in small batches.
+
+        Large batches would need too much memory, because some models compute logits at every
         position.
         """
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
@@ -303,8 +304,8 @@ class HuggingFaceModel(LanguageModel):
 
     Args:
         served: the kind of cache that decoding rows use: `slots`, `cache` or `recompute`.
-        embeddings: whether the model may receive input embeddings, which soft prompts need;
-            otherwise it receives only token ids.
+        embeddings: whether the model accepts input embeddings, which soft prompts need, besides
+            ids.
     """
 
     def __init__(
@@ -384,7 +385,7 @@ class HuggingFaceModel(LanguageModel):
     def layers_with_shared_prefix(
         self, input_ids: Tensor, last: int, length: int, shared: bool = True
     ) -> tuple[int, list[SlotLayer]]:
-        """Return the number of cached first positions, and layers with their keys and values.
+        """Return how many first positions are cached, and layers with their keys and values.
 
         See `SharedPrefixCache.layers_holding_prefix`. Return 0 and empty layers if `shared` is
         False or that cache is disabled.
@@ -396,8 +397,8 @@ class HuggingFaceModel(LanguageModel):
     def enable_shared_prefix_cache(self, **least: int) -> None:
         """Cache the common beginning of texts from now on.
 
-        Call this only if the self-check found that the cache changes no distribution. least:
-        arguments of `SharedPrefixCache`.
+        The self-check must have found that this changes no distribution. least: arguments of
+        `SharedPrefixCache`.
         """
         # torch counts in-place writes to a weight in `_version`, except those through `.data`.
         weights = [*self.model.parameters()]
@@ -443,7 +444,7 @@ class HuggingFaceModel(LanguageModel):
 
     @cached_property
     def _cache_bytes_fixed_and_per_position(self) -> tuple[int, int]:
-        """Return two sizes in bytes of a row's cache: of the fixed part, and per position."""
+        """Return the bytes of a row's cache: its fixed part, and the bytes per position."""
         # Two lengths separate the part that grows with the length from the fixed part.
         two, four = (
             sum(tensor.nbytes for tensor in self._build_dummy_cache(1, n).tensors().values())
@@ -490,7 +491,7 @@ class HuggingFaceModel(LanguageModel):
     def embedding_rows(self, count: int) -> Tensor:
         """Return the embeddings of the first `count` tokens as the model reads them, (count, d).
 
-        Some families (Gemma, XGLM, BioGPT) scale the rows of the matrix. Raise AuditError if the
+        Some families (Gemma, XGLM, BioGPT) multiply the matrix by a factor. Raise AuditError if the
         matrix has fewer than `count` rows.
         """
         weight: Tensor = self.embedding.weight  # type: ignore[assignment]
@@ -503,11 +504,10 @@ class HuggingFaceModel(LanguageModel):
         return rows.detach().clone()
 
     def input_behind_soft_prompt(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
-        """Return the model's input: token ids (B, n), or embeddings (B, P + n, d) after a soft
-        prompt.
+        """Return the model's input: token ids (B, n), or with a prompt embeddings (B, P + n, d).
 
-        Prompt rows are not tokens and are never generated. Raise NotApplicable for a soft prompt if
-        the model receives only token ids.
+        Prompt rows are not tokens. Raise NotApplicable for a soft prompt if the model accepts only
+        token ids.
         """
         if prompt is None:
             return tokens
@@ -546,9 +546,7 @@ class HuggingFaceModel(LanguageModel):
         n_logits: int | None = None,
         layers: list[SlotLayer] | None = None,
     ) -> Tensor:
-        """Return logits of whole texts, which may use a cached common beginning.
-
-        The texts themselves are not cached.
+        """Return logits of whole texts, reading a common beginning from the cache.
 
         Args:
             input_ids: the texts.

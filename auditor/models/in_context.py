@@ -24,8 +24,8 @@ from auditor.models.rows import Rows
 class InContextRecordBatches:
     """Private records, as tokens, in batches of at most `size`.
 
-    batch_by_start: maps the beginning of a text to the index of the batch that answers the text.
-    The first batch answers all other texts.
+    batch_by_start: by the beginning of a text, the index of the batch that answers the text. The
+    first batch answers all other texts.
     """
 
     records: tuple[tuple[Tokens, ...], ...]
@@ -35,7 +35,7 @@ class InContextRecordBatches:
     def batch_of_each_text(self, texts: Tensor) -> list[int]:
         """Return the index of the batch that answers each text (B, n).
 
-        The longest matching beginning in `batch_by_start` decides.
+        The longest beginning in `batch_by_start` decides.
         """
         lengths = sorted({len(begin) for begin in self.batch_by_start}, reverse=True)
         rows = map(tuple, texts.tolist())
@@ -52,11 +52,10 @@ class InContextRecordBatches:
         ]
 
     def record(self, batch: int, part: int) -> Tokens:
-        """Return the record that an ensemble part puts before a text; part j uses the batch's j-th
-        record.
+        """Return the record that an ensemble part puts before a text.
 
-        batch: index of the batch. The record is empty for part 0 and for parts beyond the batch's
-        records.
+        batch: index of the batch. Part j puts the batch's j-th record; the record is empty for part
+        0 and for parts beyond the batch's records.
         """
         batch_records = self.records[batch]
         if 0 < part <= len(batch_records):
@@ -69,7 +68,7 @@ class InContextRecordBatches:
 
 
 class InContextEnsemble(Ensemble):
-    """An ensemble that puts each record of a batch before the input of one public model.
+    """An ensemble in which each part is one public model with another private record in context.
 
     Raise AuditError if the longest record leaves no room for a text.
     """
@@ -116,7 +115,7 @@ class InContextEnsemble(Ensemble):
     ) -> Iterator[tuple[list[int], Tensor]]:
         """Yield (indices, inputs) for each group of contexts whose records are equally long.
 
-        parts: the ensemble part of each context. An input is a context after its part's record.
+        parts: the ensemble part of each context. An input is the part's record, then the context.
         """
         batch = self.batches.batch_of_each_text(contexts)
         records = []

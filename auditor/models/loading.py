@@ -37,8 +37,8 @@ FLOAT32 = DEFAULTS.resolve_auto_dtype()
 def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
     """Load a causal LM from a local folder or hub id; load an adapter on its base model.
 
-    Raise AuditError if there is no model, or if it is no causal LM. Also raise it if the files'
-    weights do not fit the model exactly, or if the model's distributions disagree (`self_check`).
+    Raise AuditError if there is no causal LM, if the files' weights do not fit the model exactly,
+    or if the model's distributions disagree (`self_check`).
     """
     with translate_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
@@ -148,7 +148,7 @@ def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -
 
 
 def _refuse_adapter_beside_weights(folder: Path) -> None:
-    """Raise AuditError for a folder with both an adapter and a whole model, which is ambiguous."""
+    """Raise AuditError for a folder with both an adapter and a whole model."""
     weights_file = next(
         (file for names in FORMATS for file in names if (folder / file).is_file()), None
     )

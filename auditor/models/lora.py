@@ -105,9 +105,8 @@ class LoraEnsemble(Ensemble):
 class _CachedMemberRows(EnsembleMemberRows):
     """Decoding rows that cache keys and values of each queried (row, part) pair in a slot.
 
-    A query reads only the positions that the pair's slot lacks. Pairs with equal first tokens may
-    share a slot: the children of a row, or rows of one prefix. A queried pair first gets its own
-    slot. If memory is full, the pair is not cached.
+    A query reads only the positions that are not in the pair's slot. Pairs with equal first tokens
+    may share a slot until one of them is queried. If memory is full, a pair is not cached.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class _CachedMemberRows(EnsembleMemberRows):
     ) -> Tensor:
         """Return the next-token distribution of each pair (row[i], part[i]), (pairs, V).
 
-        Positions from `begin` are read; earlier positions come from the cache.
+        begin: the first position to read; earlier positions come from the cache.
         """
         member_slots = self.slot[row, part]
         layers = []
@@ -205,9 +204,9 @@ class _CachedMemberRows(EnsembleMemberRows):
         self._count_users()
 
     def _exclusive_slots(self, layer: SlotLayer, cached_slots: Tensor) -> Tensor:
-        """Return a slot for each pair that no other pair uses; -1 if memory is full.
+        """Give each pair a slot that no other pair uses, and return the slots.
 
-        cached_slots: the current slot of each pair, or -1.
+        A slot is -1 if memory is full. cached_slots: the current slot of each pair, or -1.
         """
         # -1 (no slot) looks up slot 0; the comparison before excludes it.
         is_exclusive = cached_slots >= 0
@@ -233,12 +232,11 @@ class _CachedMemberRows(EnsembleMemberRows):
 
 
 class MixedLoraRouting:
-    """The ensemble part (adapter) that each batch row uses, in all layers that mix adapters.
+    """The ensemble part (adapter) of each batch row, for all layers that mix adapters.
 
-    It is set before each forward pass.
-    part: (rows,) the part of each row; None: all parts have equally many rows.
-    blocks: the parts in the order of their blocks of rows; None: all parts take turns, row 0 of
-        each part first, then row 1 of each part.
+    It is set before each forward pass. part: (rows,) the part of each row; None: all parts have
+    equally many rows. blocks: the parts in the order of their blocks of rows; None: the parts
+    alternate from row to row.
     """
 
     part: Tensor | None = None  # (rows,); None: equally many rows for each part
@@ -249,9 +247,9 @@ class MixedLoraRouting:
 class MixedLora(nn.Module):
     """A linear layer `base` with a low-rank update for each ensemble part.
 
-    a, b: (parts, r, in) and (parts, out, r), the factors of the updates. Part 0 has zero updates.
-    merged: (parts, in, out), the layer's weight with each part's update, or None.
-    The layer multiplies updates in the adapter's precision, as PEFT does.
+    a, b: (parts, r, in) and (parts, out, r), the factors of the updates; part 0 has zeros. merged:
+    (parts, in, out), the layer's weight with each part's update, or None. Products have the
+    adapter's precision, as in PEFT.
     """
 
     a: Tensor
@@ -297,7 +295,7 @@ class MixedLora(nn.Module):
 
 
 def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return y + x a^T b^T; without gradients, add in place, because no other code uses y."""
+    """Return y + x a^T b^T, in place without gradients."""
     thin = torch.bmm(x, a.mT)
     if y.dtype != x.dtype:
         return (y + torch.bmm(thin, b.mT)).to(y.dtype)
@@ -307,7 +305,7 @@ def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
-    """Merge the updates of all layers into their weights if there is enough memory for all layers.
+    """Merge the updates of all layers into their weights, if memory suffices for all layers.
 
     A merged layer computes one product instead of three.
     """
@@ -401,8 +399,8 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
 def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     """Load the adapters in the sub-folders of `folder`, in name order, as members.
 
-    Each must be an adapter of the public model. The control adapter (`find_control_adapter`), which
-    was trained on all data, is not a member. Raise AuditError if there are no members.
+    Each must be an adapter of the public model. The control adapter (`find_control_adapter`),
+    trained on all data, is not a member. Raise AuditError without members.
     """
     if not folder.is_dir():
         raise AuditError(

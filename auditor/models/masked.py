@@ -102,9 +102,9 @@ class HuggingFaceMaskedModel(MaskedModel):
 def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     """Raise AuditError if the model's distributions on random tokens are inconsistent.
 
-    A distribution must not depend on the batch or change when repeated. It must depend on tokens
-    after the masked position. The check uses the longest text, and texts just longer than each
-    length at which the model may read texts differently.
+    They must not depend on the batch or change when repeated, but must depend on tokens after the
+    masked position. Tested are the longest text, and texts just longer than each length at which
+    the model may read texts differently.
     """
     noise = torch.Generator().manual_seed(SEED)
     special = torch.tensor(model.tokenizer.all_special_ids)

@@ -29,17 +29,14 @@ _SHARE = 4
 def choose_memory_budget(device: torch.device, most: int) -> int:
     """Return the bytes that decoding rows may use: a quarter of the free memory of `device`.
 
-    most: upper limit in bytes on a CPU, because larger batches are no faster there.
+    most: upper limit on a CPU, where larger batches are no faster.
     """
     share = measure_free_device_memory(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
 
 
 def measure_free_device_memory(device: torch.device) -> int:
-    """Return the bytes of memory that this process can still use on `device`.
-
-    The result respects limits set for the process.
-    """
+    """Return the bytes of memory that this process can still use on `device`, within its limits."""
     if device.type == "cuda":
         # Reserved by this process, but unused.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -52,8 +49,7 @@ def measure_free_device_memory(device: torch.device) -> int:
 def release_unused_memory() -> None:
     """Return unused memory to the system and the accelerator.
 
-    glibc would keep freed memory for later `malloc` calls. Kernels that oneDNN compiles need pages
-    of their own, and might then lack memory.
+    glibc would keep it for itself, and kernels that oneDNN compiles might then lack memory.
     """
     gc.collect()
     if torch.cuda.is_available():
@@ -65,10 +61,10 @@ def release_unused_memory() -> None:
 
 
 def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
-    """Return a function that runs `work` in a new thread with the current context and gradient
-    mode.
+    """Return a function that runs `work` in a new thread.
 
-    Once oneDNN fails to allocate memory for a kernel, it compiles no more kernels in that thread.
+    After oneDNN fails to allocate memory for a kernel, its thread compiles no more kernels. The new
+    thread keeps the current context and gradient mode.
     """
     context = copy_context()
     # A decorator, because a thread begins with gradients on. Its construction also sets the mode of
@@ -95,8 +91,8 @@ class BatchSizeLimit:
     def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
         """Run `work(size)`, halving the size until the batch fits; return the size and the result.
 
-        most: maximum size. Raise all errors of `work`, but raise out of memory only at size
-        `minimum`.
+        most: maximum size. Raise out of memory only at size `minimum`, and all other errors of
+        `work`.
         """
         size = self.size
         if most is not None:
@@ -124,7 +120,7 @@ class BatchSizeLimit:
         count: int,
         work: Callable[[slice], T],
     ) -> Iterator[tuple[slice, T]]:
-        """Yield slices of range(count), at most `size` long, each with the result of `work`.
+        """Run `work` on slices of range(count) that fit into memory; yield slices with results.
 
         Raise the errors of `run_within_memory`.
         """

@@ -44,7 +44,7 @@ class PartialDistribution:
         """Return each given token's rank in the order of truncation, (n,), from 1.
 
         Equally likely tokens are ordered by id. A given token outside the K likeliest tokens gets
-        its worst possible rank, after all equally likely tokens.
+        its worst possible rank.
         """
         return torch.where(
             self._is_among_likeliest, 1 + self._surely_ranked_higher.sum(-1), self.ranks
@@ -57,9 +57,7 @@ class PartialDistribution:
 
     @property
     def _surely_ranked_higher(self) -> Tensor:
-        """Return, (n, K), whether each of the K likeliest tokens certainly precedes the given
-        token.
-        """
+        """Return whether each of the K likeliest tokens surely precedes the given token, (n, K)."""
         log_probs = self.log_probs.unsqueeze(-1)
         ids = self.tokens.unsqueeze(-1)
         return (self.top > log_probs) | ((self.top == log_probs) & (self.likeliest < ids))
@@ -98,9 +96,8 @@ def decoded_log_prob_bounds(
 ) -> tuple[Tensor, Tensor]:
     """Return lower and upper bounds on each given token's log-probability under `decoding`.
 
-    Each bound is (n,), float64 nats. Both equal the exact value (formulas.md A4) if all values that
-    determine it were reported. `decoding` must forbid no tokens, because the rank of a masked token
-    is unknown.
+    Each bound is (n,), float64 nats. Both equal the exact value (formulas.md A4) if the reported
+    tokens determine it. `decoding` must forbid no tokens, because a masked token has no known rank.
     """
     assert not decoding.forbidden
     if decoding.is_ancestral:
@@ -128,7 +125,7 @@ def decoded_log_prob_bounds(
 
 
 def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, Tensor]:
-    """Return the bounds for greedy decoding, which takes the likeliest token; ties: the lowest id.
+    """Return the bounds for greedy decoding: the likeliest token, of ties the lowest id.
 
     The lower bound is 0 only if no unreported token can be as likely as the given token.
     """
@@ -145,14 +142,12 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class _UntoldTokens:
-    """The unreported tokens of n distributions: their numbers, (n,), and the ranges of their
-    shares.
+    """The unreported tokens of n distributions: their numbers, (n,), and ranges of shares.
 
-    A share is a token's probability divided by that of the likeliest token; a mass is a sum of
-    shares. A weight is a share to the power of 1 / temperature.
-    power: 1 / temperature.
-    middle: number of tokens with shares in [given_share, cap].
-    n_less_likely: number of tokens with shares up to `low`.
+    A share is a token's probability divided by that of the likeliest token, and a mass is a sum of
+    shares. A weight is a share to the power `power`, which is 1 / temperature. middle: number of
+    tokens with shares in [given_share, cap]. n_less_likely: number of tokens with shares up to
+    `low`.
     """
 
     power: float
@@ -163,9 +158,7 @@ class _UntoldTokens:
     low: Tensor
 
     def _total_weight_bounds(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds on the total weight of the unreported tokens, given bounds on their
-        mass.
-        """
+        """Return bounds on the total weight of the unreported tokens, from bounds on their mass."""
         # A weight is a power of a share: convex at temperatures up to 1, which give equal shares
         # the least weight (Jensen).
         if self.power >= 1:
@@ -175,8 +168,8 @@ class _UntoldTokens:
     def _weigh_even_split(self, mass: Tensor) -> Tensor:
         """Return the total weight if the shares are as equal as their ranges allow.
 
-        By Jensen's inequality, this weight is the minimum if weights are convex in the share, else
-        the maximum.
+        By Jensen's inequality, this is the smallest weight if weights are convex in the share,
+        otherwise the largest.
         """
         average = mass / (self.middle + self.n_less_likely).clamp(min=1)
         middle = self.middle * torch.maximum(self.given_share, average)
@@ -190,7 +183,7 @@ class _UntoldTokens:
     def _weigh_uneven_split(self, mass: Tensor) -> Tensor:
         """Bound the total weight if shares are as unequal as possible.
 
-        The bound replaces the weight over each range of shares by its chord.
+        Within each range of shares, a straight line (the chord) replaces the curve of weights.
         """
         width = self.cap - self.given_share
         rise = (self.cap.pow(self.power) - self.given_share.pow(self.power)) / torch.where(
@@ -319,7 +312,7 @@ def _bound_top_p_kept(
     least: Tensor,
     most: Tensor,
 ) -> _Kept:
-    """Return four bounds, (n,), on the effect of top-p after top-k.
+    """Return four bounds on the effect of top-p after top-k, (n,) each.
 
     least, most: bounds on the total weight of the tokens that top-k kept.
 
@@ -347,7 +340,7 @@ def _bound_top_p_kept(
 
 
 def _nucleus_weight(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
-    """Return the total weight of the fewest likeliest tokens that together weigh at least `mass`.
+    """Return the weight of the smallest set of likeliest tokens that weighs at least `mass`.
 
     top: (n, K) weights of the K likeliest tokens. Return `beyond` if all K tokens weigh less.
     """

@@ -46,11 +46,10 @@ def choose_auto_dtype(config: Any, device: torch.device) -> str:
 
 
 def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the input of the model's head as contiguous tensors, which avoids a copy of the
-    weights.
+    """Return the input of the model's head as contiguous tensors, to save a copy of the weights.
 
-    This is a hook before each call of the head. Inputs of a few float32 rows stay unchanged;
-    otherwise the last digits of the logits would differ.
+    This runs before each call of the head. Inputs of a few float32 rows are left alone, because the
+    last digits of their logits would change.
     """
     is_small = (
         inputs[0].ndim == 3 and inputs[0].shape[1] < _ROWS and inputs[0].dtype == torch.float32
@@ -61,9 +60,9 @@ def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[An
 
 
 class Float32SingleQueryAttention(TorchFunctionMode):
-    """A mode in which attention with one query per sequence runs in float32.
+    """A mode that computes attention with one query per sequence in float32.
 
-    Float32 is up to 7 times faster than 16 bits here.
+    This is up to 7 times faster than 16 bits.
     """
 
     def __torch_function__(

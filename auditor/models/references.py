@@ -29,8 +29,8 @@ class ReferenceModels:
     def check_records_seen_by_references(self, attacked: Collection[str], where: str) -> None:
         """Raise AuditError if the references cannot distinguish the attacked records.
 
-        They can do so only with at least 2 models. No model may have seen all records in training,
-        and no record may have been seen by all models. where: start of the error message.
+        There must be at least 2 models, none trained on all records, and no record that all were
+        trained on. where: start of the error message.
         """
         if len(self.models) < 2:
             raise AuditError(
@@ -63,8 +63,8 @@ def load_reference_models(
     """Load the models in the sub-folders of `folder`, in name order, and read each `shard.json`.
 
     A `shard.json` lists the SHA-256 of each attacked text (prefix and suffix) in the model's
-    training; the list may be empty. load: loads a model. attacked: record ids by SHA-256. Raise
-    AuditError for any other content.
+    training. load: loads a model. attacked: record ids by SHA-256. Raise AuditError for any other
+    content.
     """
     if not folder.is_dir():
         raise AuditError(

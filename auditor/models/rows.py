@@ -15,7 +15,7 @@ from auditor.models.decoding import Decoding
 class Rows(ABC):
     """The state of incremental decoding: one row for each distinct partial sequence of tokens.
 
-    The rows themselves draw tokens, so a randomised defense can use separate randomness for each
+    Rows draw their tokens themselves, so a randomised defense can have separate randomness for each
     draw.
     """
 
@@ -57,8 +57,8 @@ class Rows(ABC):
     def joined(self, others: Sequence[Rows]) -> Rows:
         """Return these rows followed by the rows of `others`, to advance together.
 
-        No row may have advanced yet. Prefixes may differ in length. Only models with
-        `can_join_rows` support this.
+        No row may have advanced yet. Prefixes may differ in length. The model must have
+        `can_join_rows`.
         """
         raise NotImplementedError
 
@@ -67,10 +67,9 @@ class Rows(ABC):
 class Completions:
     """Sampled suffixes, grouped by prefix, with equally many samples for each prefix.
 
-    tokens: (draws, length) token ids.
-    log_probs: (draws, length) nats at temperature 1 without truncation, None if not requested.
-    path: (draws,) an id that two samples of a prefix share only if they are equal.
-    near_boundary: (draws,) number of tokens that rounding could have changed.
+    tokens: (draws, length) token ids. log_probs: (draws, length) nats at temperature 1 without
+    truncation, None if not requested. path: (draws,) an id that is equal for equal samples of a
+    prefix. near_boundary: (draws,) number of tokens that rounding could have changed.
     """
 
     tokens: Tensor

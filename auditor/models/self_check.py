@@ -73,14 +73,13 @@ def configure_serving(
     records: Records = (),
     cache: Path | None = None,
 ) -> tuple[str, ...]:
-    """Check the model on texts of up to `reach` tokens, and choose how the model computes rows.
-
-    Earlier successful checks are not repeated.
+    """Check the model on texts of up to `reach` tokens, and choose how it computes decoding rows.
 
     Args:
         reach: tokens of the run's longest text, with soft prompt; None if unknown.
         records: records of the run; a few are compared with transformers.
-        cache: a folder that stores the findings by the digest of the weights.
+        cache: a folder that stores the findings by the digest of the weights, so that a successful
+            check is not repeated.
 
     Returns:
         The new notes.
@@ -151,12 +150,10 @@ def configure_serving(
 def _is_checked_base(
     model: HuggingFaceModel, other: HuggingFaceModel, reach: int | None, room: int
 ) -> bool:
-    """Return whether `other` is a checked adapter of `model`, with equal settings for decoding
-    rows.
+    """Return whether `other` is a checked adapter of `model` with equal settings for rows.
 
-    Adapter and base share code and configuration, which determine how rows, prefixes and joined
-    rows are computed. The base therefore needs no second check of them. reach: see
-    `configure_serving`; room: tokens of the longest tested text.
+    The base then needs no check of its own: both share the code and configuration that compute
+    rows. reach: see `configure_serving`; room: tokens of the longest tested text.
     """
     is_as_fast = (
         other.served == model.served == "slots"
@@ -167,7 +164,7 @@ def _is_checked_base(
 
 
 def _check_adapter_base(model: HuggingFaceModel, adapter: HuggingFaceModel, room: int) -> None:
-    """Copy the row settings of a checked adapter to its base model; check only the base's weights.
+    """Copy the row settings of a checked adapter to its base model, and check the base's weights.
 
     room: tokens of the longest tested text.
     """
@@ -302,11 +299,10 @@ class _SelfCheckTrial:
         return self.is_same_distribution(log_probs[0].detach(), self.own[0, half:]) and learns
 
     def limit_text_length(self, needed: bool) -> None:
-        """Limit texts to the length beyond which the model reads a text differently, if there is
-        one.
+        """Limit texts to the length up to which the model reads all texts alike.
 
-        For example, some models stretch positions in long texts. needed: whether the run has longer
-        texts; then raise AuditError instead.
+        Some models stretch the positions of longer texts, for example. needed: whether the run has
+        longer texts; then raise AuditError instead.
         """
         for mark in self._new_marks():
             end = min(mark + 3, self.room)
@@ -375,9 +371,9 @@ class _SelfCheckTrial:
             )
 
     def enable_exact_row_joining(self) -> None:
-        """Let rows with different prefix lengths advance together if this changes no distribution.
+        """Let rows with different prefix lengths advance together, if this changes no distribution.
 
-        Otherwise each prefix length is completed separately, with equal results in more time.
+        Otherwise each prefix length is completed separately, which only takes longer.
         """
         slots = self.model.served == "slots" and not self.model.activation
         self.model.can_join_rows = slots and _self_check_holds_without_error(
@@ -413,7 +409,7 @@ class _SelfCheckTrial:
         return True
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
-        """Return whether texts that share their first `begin` tokens get exact logits."""
+        """Return whether caching the shared first `begin` tokens of texts leaves logits exact."""
         last = min(self.room - begin, AT_LOAD // 2)
         texts, model = self.texts[:, : begin + last].clone(), self.model
         texts[1, :begin] = texts[0, :begin]
@@ -438,9 +434,7 @@ class _SelfCheckTrial:
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
-        """Yield prefix lengths from which rows cross each critical length and reach the maximum
-        length.
-        """
+        """Yield prefix lengths whose rows pass each critical length, and the maximum length."""
         lengths = [2] if not self.reached else []
         lengths += [mark - 1 for mark in self._new_marks()]
         if max((len(prefix + suffix) for prefix, suffix in self.records), default=0) < self.room:
@@ -477,8 +471,8 @@ class _SelfCheckTrial:
     def _rows_follow_invocations(self) -> bool:
         """Return whether rows switch an activated LoRA on at the same tokens as PEFT.
 
-        Random tokens contain no invocation of the LoRA. Three texts are therefore tested: with an
-        invocation in the prefix, with an invocation right after the prefix, and without any.
+        An invocation is the tokens that switch it on. Tested are texts with an invocation in the
+        prefix, right after the prefix, and nowhere.
         """
         invocation = self.model.activation.invocation
         begin = len(invocation) + 1

@@ -31,11 +31,11 @@ Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     """Return the largest distance (RMS, nats) that rounding may cause for logits (..., V).
 
-    Each of the 2 x layers additions to the residual stream has a relative rounding error of about
-    eps. As a random walk, these errors shift logits by a few eps times the logits' spread. The
-    tolerance is a sum: 16 eps times the spread, several times the observed error; 256 float32 eps
-    times the spread, because float32 sums depend on shapes; and the rounding of the largest logit.
-    For comparison, unrelated distributions are 1.4 spreads apart.
+    The tolerance is the sum of 16 eps and of 256 float32 eps, both times the spread of the logits,
+    and of the rounding of the largest logit. The first covers several times the observed error:
+    each of the 2 x layers additions to the residual stream rounds by about eps, as in a random
+    walk. The second is for float32 sums, which depend on shapes. Unrelated distributions are 1.4
+    spreads apart.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:
@@ -48,7 +48,7 @@ def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
 
 
 def list_tested_lengths(config: Any, limit: int) -> list[int]:
-    """Return the configured lengths below `limit` at which the model may read texts differently."""
+    """Return the configured lengths below `limit` at which the model may change its reading."""
     lengths: set[int] = set()
 
     def collect(values: Mapping[str, Any]) -> None:
@@ -112,11 +112,10 @@ def _list_settings(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[obj
 
 
 def choose_compared_records(model: HuggingFaceModel, records: Records, room: int) -> Records:
-    """Return a few records of at most `room` tokens, which a self-check compares besides random
-    tokens.
+    """Return a few records of at most `room` tokens for a self-check.
 
-    These are the longest record, and short records that together contain many special tokens. For
-    an activated LoRA, which depends on more, the chosen records are spread over all records.
+    They are the longest record, and short records that together contain many special tokens. For an
+    activated LoRA, they are spread over all records.
     """
     fitting = []
     for record in records:

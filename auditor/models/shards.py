@@ -20,7 +20,7 @@ WHOLE = "whole"  # sub-folder of an ensemble: one adapter on all records, by the
 def find_control_adapter(folder: Path) -> Path | None:
     """Return the control adapter in the members' folder; None if there is none.
 
-    The control was trained like a member, but on the records of all members.
+    The control is trained like a member, but on the records of all members.
     """
     control = folder / WHOLE
     if (control / "adapter_config.json").is_file():
@@ -33,7 +33,7 @@ def write_ensemble_metadata(
 ) -> None:
     """Write a file with an ensemble's method, promise, unit of protection and number of members.
 
-    unit: `record` or `user`; all data of a unit are in one shard.
+    unit: `record` or `user`; one shard has all data of a unit.
     """
     record = {
         "method": method,

@@ -23,10 +23,9 @@ Read = Callable[[Tensor, int, Cache], Tensor]
 class SharedPrefixCache:
     """A cache of the keys and values of the common beginning of texts.
 
-    Texts are token ids (B, n), or embeddings (B, n, d) after a soft prompt.
-    read_texts: runs the model; layers: number of layers.
-    version: returns an id of the weights; entries of another version are ignored.
-    least: minimum length of a beginning.
+    Texts are token ids (B, n), or embeddings (B, n, d) with a soft prompt. read_texts: runs the
+    model; layers: number of layers. version: returns an id of the weights; entries of another
+    version are ignored. least: minimum length of a beginning.
     """
 
     def __init__(
@@ -45,10 +44,10 @@ class SharedPrefixCache:
     def layers_holding_prefix(
         self, texts: Tensor, last: int, length: int
     ) -> tuple[int, list[SlotLayer]]:
-        """Return the number of cached first positions, and layers with their keys and values.
+        """Return how many first positions are cached, and layers with their keys and values.
 
-        length: capacity of the layers in positions. At least `last` positions of each text stay
-        uncached. If the common beginning is too short, nothing is cached.
+        At least `last` positions of each text stay uncached, and too short a beginning is not
+        cached. length: capacity of the layers in positions.
         """
         if self._of != (version := self._version()):
             self._held = None
@@ -86,9 +85,7 @@ class SharedPrefixCache:
 
 
 def shared_prefix_length(texts: Tensor, text: Tensor) -> int:
-    """Return the number of first positions that all `texts` (B, n [, d]) share with `text` (m [,
-    d]).
-    """
+    """Return how many first positions of `text` (m [, d]) all `texts` (B, n [, d]) share."""
     if texts.shape[2:] != text.shape[1:] or texts.dtype != text.dtype:
         return 0
     size = min(texts.shape[1], len(text))

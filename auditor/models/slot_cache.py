@@ -11,11 +11,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class SlotLayer(CacheLayerMixin):
-    """Keys and values of one layer, preallocated for `length` positions, with one slot per
-    sequence.
+    """Keys and values of one layer, with one slot per sequence and room for `length` positions.
 
-    This layer writes tokens in place and lets sequences split. Transformers' DynamicCache copies
-    the whole cache at every token, and StaticLayer has a fixed batch.
+    Tokens are written in place, and sequences can split. transformers' DynamicCache copies the
+    whole cache at every token, and its StaticLayer has a fixed batch.
     """
 
     is_sliding = False
@@ -51,7 +50,7 @@ class SlotLayer(CacheLayerMixin):
     def copy_slots(self, source: Tensor, destination: Tensor, slots: int) -> None:
         """Copy slots `source` to slots `destination`.
 
-        slots: number of slots needed afterwards; the layer grows if necessary, at least twofold.
+        slots: number of slots needed afterwards. The layer grows at least twofold if it has fewer.
         """
         assert self.keys is not None and self.values is not None
         # The device of this layer.
@@ -96,7 +95,7 @@ class SlotLayer(CacheLayerMixin):
     ) -> None:
         """Copy the batch rows `rows` of another layer into `slots` of this layer.
 
-        This layer grows to `capacity` slots.
+        capacity: the number of slots to which this layer grows.
         """
         assert layer.keys is not None and layer.values is not None
         rows = rows.to(layer.keys.device)
@@ -182,9 +181,9 @@ class PaddedCache(Cache):
 
 
 def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Assign a slot in 0..children-1 to each child: the first child of a row keeps the row's slot.
+    """Assign each child of the rows a slot from 0 to children - 1.
 
-    The other children get copies of it.
+    The first child of a row keeps the row's slot; the others get copies.
 
     Args:
         parents: (children,) row of each child.

@@ -20,11 +20,11 @@ _WHOLE = (
 
 @dataclass(frozen=True)
 class TrainedLength:
-    """The maximum number of tokens of a row that a trainer uses: its first or its last `tokens`.
+    """The number of tokens of a row that a trainer uses: its first or its last `tokens`.
 
-    from_end: whether the last tokens are used. source: the setting, for messages.
-    tokens_before, tokens_after: number of special tokens that the trainer adds around a text
-        without a chat template; `tokens` includes them.
+    from_end: whether the last tokens are used. source: the setting, for messages. tokens_before,
+    tokens_after: number of special tokens that the trainer adds around a text without a chat
+    template; `tokens` includes them.
     """
 
     tokens: int
@@ -35,7 +35,7 @@ class TrainedLength:
 
     @property
     def beyond_phrase(self) -> str:
-        """A phrase for messages: the reason for leaving out a part of a row."""
+        """A phrase for messages: why a part of a row is left out."""
         side = "last" if self.from_end else "first"
         return (
             f"beyond the {side} {self.tokens:,} tokens of a row, which were trained on "
@@ -55,12 +55,11 @@ class TrainedLength:
 
 
 def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
-    """Return the `max_length` in a trainer's saved arguments, or None, and a note if the file
-    cannot be read.
+    """Return the `max_length` in a trainer's saved arguments, or None.
 
-    In TRL's `SFTConfig` (1.16) the default is 1,024. Rows are cut at the end, or at the start with
-    `truncation_mode="keep_end"`. With packing, the strategy `bfd` cuts the end and the others cut
-    nothing. DPO and other trainers that truncate use the same argument name.
+    Also return a note if the file cannot be read. In TRL's `SFTConfig` (1.16) the default is 1,024.
+    Rows are cut at the end, or at the start with `truncation_mode="keep_end"`. With packing, only
+    the strategy `bfd` cuts rows. DPO and other trainers have the same argument.
     """
     path = folder / FILE
     if not path.is_file():

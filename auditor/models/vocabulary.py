@@ -31,7 +31,7 @@ def check_same_vocabulary_size(
     """Raise AuditError if two models that read one text have different vocabulary sizes.
 
     description: the option that names the model, such as "--public". name, model_size: the model's
-    name and size. size, owner: the expected size and its possessor, such as "the target's".
+    name and size. size, owner: the expected size and its owner, such as "the target's".
     """
     if model_size != size:
         raise AuditError(

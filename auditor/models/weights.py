@@ -125,7 +125,7 @@ class Weights:
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     """Load a model with all its weights onto its device.
 
-    Here dtype `auto` means float32; for another meaning, call `resolve_dtype_option` first. Raise
+    dtype `auto` means float32 here; call `resolve_dtype_option` first for the usual meaning. Raise
     AuditError for another kind of model, and for weights that are missing, extra or of the wrong
     shape.
     """
@@ -173,7 +173,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
 def digest_weights(model: PreTrainedModel) -> str:
     """Return the SHA-256 (hex) of the names, shapes and bytes of all weights in memory.
 
-    This avoids `state_dict()`, in which bitsandbytes 0.50 modifies weights and scales.
+    `state_dict()` is avoided, because bitsandbytes 0.50 changes weights and scales in it.
     """
     digest = hashlib.sha256()
     for name, tensor in _list_stored_tensors(model):
@@ -239,10 +239,10 @@ def _list_loading_difference_notes(
 
 
 def _weight_formats_notes(name: str) -> tuple[str, ...]:
-    """Return notes on a folder with weights in two formats, because one format may be outdated.
+    """Return notes on a folder with weights in two formats, one of which may be outdated.
 
-    Raise AuditError for a single file and shards in one format: saving does not remove the older
-    weights, so the right weights are unknown.
+    Raise AuditError for a single file and shards in one format: saving does not remove older
+    weights, so either could be right.
     """
     sets = []
     for names in FORMATS:
@@ -268,7 +268,7 @@ def refuse_missing_or_foreign_weights(
     mismatched: Collection[tuple[str, Any, Any]] = (),
     of: str = "model",
 ) -> None:
-    """Raise AuditError that names the missing, extra and wrongly shaped weights, if any."""
+    """Raise AuditError with the names of missing, extra and wrongly shaped weights, if any."""
     missing = set(missing) - {key for key, _, _ in mismatched}
     foreign = sorted(key for key in unexpected if not _HARMLESS.search(key))
     if mismatched:
@@ -312,7 +312,7 @@ def _refuse_unsupported_models(
 ) -> None:
     """Raise AuditError unless the model is a causal or masked LM, as `kind` requires.
 
-    transformers would initialise missing weights at random. A masked LM would load as a causal LM
+    transformers would draw missing weights at random, and would load a masked LM as a causal LM
     that sees the tokens it predicts.
     """
     expected = f"expected a {kind} LM, got {name!r},"
@@ -352,10 +352,7 @@ def _refuse_unsupported_models(
 
 
 def _format_extra_input(config: Any) -> str:
-    """Return a phrase for the input that the model needs besides tokens; "" if none.
-
-    The model also answers without this input, but was not trained to.
-    """
+    """Return a phrase for input that the model was trained with besides tokens; "" if none."""
     if config.model_type == "roc_bert" and (config.enable_shape or config.enable_pronunciation):
         return "how each character looks and sounds"
     if config.model_type in ("xlm", "flaubert") and config.n_langs > 1 and config.use_lang_emb:

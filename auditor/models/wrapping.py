@@ -29,8 +29,8 @@ def _make_forwarding_method(question: str) -> Any:
 class WrappingModel(LanguageModel):
     """A model that wraps another model, by default with its name, sizes and capabilities.
 
-    Each subclass implements `start` and `log_probs`. All other answers are computed from these two
-    methods, so no answer bypasses a defense.
+    A subclass implements `start` and `log_probs`. These two methods compute all other answers, so
+    no answer bypasses a defense.
     """
 
     def __init__(self, model: LanguageModel) -> None:

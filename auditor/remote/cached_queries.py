@@ -328,7 +328,7 @@ class CachedServerQueries:
         return entries
 
     def _answer_requests(self, requests: Mapping[bytes, ServerRequest]) -> dict[bytes, Any]:
-        """Return the answers of requests by store key, and send only requests that are not stored."""
+        """Return the answers of requests by store key, and send only those that are not stored."""
         entries = self._find_stored_answers(requests)
         missing = [request for key, request in requests.items() if key not in entries]
         return entries | self._ask_watched(missing)

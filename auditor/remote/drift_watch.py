@@ -123,8 +123,7 @@ class ServerWatch:
     _bursts: int = 0
 
     def ask_initial_sentinels(self) -> None:
-        """Ask the sentinels (public texts) for the first time, and measure differences on
-        repetition.
+        """Ask the sentinels (public texts) for the first time, and measure how repetitions differ.
 
         Raise ServerChanged if the answers differ so much that a change of model could not be
         detected.
