@@ -184,6 +184,8 @@ class Terminal(Reporter):
         self._said_threads = False
         self._what, self._begun = "", time.monotonic()  # the current step, and its start
         self._last = self._told = self._begun  # time of the last progress, and of the last line
+        self._n_done = 0
+        self._longest = (0.0, 0)  # longest interval between two reports, and what was done in it
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -218,10 +220,16 @@ class Terminal(Reporter):
         now = time.monotonic()
         if description != self._what:  # earlier work does not predict the time of this step
             self._what = description
+            self._n_done = 0
+            self._longest = (0.0, 0)
+            if not n_done:  # the step begins now, perhaps after a long preparation
+                self._last = now
             self._begun = self._last
             if self._task is not None:
                 self._progress.reset(self._task, total=total)
+        self._longest = max(self._longest, (now - self._last, n_done - self._n_done))
         self._last = now
+        self._n_done = n_done
         if self._task is not None:
             self._progress.update(
                 self._task,
@@ -233,10 +241,20 @@ class Terminal(Reporter):
             from auditor.reports import phrases
 
             self._told = now
-            time_left = phrases.format_duration((now - self._begun) * (total - n_done) / n_done)
+            time_left = phrases.format_duration(self._estimate_seconds_each() * (total - n_done))
             print_stderr_line(
                 f"{description}: {n_done:,} of {total:,}, {time_left} left of this step", 0
             )
+
+    def _estimate_seconds_each(self) -> float:
+        """Return the mean duration of what is done; the longest interval, perhaps a pause, is left
+        out.
+        """
+        seconds = self._last - self._begun
+        n_left_out = self._longest[1]
+        if n_left_out < self._n_done:
+            return (seconds - self._longest[0]) / (self._n_done - n_left_out)
+        return seconds / self._n_done
 
     def note(self, text: str) -> None:
         if self._verbose:
