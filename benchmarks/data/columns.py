@@ -92,14 +92,19 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
             "model was not trained on"
         )
     if "prompt" in table.columns and not begun[1:] and not plain:
+        others = tuple(name for name in table.texts if name != "prompt")
+        advice = ""
+        if others:
+            advice = f"; rename to completion what was trained on: {describe_table_columns(others)}"
         raise AuditError(
             f"{table.label}: expected what a model was trained to say next to the prompt "
             f"({_LAYOUTS_LABEL}), got prompts only, as for GRPO: it learns from the model's own "
-            "answers, and nothing in these rows has a loss"
+            f"answers, and nothing in these rows has a loss{advice}"
         )
     raise AuditError(
         f"{table.label}: expected either the columns prefix and suffix or the column text, or "
-        f"conversations ({_LAYOUTS_LABEL}), got {describe_table_columns(table.columns)}"
+        f"conversations ({_LAYOUTS_LABEL}), got {describe_table_columns(table.columns)}: "
+        "rename the columns that the model was trained on"
     )
 
 
@@ -140,7 +145,10 @@ def describe_table_columns(columns: Sequence[str]) -> str:
     hidden = len(columns) - len(names)
     words = [", ".join(names)] if names else []
     if hidden:
-        words.append(f"{hidden} not shown (is the header row missing, or the separator no comma?)")
+        words.append(
+            f"{hidden} not shown, as a name may be private text (in CSV: is the header row "
+            "missing, or the separator no comma?)"
+        )
     return " and ".join(words)
 
 
