@@ -37,7 +37,7 @@ _SAMPLE_TEXTS = (
 class LlamaModel(LanguageModel):
     """A model from a GGUF file.
 
-    llama: the loaded `llama_cpp.Llama`, whose cache has the text that was read last.
+    llama: the loaded `llama_cpp.Llama`, whose cache contains the text that was read last.
     """
 
     capabilities = frozenset({"draw", "distribution"})
@@ -66,8 +66,7 @@ class LlamaModel(LanguageModel):
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         """Return log-probabilities (B, last, V) at the last positions of contexts (B, n).
 
-        Texts are read in sorted order, so that a beginning shared by consecutive texts is read
-        once.
+        Texts are read in sorted order, so that consecutive texts share their beginnings.
         """
         if prompt is not None:
             raise NotApplicable(f"needs a soft prompt; {self.name} takes only tokens")

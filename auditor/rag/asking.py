@@ -39,8 +39,8 @@ class Exchange:
 class Exchanges:
     """All replies of a retrieval system.
 
-    attack: replies to identities without access to the document.
-    control: replies to identities with access.
+    attack: replies to users without access to the document.
+    control: replies to users with access.
     crawl: replies to the crawl.
     asked_late: (documents,), whether the control asked for the document first.
     same_system: whether the control's questions went to the audited system.
@@ -71,11 +71,10 @@ def ask_all(
 ) -> Exchanges:
     """Put the documents into the store, and ask every question.
 
-    control: a system that shows the documents; None: the audited system, asked by the documents'
-        owners, if there are identities.
-    template: text of a question; n_crawl: number of the crawl's questions.
-    A coin for each document decides whether attack or control asks first, so that a shared cache
-    shows as a difference. Raise AuditError if a system fails.
+    control: a system that shows the documents. None: the documents' owners ask the audited system,
+    if the file has identities. template: text of a question; n_crawl: number of the crawl's
+    questions. For each document, a coin decides whether attack or control asks first, so that a
+    shared cache shows as a difference. Raise AuditError if a system fails.
     """
     for indexed in filter(None, (system, control)):
         indexed.put_in(corpus.list_rows(True))
@@ -115,8 +114,8 @@ def _crawl_store(
 ) -> Sequence[Exchange]:
     """Ask questions that make the system reveal new documents, and return the replies.
 
-    A question quotes the end of a text in an earlier reply, or a document that is not in the store.
-    Such documents represent the knowledge of an attacker about such stores.
+    A question quotes the end of a text in an earlier reply. Otherwise it quotes a document outside
+    the store, because an attacker knows what such documents look like.
     """
     identities = corpus.identities
     identity = None

@@ -22,12 +22,10 @@ from auditor.rag.vectors import VectorVerdict, judge_vectors
 class RagAudit:
     """The results of the audit of a retrieval system.
 
-    control: name of the control.
-    n_in, n_out: number of documents in the store and outside.
-    channels: answers, retrieved texts or both, as replies have them.
-    direct: number of documents shown by a question about them, after and before the control asked.
-    layers: verdicts on shown text and personal data.
-    vectors: verdicts on personal data in stored vectors.
+    control: name of the control. n_in, n_out: number of documents in the store and outside.
+    channels: where replies show text: answers, retrieved texts or both. direct: number of documents
+    that a question about them showed, after and before the control asked. layers: verdicts on shown
+    text and personal data. vectors: verdicts on personal data in stored vectors.
     """
 
     system: str

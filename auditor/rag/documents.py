@@ -26,11 +26,10 @@ _FLAG = "--documents"
 
 @dataclass(frozen=True)
 class RagDocument:
-    """A distinct text in two parts: a question quotes the head, and replies are searched for the
-    tail.
+    """A distinct text in two parts: questions quote the head, and an answer may show the tail.
 
-    owners: identities with access to the document, empty if the file has no identities.
-    marks: personal data.
+    owners: identities with access to the document, empty if the file has no identities. marks:
+    personal data.
     """
 
     name: str
@@ -46,10 +45,10 @@ class RagDocument:
 
 @dataclass(frozen=True)
 class RagDocuments:
-    """Distinct documents, each with a fair coin that decides whether it is in the store.
+    """Distinct documents, each put into the store or not by a fair coin.
 
-    member: (documents,), True if in the store.
-    rows: for each document, its rows in the file; copies of a text share its coin.
+    member: (documents,), True if in the store. rows: for each document, its rows in the file;
+    copies of a text share its coin.
     """
 
     documents: tuple[RagDocument, ...]
@@ -61,7 +60,7 @@ class RagDocuments:
         return tuple(sorted({owner for entry in self.documents for owner in entry.owners}))
 
     def list_rows(self, member: bool) -> list[dict[str, Any]]:
-        """Return the rows that are put into the store (`member`), or the other rows."""
+        """Return the rows to put into the store (`member`), or the rows to leave out."""
         return [
             row
             for rows, is_member in zip(self.rows, self.member.tolist(), strict=True)
@@ -149,7 +148,7 @@ def write_drawn_documents(folder: Path, corpus: RagDocuments) -> tuple[Path, Pat
 
 
 def check_drawn_documents(folder: Path, corpus: RagDocuments) -> None:
-    """Raise AuditError if in.jsonl is missing or has other documents than those drawn."""
+    """Raise AuditError if in.jsonl is missing or does not contain the drawn documents."""
     path = folder / "in.jsonl"
     if not path.is_file():
         raise AuditError(
@@ -170,8 +169,8 @@ def _format_rows(rows: Sequence[dict[str, Any]]) -> str:
 def choose_strangers(corpus: RagDocuments, seed: int) -> list[str | None]:
     """Return, for each document, an identity that must not see it; None if there is none.
 
-    The identities form a ring in random order. Each identity asks for documents of its neighbour on
-    one side. With three or more identities, no two thus ask for each other's documents.
+    The identities form a ring in random order, and each asks for its neighbour's documents. With
+    three or more identities, no two ask for each other's.
     """
     names = corpus.identities
     order = make_keyed_generator("rag ring", seed).permutation(len(names))

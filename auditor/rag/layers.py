@@ -57,12 +57,10 @@ _SIGNALS = (
 class RagVerdict:
     """The verdict on one kind of leak (`layer`), such as personal data in answers.
 
-    disclosed: names of documents shown to an identity without access.
-    n_possible: number of documents in the store that an open system would show.
-    outside: (shown, all) documents outside the store.
-    control: (shown, all) documents in the store, None without a control.
-    p_value: computed from the coins.
-    why: the reason why the audit cannot tell.
+    disclosed: names of documents shown to an identity without access. n_possible: number of
+    documents in the store that a system without access control would show. outside: (shown, all)
+    documents outside the store. control: (shown, all) documents in the store, None without a
+    control. p_value: computed from the coins. why: why the audit cannot tell.
     """
 
     layer: str
@@ -112,9 +110,9 @@ class Crawl:
 def compute_coin_p_value(signals: Floats | Bools, member: Bools, seed: int) -> float:
     """Return the p-value of the largest difference in mean ranks between members and others.
 
-    signals: (signals, documents); a difference in either direction counts. member: (documents,).
-    The labels are drawn again with equally many members. Given this number, a fair coin makes all
-    choices equally likely, so the p-value is exact.
+    signals: (signals, documents); both directions count. member: (documents,). The labels are drawn
+    again with equally many members. Fair coins make all such labels equally likely, so the p-value
+    is exact.
     """
     ranks = np.array([_rank_values(values) for values in signals if len(set(values.tolist())) > 1])
     if not len(ranks):
@@ -134,7 +132,7 @@ def _rank_values(values: Floats | Bools) -> Floats:
 
 
 class RagJudge:
-    """A judge of the documents that the replies of a retrieval system reveal."""
+    """A judge of what the replies of a retrieval system reveal."""
 
     def __init__(self, corpus: RagDocuments, exchanges: Exchanges, seed: int) -> None:
         self.corpus = corpus
@@ -172,10 +170,9 @@ class RagJudge:
     # --- shown text ---
 
     def find_shown(self, exchanges: Iterable[Exchange], channels: Sequence[str]) -> Ints:
-        """Return a number for each document, (documents,).
+        """Return how much of each document's tail the replies show, (documents,).
 
-        The number is 2 if a reply has 10 consecutive words of the document's tail, 1 if nearly,
-        else 0. channels: answers, retrieved texts or both.
+        2: 10 consecutive words; 1: nearly so; 0: less. channels: answers, retrieved texts or both.
         """
         texts = dict.fromkeys(text for e in exchanges for text in _list_texts(e, channels))
         disclosed = np.zeros(len(self.corpus.documents), dtype=np.int64)
@@ -192,10 +189,9 @@ class RagJudge:
     def find_shown_to(
         self, exchanges: Sequence[Exchange], channels: Sequence[str], own: bool
     ) -> Ints:
-        """Return `find_shown`, (documents,), over all identities that may see a document, or may
-        not.
+        """Return `find_shown`, (documents,), for replies to users with or without access.
 
-        own: whether to count documents that the asking identity may see.
+        own: whether to use replies to users with access to the document.
         """
         if not self._owned:
             return self.find_shown(exchanges, channels)
@@ -227,7 +223,7 @@ class RagJudge:
     # --- personal data ---
 
     def judge_personal_data(self, channel: str) -> RagVerdict | None:
-        """Return the verdict on personal data of documents' tails in replies.
+        """Return the verdict on personal data of documents' tails in a channel.
 
         channel: answers or retrieved texts. Return None if no tail has personal data.
         """
@@ -249,7 +245,7 @@ class RagJudge:
 
     @cached_property
     def _hidden_items(self) -> list[list[str]]:
-        """For each document, the personal data that occur only in its tail."""
+        """For each document, the personal data in its tail that questions do not quote."""
         recognisers = None
         if pii.has_pii_packages():
             recognisers = pii.PiiRecognisers()
@@ -268,8 +264,8 @@ class RagJudge:
         """Return the verdict on the eligible documents.
 
         layer: name of the kind of leak. disclosed, control, eligible: (documents,) each. With a
-        control, a document counts only if it is shown, to the control or otherwise, because an open
-        system would not show the other documents either.
+        control, only documents that some reply shows count, because a system without access control
+        would not show the others either.
         """
         member = self.corpus.member
         eligible = eligible & self._list_askable()
@@ -312,7 +308,7 @@ class RagJudge:
         )
 
     def _list_askable(self) -> Bools:
-        """Return whether an identity that must not see the document asked for it, (documents,)."""
+        """Return whether an identity without access asked for each document, (documents,)."""
         return np.isin(
             np.arange(len(self.corpus.documents)), [e.document for e in self.exchanges.attack]
         )
@@ -330,10 +326,10 @@ class RagJudge:
         return channels
 
     def count_direct(self) -> tuple[int, int]:
-        """Return the numbers of documents shown by a question about them, as (after, before).
+        """Return how many documents a question about them showed, as (after, before).
 
-        The control asked for them earlier (after) or later (before). Here a document is shown if a
-        reply has half of the three-word sequences of its tail.
+        after: the control had asked for the document already; before: it had not. Shown means that
+        a reply has half of the three-word sequences of the document's tail.
         """
         counts = [0, 0]
         for exchange in self.exchanges.attack:
@@ -388,9 +384,8 @@ class RagJudge:
     def _widening(self) -> float:
         """Return the factor by which the standard deviation of an AUC is enlarged.
 
-        It exceeds 1 for two identities that ask for each other's documents. The replies to an
-        identity depend on the coins of its own documents, for which the other identity asks.
-        Similar documents of both thus count twice.
+        It exceeds 1 for two identities that ask for each other's documents. Similar documents of
+        the two then count twice, because each reply depends on the coins of both.
         """
         return math.sqrt(2) if len(self._owned) == 2 else 1.0
 
@@ -429,15 +424,13 @@ class RagJudge:
         return np.array(rows, dtype=float).T, member
 
     def _compute_overlap(self, text: str, others: Sequence[str]) -> float:
-        """Return the largest share of a text's three-word sequences that one other text
-        contains.
-        """
+        """Return the largest share of a text's three-word sequences that one of `others` contains."""
         own = _list_trigrams(self._tokens(text))
         shares = (len(own & _list_trigrams(self._tokens(other))) / len(own) for other in others)
         return max(shares, default=0.0)
 
     def judge_crawl(self) -> tuple[RagVerdict | None, Crawl | None]:
-        """Return the verdict on the documents that the crawl recovered, and its progress."""
+        """Return the verdict on the documents that the crawl recovered, and its curve."""
         exchanges = self.exchanges.crawl
         if not exchanges:
             return None, None

@@ -41,12 +41,12 @@ _QUERIES: dict[str, Callable[[str, str, str], str]] = {
 
 @dataclass(frozen=True)
 class VectorVerdict:
-    """The verdict on what stored vectors reveal of the first value in each document.
+    """The verdict on what stored vectors reveal of the first personal value in each document.
 
-    knowledge: what the attacker knows; n_first: values more similar than all alternatives;
-    bits: mean of log2(R + 1) - log2(rank); p_value: of all ranks together (Fisher 1932);
-    control_p: that the values rank uniformly by another document's vector (Kolmogorov-Smirnov),
-    NaN for too few values.
+    knowledge: what the attacker knows. n_first: values more similar than all R alternatives. bits:
+    mean of log2(R + 1) - log2(rank). p_value: of all ranks together (Fisher 1932). control_p:
+    p-value of the values' ranks by another document's vector, which must be uniform
+    (Kolmogorov-Smirnov); NaN for too few values.
     """
 
     knowledge: str
@@ -71,9 +71,9 @@ class _StoredValue:
 def judge_vectors(
     corpus: RagDocuments, system: RagSystem, seed: int, progress: Callable[[str, int, int], None]
 ) -> list[VectorVerdict]:
-    """Return a verdict for each knowledge of the attacker; none if the system shows no vectors.
+    """Return a verdict for each knowledge that an attacker may have; none without stored vectors.
 
-    Raise AuditError if the system returns other vectors than were asked for.
+    Raise AuditError if the system returns wrong vectors.
     """
     if system.stored_vectors is None or system.embed is None:
         return []
@@ -113,7 +113,10 @@ def _explain_doubt(
     values: Sequence[_StoredValue],
     stored: Floats,
 ) -> str:
-    """Return why ranks would prove nothing: too few values, or vectors of other texts; else ""."""
+    """Return why the ranks would prove nothing, or "".
+
+    Reasons are too few values, and stored vectors that do not belong to the texts.
+    """
     if len(values) < rank_tests.LEAST_CONTROLS:
         return (
             f"{len(values)} documents contain a value of a known format, "
@@ -131,9 +134,11 @@ def _explain_doubt(
 
 
 def count_more_similar(stored: Floats, vectors: Floats) -> tuple[int, int]:
-    """Return how many alternatives are more similar to a stored vector, and how many equally.
+    """Return how many alternatives are more similar to a stored vector, and how many equally
+    similar.
 
-    stored: (dimensions,); vectors: (1 + R, dimensions), the true value's first; all of length 1.
+    They are compared with the true value. stored: (dimensions,); vectors: (1 + R, dimensions), the
+    true value's first; all of length 1.
     """
     distances = 1 - vectors @ stored
     return rank_tests.count_alternatives_above(distances[0], distances[0] + _TIE, distances[1:])
@@ -142,7 +147,10 @@ def count_more_similar(stored: Floats, vectors: Floats) -> tuple[int, int]:
 def _judge_ranks(
     knowledge: str, values: Sequence[_StoredValue], n_above: Floats, n_tied: Floats, seed: int
 ) -> VectorVerdict:
-    """Return the verdict. n_above, n_tied: (2, values), by the own and by another's vector."""
+    """Return the verdict on values whose alternatives were counted.
+
+    n_above, n_tied: (2, values), by the document's own vector and by another document's.
+    """
     n_alternatives = np.array([len(entry.alternatives) for entry in values], dtype=float)
     noise = make_keyed_generator("rag vector ranks", seed).random(len(values))
     control_p = rank_tests.compute_uniformity_p_value(n_above[1], n_tied[1], n_alternatives, noise)

@@ -72,8 +72,8 @@ def add_clipped_gradients(
 ) -> Tensor:
     """Add the sum over b of factors[b] times sample[b] to `total`, in float64.
 
-    sample: (b, ...) gradients; factors: (b,). The summands are rounded to a grid that is fixed by
-    `clip` (inf: no rounding). If `total` is None, start a new sum.
+    sample: (b, ...) gradients; factors: (b,). The summands are rounded to a grid whose spacing
+    depends on `clip` (inf: no rounding). If `total` is None, start a new sum.
     """
     device = choose_sum_device(sample.device)
     if total is None:
@@ -103,9 +103,9 @@ def _split_columns(sample: Tensor) -> Sequence[Tensor]:
 
 
 def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
-    """Make a gradient, (1, ...), whose norm is too small if computed in float32.
+    """Make a gradient, (1, ...), whose norm comes out too small in float32.
 
-    In each lane of a float32 sum, one entry is so large that the small entries are rounded away.
+    In each lane of a float32 sum, one entry is so large that small entries are rounded away.
     """
     large = 2.0 ** math.ceil(math.log2(256 * clip))
     # The square of a small entry is just below half a unit in the last place (2^-24) of a large
@@ -122,9 +122,9 @@ def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
 
 
 def check_gradient_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> None:
-    """Clip a dense gradient far longer than C on this device, and check the norm of the result.
+    """Check that this device clips a dense, far too long gradient to at most C (1 + ROUNDING).
 
-    The norm is computed independently.
+    The norm of the result is computed in another way.
 
     Args:
         parameters: determine the shapes and the device.
@@ -132,8 +132,8 @@ def check_gradient_clipping(parameters: Sequence[Tensor], clip: float, units: fl
         units: expected number of units in a batch.
 
     Raises:
-        AuditError: if the clipped gradient is longer than C (1 + ROUNDING), or if the proof does
-            not cover this number of parameters or units.
+        AuditError: if the clipped gradient is too long, or if the proof does not cover this number
+            of parameters or units.
     """
     if not math.isfinite(clip):
         return

@@ -51,10 +51,9 @@ Progress = Callable[[int, float], None]  # (steps done, mean loss of the last ba
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """A sampler that draws each of `size` units into each batch with probability `rate`,
-    independently.
+    """A sampler that puts each of `size` units into each batch independently, at rate `rate`.
 
-    Epsilon is accounted for this sampling. (key, step) determines a batch, so a resumed training
+    Epsilon is computed for this sampling. (key, step) determines a batch, so a resumed training
     draws equal batches.
     """
 
@@ -72,13 +71,10 @@ class PoissonSampler:
 class PrivateRecipe:
     """The mechanism and the optimizer of a private training.
 
-    noise_multiplier: sigma, 0 for no noise.
-    clip: C, the largest norm of a unit's gradient; inf for no clipping. The gradient is that of the
-        unit's mean loss per token.
-    steps: number of optimizer steps.
-    expected_batch: L, the expected units in a batch, by which sums are divided.
-    physical_batch: sequences in one forward pass.
-    ghost: whether only one record's gradient is in memory at a time.
+    noise_multiplier: sigma, 0 for no noise. clip: C, the largest norm of the gradient of a unit's
+    mean loss per token; inf for no clipping. steps: number of optimizer steps. expected_batch: L,
+    the expected units in a batch, by which sums are divided. physical_batch: sequences in one
+    forward pass. ghost: whether to keep only one record's gradient in memory at a time.
     """
 
     noise_multiplier: float
@@ -107,11 +103,11 @@ class PrivateModel:
 
 
 class ScaledOptimizer(DPOptimizer):
-    """Opacus's optimizer with a share of the clipping norm per example and a noise scale per batch.
+    """Opacus's optimizer with a clipping norm for each example and a noise scale for each batch.
 
-    Both are 1 in DP-SGD. ADP scales the noise (Wu et al. 2022, Eq. 6: z = gamma_B N(0, C^2 sigma^2
-    I)), which voids the accounting if the scale depends on the data. Shares of at most 1 leave the
-    sensitivity at C (formulas B4, variant B).
+    Both are factors, 1 in DP-SGD. ADP scales the noise (Wu et al. 2022, Eq. 6: z = gamma_B N(0, C^2
+    sigma^2 I)), which makes epsilon invalid if the scale depends on the data. Factors of at most 1
+    on the clipping norm leave the sensitivity at C (formulas B4, variant B).
     """
 
     noise_multiplier: float
@@ -139,7 +135,7 @@ class ScaledOptimizer(DPOptimizer):
     def take_noisy_step(self) -> None:
         """Add noise to the sums, divide them by the expected batch, and take one optimizer step.
 
-        With an empty batch, the step consists of noise only.
+        The step for an empty batch is noise only.
         """
         for p in self.params:
             if p.summed_grad is None:
@@ -188,11 +184,11 @@ def fit_privately(
     Args:
         sampler, recipe: the batches and the mechanism.
         pad: id of the padding token.
-        shares: for each example, a fraction in (0, 1] of the clipping norm, to which its gradient
-            is clipped.
+        shares: for each example, the fraction of the clipping norm to which its gradient is
+            clipped, in (0, 1].
         noise_scale: maps the units of a batch to the factor on its noise.
-        canaries: extra units, numbered after the examples and sampled like them. A canary that its
-            coin excluded contributes to no batch.
+        canaries: extra units, numbered after the examples. They are sampled like examples, but
+            those that a coin excluded add nothing to a batch.
         progress: callback(steps done, loss).
         seconds_between: seconds between two checkpoints.
 
@@ -257,7 +253,7 @@ def fit_privately(
 
 
 def _handle_empty_batches(noise_scale: NoiseScale | None) -> NoiseScale | None:
-    """Return a noise scale that is 1 for an empty batch, for which ADP's batch mean is undefined.
+    """Return the noise scale, set to 1 for an empty batch, where ADP's batch mean is undefined.
 
     noise_scale: the scale for other batches (None: return None).
     """
@@ -305,10 +301,10 @@ def _hook_canary_scores(
     units: Ints,
     scale: NoiseScale | None,
 ) -> RemovableHandle:
-    """Install a hook that scores the canaries before an optimizer step; return the hook.
+    """Install a hook that scores the canaries before each optimizer step; return the hook.
 
-    The hook reads the gradients that the inner optimizer receives. Only these gradients are
-    released, not the sums over records. units: the units in the batch.
+    The hook reads the gradients of the inner optimizer, which are released, and not the sums over
+    records. units: the units in the batch.
     """
     inner = optimizer.original_optimizer
     expected_batch = optimizer.expected_batch_size
@@ -329,8 +325,8 @@ def _add_batch_gradients(
 ) -> float:
     """Add the clipped gradients of these units, one physical batch at a time.
 
-    Units numbered after the examples are canaries. Return the mean loss of the records, or NaN if
-    the batch has no records.
+    Units numbered after the examples are canaries. Return the mean loss of the records; NaN without
+    records.
     """
     total_loss = 0.0
     device = optimizer.params[0].device
@@ -409,10 +405,7 @@ def _restore_training(
     optimizer: ScaledOptimizer,
     trained: PrivateModel,
 ) -> None:
-    """Restore the steps, weights and optimizer moments from `state`.
-
-    All are from one file, so that the step count matches the weights.
-    """
+    """Restore the steps, weights and optimizer moments from `state`, the contents of one file."""
     if state["key"] != sampler.key:
         raise AuditError(
             "expected the checkpoint of this training, got one whose noise has another key",

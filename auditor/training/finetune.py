@@ -35,7 +35,7 @@ def make_untrained_gpt_neox(
 ) -> GPTNeoXForCausalLM:
     """Make a small GPT-NeoX with tied embeddings and random weights.
 
-    Rotary positions need no training, so later positions still work after a soft prompt.
+    Rotary positions need no training, so a soft prompt may push a text to positions never trained.
     """
     # This seeds torch's process-wide generator, so later draws follow from the seed too.
     torch.manual_seed(seed)
@@ -55,9 +55,7 @@ def make_untrained_gpt_neox(
 
 
 def compute_causal_loss(model: Any, blocks: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood (nats) of tokens with a loss; 0 without such
-    tokens.
-    """
+    """Return the mean negative log-likelihood (nats) of tokens with a loss; 0 without any."""
     labels = loss_masks.make_row_labels(blocks)
     if not bool((labels == loss_masks.IGNORED).any()):
         loss: Tensor = model(input_ids=blocks, labels=blocks).loss  # the model's own loss
@@ -70,7 +68,7 @@ def compute_causal_loss(model: Any, blocks: Tensor) -> Tensor:
 def make_autocast_loss(half: torch.dtype | None) -> Loss:
     """Return `compute_causal_loss` with matrix products in the precision `half`.
 
-    The weights keep their precision; None: products have the weights' precision too.
+    The weights keep their precision. None: products have it too.
     """
     if half is None:
         return compute_causal_loss
@@ -83,10 +81,10 @@ def make_autocast_loss(half: torch.dtype | None) -> Loss:
 
 
 def cast_frozen_linear_weights(model: Any, half: torch.dtype | None) -> None:
-    """Cast frozen weights of linear layers once, as autocast would do at every forward pass.
+    """Cast frozen weights of linear layers once, instead of at every forward pass as autocast does.
 
-    The products are equal but faster. If `half` is None, change nothing. A head that shares the
-    embedding's weight is not cast, because autocast does not round the embedding.
+    Results are equal, in less time. A head that shares the embedding's weight is not cast, because
+    autocast does not round the embedding. If `half` is None, change nothing.
     """
     if half is None:
         return
@@ -107,10 +105,10 @@ def pack_blocks(
     end: int,
     order: np.random.Generator,
 ) -> Tensor:
-    """Concatenate the sequences in a new order, with `end` after each, and cut them into blocks.
+    """Concatenate the sequences, with `end` after each, and cut them into blocks.
 
-    Return (blocks, block) token ids. The last block is filled with the first tokens. order: draws
-    the order.
+    order: draws the order of the sequences. Return (blocks, block) token ids; the first tokens fill
+    the last block.
     """
     tokens = list[int]()
     for i in order.permutation(len(sequences)):
@@ -121,7 +119,7 @@ def pack_blocks(
 
 
 def refuse_trained_model(name: str, model: str) -> None:
-    """Raise AuditError if a trainer gets the option `model`, because only `audit run` uses it."""
+    """Raise AuditError if a trainer gets the option `model`, which is for `audit run` only."""
     if model:
         raise AuditError(
             f"-D model= names a trained {name} model for audit run: audit train makes it"
@@ -134,7 +132,7 @@ def check_weights_finite(
 ) -> None:
     """Raise AuditError if a weight is not finite.
 
-    The checkpoint is cleared first, because continuing from it would give the same result.
+    The checkpoint is cleared first, because a training continued from it would fail again.
     """
     # A single non-finite value makes the sum non-finite, and costs one device sync a parameter.
     if math.isfinite(sum(float(p.detach().sum()) for p in parameters)):
@@ -165,8 +163,8 @@ def list_trainable_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
 class FineTuningRecipe:
     """The settings of a fine-tuning.
 
-    rate: peak learning rate; batch: blocks in a step; block: tokens in a block; end: the token that
-        ends a sequence.
+    rate: peak learning rate; batch: blocks in a step; block: tokens in a block; end: the token
+    after each sequence.
     """
 
     epochs: int
@@ -182,9 +180,9 @@ class FineTuningRecipe:
 
 
 class StepwiseFineTuning:
-    """A fine-tuning that runs one step at a time: AdamW, warm-up, decay, clipping.
+    """A fine-tuning that runs one step at a time: AdamW with warm-up, decay and clipping.
 
-    Batches are drawn in random order. Without sequences, no step remains.
+    Batches are in random order. Without sequences, no step remains.
     """
 
     def __init__(

@@ -45,7 +45,8 @@ _STATE_ARRAYS = ("scores", "sums", "drawn")
 class PlantedCanaries:
     """The gradient canaries to plant.
 
-    seed: determines by coins which canaries are in the data (`included`), and their coordinates.
+    seed: decides by coins which canaries the data include (`included`), and draws their
+    coordinates.
     """
 
     count: int
@@ -89,10 +90,9 @@ class AssumedMechanism:
 class CanaryWatch:
     """A watch that plants canaries in the steps of a training and scores each release of gradients.
 
-    planted: the canaries.
-    parameters: the trained parameters.
-    first: index of the first canary among the privacy units; units with lower indices are records.
-    assumed: the privacy mechanism that the training is assumed to use.
+    planted: the canaries. parameters: the trained parameters. first: index of the first canary
+    among the privacy units, after all records. assumed: the privacy mechanism that the training
+    should use.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class CanaryWatch:
         return len(self.included)
 
     def drop_excluded_canaries(self, units: Ints) -> Ints:
-        """Return the units of a batch without the canaries that are not in the data.
+        """Return the units of a batch without the canaries that a coin excluded.
 
-        The draws of all canaries are counted, included or not.
+        All canaries' draws are counted, also of the excluded ones.
         """
         canaries = units[units >= self.first]
         self.drawn[canaries - self.first] += 1
@@ -184,7 +184,7 @@ class CanaryWatch:
     def add_known_sums(self, sums: Tensor) -> None:
         """Add noiseless sums of records' gradients at the canaries' coordinates, (canaries,).
 
-        They are the known contribution of the records, which `score_release` subtracts.
+        `score_release` subtracts these sums, because they have nothing to do with the canaries.
         """
         self._known_sums += sums.numpy()
 
@@ -204,10 +204,10 @@ class CanaryWatch:
         units: Ints,
         scale: NoiseScale | None,
     ) -> None:
-        """Score one release: the gradients that the optimizer is about to use.
+        """Score one release: the gradients that the optimizer will use.
 
         Args:
-            expected_batch: the gradients are sums divided by this number of units.
+            expected_batch: the divisor of the summed gradients, in units of the data.
             units: the units in the batch.
             scale: maps units to the noise scale; None if the scale does not depend on the units.
         """
@@ -238,7 +238,7 @@ class CanaryWatch:
     def _compute_noise_scales(self, units: Ints, scale: NoiseScale) -> tuple[Floats, Floats]:
         """Return the noise scale with each canary in the batch and without it, (canaries,) each.
 
-        The other units of the batch stay as drawn.
+        Other units stay.
         """
         scales_with = []
         scales_without = []
@@ -254,10 +254,10 @@ class CanaryWatch:
         noise_with: Floats,
         noise_without: Floats,
     ) -> Floats:
-        """Return for each canary the evidence in the size of this step's noise, (canaries,) nats.
+        """Return what the size of this step's noise says about each canary, (canaries,) nats.
 
-        The evidence is the log-likelihood ratio of the deviation `noise_with` against
-        `noise_without`. The ratio is 0 if both deviations are equal (formulas B4, (i)).
+        This is the log-likelihood ratio of the deviation `noise_with` against `noise_without`, 0 if
+        both are equal (formulas B4, (i)).
         """
         energy = 0.0
         n_values = 0
@@ -275,13 +275,12 @@ class CanaryWatch:
 
     @property
     def draw_unevenness_z(self) -> float:
-        """Return a z-score for how unevenly the canaries were drawn; negative if the draws are too
-        even.
+        """Return a z-score for how unevenly canaries were drawn; negative if too evenly.
 
-        Each canary's count of draws is Binomial(steps, q). The statistic sums the squared
-        deviations of the counts from their mean. z is the statistic minus its mean, divided by the
-        root of the summed second moments of its terms. P[z below -t] is at most exp(-t^2 / 2), for
-        any number of nonnegative terms (Maurer 2003, Theorem 2.1).
+        A canary is drawn Binomial(steps, q) times. The statistic is the sum of these counts'
+        squared deviations from their mean. z is the statistic minus its mean, divided by the root
+        of its terms' summed second moments. P[z below -t] is at most exp(-t^2 / 2), for any number
+        of nonnegative terms (Maurer 2003, Theorem 2.1).
         """
         n = self.releases
         q = self.assumed.rate
@@ -295,11 +294,10 @@ class CanaryWatch:
         return excess / math.sqrt(self.canary_count * fourth)
 
     def measure_noise(self) -> tuple[int, float, float]:
-        """Measure the noise at some coordinates, relative to the noise deviation that the training
-        reports.
+        """Measure the noise at some coordinates, in units of the reported deviation.
 
         Return the number of noise values, their root mean square, and the largest correlation of
-        two steps. Return (0, 1, 0) if no noise is reported.
+        two steps; (0, 1, 0) if no noise is reported.
         """
         if not self._noise or not len(self._witnesses):
             return 0, 1.0, 0.0
@@ -336,14 +334,12 @@ def compute_inclusion_log_ratio(
     rate: float,
     other_evidence: float | Floats = 0.0,
 ) -> Floats:
-    """Return the log-likelihood ratio of a canary, included against excluded, in nats.
+    """Return a canary's log-likelihood ratio, included against excluded, in nats.
 
-    The ratio compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2). This is the subsampled
-    Gaussian mechanism with and without one unit of gradient 1. The value is
-        log(1 - q + q exp((2 x - 1) / (2 s^2))).
-
-    x: observed values; noise: s; rate: q.
-    other_evidence: a further log-ratio in nats, added to the exponent.
+    It compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2): the subsampled Gaussian
+    mechanism with and without one unit of gradient 1. The value is log(1 - q + q exp((2 x - 1) / (2
+    s^2))). x: observed values; noise: s; rate: q. other_evidence: a further log-ratio in nats,
+    added to the exponent.
     """
     s = np.maximum(noise, _LEAST_NOISE)
     log_ratio = (2 * x - 1) / (2 * s * s) + other_evidence

@@ -34,7 +34,7 @@ def remove_loss_mask(tokens: Tokens) -> Tokens:
 
 
 def remove_row_loss_masks(rows: Tensor) -> Tensor:
-    """Return the token ids of sequences in which masked tokens are written as ~token.
+    """Return the token ids of sequences that write a masked token as ~token.
 
     rows: an integer tensor of any shape.
     """
@@ -42,9 +42,9 @@ def remove_row_loss_masks(rows: Tensor) -> Tensor:
 
 
 def make_row_labels(rows: Tensor) -> Tensor:
-    """Return the ids of tokens that have a loss, and IGNORED for all other tokens.
+    """Return the ids of tokens that have a loss, and IGNORED for all others.
 
-    rows: sequences in which tokens without a loss are written as ~token.
+    rows: sequences that write a token without a loss as ~token.
     """
     return rows.masked_fill(rows < 0, IGNORED)
 
@@ -53,8 +53,7 @@ def make_row_labels(rows: Tensor) -> Tensor:
 
 
 def compute_learnt_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
-    """Return the negative log-likelihood in nats of the k tokens that have a loss, (k,), row by
-    row.
+    """Return the negative log-likelihoods of the k tokens that have a loss, row by row, (k,) nats.
 
     labels: (b, n) the tokens, `IGNORED` for tokens without a loss; inputs: passed to the model.
     """
@@ -84,10 +83,10 @@ def compute_mean_learnt_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tenso
 
 @contextmanager
 def _restrict_head(model: Any, has_loss: Tensor) -> Iterator[None]:
-    """Let the model's head compute only positions with a loss inside this context.
+    """Let the model's head skip positions without a loss inside this context.
 
-    has_loss: mask of these positions. A head with trained parameters still computes all positions,
-    because per-sample gradients need them.
+    has_loss: mask of positions with a loss. A head with trained parameters skips nothing, because
+    per-sample gradients need all positions.
     """
     inner = getattr(model, "_module", model)  # unwraps a model that Opacus has wrapped
     head = None

@@ -34,10 +34,10 @@ _TOKENS_A_STEP = 4096
 
 
 def assign_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
-    """Return the indices of each member's records. units: the privacy unit of each record.
+    """Return the indices of each member's records.
 
-    The hash of a record's unit determines the shard. All records of a unit are thus in one shard,
-    and adding or removing a unit changes only this shard.
+    units: the privacy unit of each record. The hash of the unit determines the shard, so one shard
+    has all records of a unit, and adding or removing a unit changes only this shard.
     """
     shards: list[list[int]] = [[] for _ in range(members)]
     for index, unit in enumerate(units):
@@ -47,12 +47,11 @@ def assign_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
 
 
 def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) -> list[str]:
-    """Return the unit of each record after merging privacy units that share a record.
+    """Return the unit of each record, after merging units that have a record in common.
 
-    A merged unit has the alphabetically first name of its parts. Copies in two shards would void a
-    claim about one record, so units that share a record are protected together.
-
-    units, records: the unit and the text of each record.
+    A merged unit has the alphabetically first name of its parts. Otherwise copies of a record could
+    be in two shards, and a claim about one record would be false. units, records: the unit and the
+    text of each record.
     """
     leader = {unit: unit for unit in units}
 
@@ -74,7 +73,7 @@ def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) ->
 def name_inseparable_units(records: Sequence[TrainingRecord]) -> list[str]:
     """Return the privacy unit of each record.
 
-    All records of a user, and all copies of these records, have one unit.
+    A unit has all records of a user, and all copies of these records.
     """
     units = [record.unit for record in records]
     return merge_units_sharing_records(units, [record.text for record in records])
@@ -88,8 +87,8 @@ def get_member_folder(ensemble: Path, index: int) -> Path:
 class LoraAdapterRecipe:
     """A plain LoRA adapter.
 
-    layers: the adapted layers: the attention projection that PEFT names for an architecture, or all
-        linear layers.
+    layers: the adapted layers: all linear layers, or the attention projection that PEFT adapts in
+    this architecture.
     """
 
     rank: int
@@ -155,16 +154,14 @@ def train_private_members(
 ) -> int:
     """Train the members that have no folder yet, several in each forward pass.
 
-    Folders appear atomically: a folder that exists is complete. Except for rounding, a member does
-    not depend on `together` or on other members. Its adapter is PEFT's after `torch.manual_seed` of
-    its seed. Its batches, steps, clipping and AdamW are its own. The base runs without dropout, as
-    in use, because dropout masks would depend on the batch. A member without records learns nothing
-    and equals the public model.
+    A member's folder appears only when it is complete. Members do not affect each other: each has
+    its own seed, batches, clipping and AdamW, and equals PEFT's adapter up to rounding. The base
+    has no dropout, because dropout masks would depend on the batch. A member without records equals
+    the public model.
 
     Args:
-        together: largest number of members trained at once; when one ends, the next begins. 0: as
-            many as read 4,096 tokens a step, but only one if the base's layers do not treat each
-            row of a batch independently.
+        together: largest number of members trained at once. 0: as many as read 4,096 tokens a step,
+            but only one if the base's layers do not treat each row of a batch independently.
         half: precision of torch's autocast for matrix products.
         stepped: callback(steps of all members done, total steps).
         on_written: callback(member) after its folder is written.
@@ -232,8 +229,8 @@ def _choose_losses(
 ) -> tuple[Callable[..., torch.Tensor], int]:
     """Return a function that computes the losses of several members, and the most members per call.
 
-    The number is 1 if the base's layers do not treat each row of a batch independently. Then raise
-    AuditError if `required` and `max_count` > 1.
+    This is one member if the base's layers do not treat each row of a batch independently; raise
+    AuditError in this case if `required` and `max_count` > 1.
     """
     if max_count > 1:
         joint_base = make_joint_training_base(

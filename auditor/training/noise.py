@@ -43,10 +43,10 @@ class NoiseStream:
         self._cipher = Cipher(algorithms.ChaCha20(secret, nonce), mode=None).encryptor()
 
     def draw_standard_normals(self, count: int, device: torch.device) -> Tensor:
-        """Draw (count,) float64 values by Box-Muller, which turns two 64-bit words into two values.
+        """Draw (count,) standard normal float64 values by Box-Muller.
 
-        Only the lowest 63 bits of a word are used. Values are at most 9.4 in size; a true Gaussian
-        value is larger with probability 5e-21.
+        Values are at most 9.4 in size, because they come from words of 63 random bits. A true
+        Gaussian value is larger with probability 5e-21.
         """
         # Encrypting zeros gives the cipher's stream; each call continues after the previous one.
         n_bytes = 8 * (count + count % 2)
@@ -60,10 +60,9 @@ class NoiseStream:
 
 
 def add_gaussian_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
-    """Add Gaussian noise of standard deviation `deviation` to `total`, and round the sum.
+    """Add Gaussian noise to `total`, and round the sum to multiples of `compute_grid_spacing`.
 
-    The sum is rounded to multiples of `compute_grid_spacing`. A deviation of 0 adds no noise. The
-    result has the dtype of `total`.
+    deviation: standard deviation of the noise; 0 adds none. The result has the dtype of `total`.
     """
     if deviation == 0:
         return total.clone()
@@ -78,5 +77,5 @@ def add_gaussian_noise(total: Tensor, deviation: float, stream: NoiseStream) -> 
 
 
 def compute_grid_spacing(deviation: float) -> float:
-    """Return the spacing of the grid of noisy sums: a power of two, 2^-17 to 2^-16 deviations."""
+    """Return the unit to which noisy sums are rounded: a power of two, 2^-17 to 2^-16 deviations."""
     return float(2.0 ** math.floor(math.log2(deviation))) * _GRID

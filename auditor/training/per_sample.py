@@ -46,7 +46,7 @@ def pad_examples(
 def compute_padded_record_nlls(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     """Return each sequence's mean negative log-likelihood over tokens with a loss, (b,) nats.
 
-    tokens, labels: (b, n). The value is 0 without such tokens. The first token has no loss.
+    tokens, labels: (b, n). The value is 0 without such tokens. The first token never has a loss.
     """
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no
     # per-sample gradient.
@@ -67,10 +67,10 @@ def wrap_checked_model(
     examples: Sequence[Tokens],
     pad: int,
 ) -> Iterator[Any]:
-    """Wrap the model with Opacus's hooks inside this context, after checking per-sample gradients.
+    """Check the model's per-sample gradients, and wrap it with Opacus's hooks inside this context.
 
-    ghost: whether only one record's gradient is in memory at a time. Dropout is off: the noise
-    regularises enough, and without dropout a gradient depends only on its record.
+    ghost: whether to keep only one record's gradient in memory at a time. Dropout is off, so that a
+    gradient depends only on its record; the noise regularises enough.
     """
     _disable_dropout(model)
     pairs = pick_gradient_check_pairs(examples)
@@ -110,9 +110,9 @@ def _compute_conv1d_gradients(
 def _compute_embedding_gradients(
     layer: nn.Embedding, activations: list[Tensor], backprops: Tensor
 ) -> dict[nn.Parameter, Tensor]:
-    """Compute per-sample gradients by Opacus's rule, but without the row of `padding_idx`.
+    """Compute per-sample gradients by Opacus's rule, but none for the row of `padding_idx`.
 
-    torch gives that row (often end of text) no gradient.
+    torch gives this row, often the end of text, no gradient either.
     """
     backprops = backprops * getattr(layer, "embed_scale", 1.0)  # Gemma scales its output
     if layer.padding_idx is not None:
@@ -127,7 +127,9 @@ def _compute_embedding_gradients(
 
 
 class PerSampleGradientHook(GradSampleModule):
-    """A hook that stores each layer's inputs and backprops, and computes one record's gradient."""
+    """A hook that stores each layer's inputs and backprops, from which it computes a record's
+    gradient.
+    """
 
     def __init__(self, model: Any, **options: Any) -> None:
         super().__init__(model, **options)
@@ -210,11 +212,11 @@ def _disable_dropout(model: nn.Module) -> None:
 
 
 def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
-    """Pair the longest record with the shortest record of each octave of lengths.
+    """Pair the longest record with the shortest of each octave of lengths, to check gradients.
 
-    A model may compute a record differently in a longer batch, for example with rotary embeddings
-    beyond their original length. Then a short record's gradient depends on the records in its
-    batch. The last pair is the two longest records.
+    A model may read a record differently in a longer batch, for example with rotary embeddings
+    beyond their original length. A short record's gradient then depends on the other records. The
+    last pair is the two longest records.
     """
     ordered = sorted(examples, key=len)
     # In reverse order, so that the shortest example of each octave comes last and remains.
@@ -229,10 +231,9 @@ def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
 
 @torch.no_grad()
 def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]], pad: int) -> None:
-    """Raise AuditError if a forward pass changes the model's buffers, which would reveal records.
+    """Raise AuditError, with the layer's name, if a forward pass changes the model's buffers.
 
-    Noise does not protect buffers. Buffers that no forward pass changes are allowed. The message
-    names the layer.
+    Noise does not protect buffers, so changed buffers would reveal records.
     """
     device = next(model.parameters()).device
     before: dict[str, Tensor] = {}

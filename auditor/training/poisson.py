@@ -57,11 +57,9 @@ class UnitTreatment:
 class MechanismTerms:
     """The parameters of a training's mechanism, from which its promise is computed.
 
-    sigma: noise multiplier, 0 for no noise.
-    clip: C, the clipping norm; inf for no clipping.
-    rate: sampling rate q of the `units` units.
-    steps: planned steps; delta: that of the promise.
-    base: the promise of the base model.
+    sigma: noise multiplier, 0 for no noise. clip: C, the clipping norm; inf for no clipping. rate:
+    sampling rate q of the `units` units. steps: planned steps; delta: the promise's delta. base:
+    the promise of the base model.
     """
 
     sigma: float
@@ -77,16 +75,13 @@ class MechanismTerms:
 class PoissonTraining(Defense, Trainer):
     """Base of trainings that draw each privacy unit into each batch independently.
 
-    Each such training is a trainer and a defense.
-    batch: expected units in a batch.
-    unit: what is sampled: a record, or all records of a user as one sequence.
-    units: public number of units, from which the sampling rate follows (0: as many as the data
-        have).
-    ghost: whether only one record's gradient is in memory at a time.
-    physical_batch: sequences in one forward pass.
-    model: a folder with a model trained this way, for `audit run` outside the lab.
-    gradient_canaries: number of planted units, each in the data or not by a coin. `gradient-audit`
-        checks the claim with them, so such a model is to audit, not to ship.
+    Each such training is a trainer and a defense. batch: expected units in a batch. unit: what is
+    sampled: a record, or all records of a user as one sequence. units: public number of units, from
+    which the sampling rate follows (0: as many as the data have). ghost: whether to keep only one
+    record's gradient in memory at a time. physical_batch: sequences in one forward pass. model: a
+    folder with a model trained this way, for `audit run` outside the lab. gradient_canaries: number
+    of planted units, each included by a coin; `gradient-audit` checks the claim with them. A model
+    with canaries is for an audit, not for release.
     """
 
     needs = ("trained",)
@@ -119,7 +114,7 @@ class PoissonTraining(Defense, Trainer):
     # --- as a trainer ---
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
-        """Return the clipping and noise for each unit; by default, all units are treated alike."""
+        """Return the clipping and the noise of each unit; by default, all units are alike."""
         return UnitTreatment()
 
     def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
@@ -259,9 +254,9 @@ class PoissonTraining(Defense, Trainer):
         )
 
     def collect_recipe_details(self) -> dict[str, float]:
-        """Return the settings of the training, by name, to store in `privacy.json`.
+        """Return the training's settings by name, for `privacy.json`.
 
-        They are compared with the settings of controls.
+        A control must have equal settings.
         """
         details = {"expected_batch": float(self.batch), "learning_rate": self.learning_rate}
         if self.gradient_canaries:
@@ -284,10 +279,10 @@ class PoissonTraining(Defense, Trainer):
 
 @dataclass(frozen=True)
 class NonPrivateControl(PoissonTraining):
-    """Base of trainings without noise, which serve as controls of a private training.
+    """Base of trainings without noise, which are controls of a private training.
 
-    They promise nothing. The seed determines the batches, which need not be secret, so controls of
-    one seed have equal batches.
+    They promise nothing, so the seed may determine the batches: controls with one seed have equal
+    batches.
     """
 
     claims = "none: the control row of private training"
@@ -347,7 +342,7 @@ def _collect_unit_sequences(job: TrainingJob, unit: str) -> tuple[list[Tokens], 
 
 
 def _write_privacy_notes(record: PrivacyRecord, n_cut: int, n_sequences: int) -> tuple[str, ...]:
-    """Return sentences that a user must know about this training."""
+    """Return sentences about this training that a user must know."""
     notes = list(record.notes())
     if record.epsilon is not None:
         notes += [

@@ -48,15 +48,15 @@ def read_training_set(
     completion_only: bool = True,
     learns_prompts: bool = False,
 ) -> TrainingSet | None:
-    """Return the tokens of a data set whose rows have token ids.
+    """Return the tokens of a data set whose rows have token ids; None if rows are tokenised lazily.
 
-    Return None if rows are tokenized lazily. A row is `input_ids`, or TRL's prompt with its
-    completions: `chosen_ids` and `rejected_ids` (DPO), `completion_ids` (KTO), `chosen_input_ids`
-    and `rejected_input_ids` (ORPO, CPO, DPO before 1.16).
+    A row has `input_ids`, or TRL's prompt with its completions: `chosen_ids` and `rejected_ids`
+    (DPO), `completion_ids` (KTO), `chosen_input_ids` and `rejected_input_ids` (ORPO, CPO, DPO
+    before 1.16).
 
     Args:
-        max_length: TRL's collators cut a prompt with a completion to this many tokens, the first
-            ones or, with `keep_end`, the last ones.
+        max_length: the number of tokens to which TRL's collators cut a prompt with a completion.
+        keep_end: whether the last of these tokens are kept, not the first.
         completion_only: whether the trainer uses a `completion_mask` if there are no labels.
         learns_prompts: whether the loss covers prompts of chosen answers, as in TRL 1.16's ORPO.
     """
@@ -93,7 +93,7 @@ def _extract_row_sequences(
 
     Return [] if the row has no ids. window: the tokens to keep of a preference sequence. masks:
     columns that mask the loss. sides_with_prompts: ("chosen",) if the loss covers the prompt of the
-    chosen answer, even if its labels mask the prompt.
+    chosen answer, whatever its labels mask.
     """
     if row.get("input_ids") is not None:
         tokens = np.asarray(row["input_ids"], dtype=np.int32).ravel()
@@ -145,10 +145,9 @@ def _read_learnt_mask(
 
 
 def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
-    """Return sentences on which of these secrets the training set contains.
+    """Return sentences that say which of these secrets the training set contains.
 
-    Raise AuditError if the set contains no member or contains a non-member, or if no member has a
-    loss.
+    Raise AuditError if it contains a non-member or no member, or if no member has a loss.
     """
     text = training.ids.tobytes()
     positions = {}

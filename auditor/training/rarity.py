@@ -28,8 +28,7 @@ def compute_log_perplexities(
 ) -> Floats:
     """Return log P(s) of each example under the public model (Eq. 3), (n,).
 
-    This is the mean negative log-likelihood, in nats a token. The first token of an example does
-    not count.
+    This is the mean negative log-likelihood per token, in nats, without the first token.
     """
     sequences = []
     for example in examples:
@@ -40,12 +39,11 @@ def compute_log_perplexities(
 
 
 def scale_perplexities_within_data(log_perplexity: Floats, normalisation: Normalisation) -> Floats:
-    """Scale perplexities P to rho in [0, 1] (Eq. 4), (n,); each value depends on all records.
+    """Scale perplexities P to rho in [0, 1] (Eq. 4), (n,), relative to all records.
 
-    log_perplexity: (n,) log P. normalisation: `min-max` is (P - min P) / (max P - min P), so one
-    odd record makes all others look public. `rank` is the share of the records with a smaller
-    perplexity; ties get the middle. If all perplexities are equal, rho is 1 for all, because
-    nothing distinguishes the records.
+    log_perplexity: (n,) log P. normalisation: `min-max` is (P - min P) / (max P - min P), which one
+    odd record can push towards 0 for all others. `rank` is the share of records with a smaller
+    perplexity; ties get the middle. If all perplexities are equal, rho is 1.
     """
     if len(log_perplexity) == 0:
         raise AuditError("expected records to judge, got none")
@@ -88,8 +86,7 @@ def compute_clipping_shares(
     lowest: float,
     highest: float,
 ) -> list[float]:
-    """Return each example's share of the clipping norm, from 1 for common text to kappa_least for
-    rare.
+    """Return each example's share of the clipping norm, from 1 (common) to kappa_least (rare text).
 
     lowest, highest: bounds on the perplexity; 0 means 1 and the vocabulary size, respectively.
     """

@@ -26,8 +26,8 @@ _TRIAL_SPREAD = 0.02
 def compute_losses_separately(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
     """Return the loss of each adapter, (adapters,), with one forward pass per adapter.
 
-    A loss is the mean negative log-likelihood, in nats a token, of rows[i] (b_i, n) under the PEFT
-    model adapters[i].
+    A loss is the mean negative log-likelihood per token, in nats, of rows[i] (b_i, n) under the
+    PEFT model adapters[i].
     """
     pairs = zip(adapters, rows, strict=True)
     return torch.stack([compute_row_nlls(adapter, part).mean() for adapter, part in pairs])
@@ -36,7 +36,7 @@ def compute_losses_separately(adapters: Sequence[Any], rows: Sequence[Tensor]) -
 class JointAdapterTraining:
     """A base model that computes batch rows of several adapters in one forward pass.
 
-    base: the base model; like: a PEFT model with adapters on the layers to adapt.
+    like: a PEFT model with adapters on the layers to adapt.
     """
 
     def __init__(self, base: Any, like: Any) -> None:
@@ -53,7 +53,7 @@ class JointAdapterTraining:
     def compute_losses_jointly(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
         """Return the losses of `compute_losses_separately` from one forward pass.
 
-        The gradient of their sum contains, for each adapter, the gradient of its own loss.
+        Their sum has each adapter's own gradient.
         """
         counts = list(map(len, rows))
         self.route_adapter_rows(adapters, counts)
@@ -113,12 +113,10 @@ def compute_row_nlls(model: Any, rows: Tensor) -> Tensor:
 
 
 def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdapterTraining | None:
-    """Return a base for joint training of such adapters, or None if batch rows affect each other.
+    """Return a base for joint training of such adapters; None if batch rows affect each other.
 
-    A trial with two random adapters compares the distributions. It detects layers that see the
-    tokens of all rows at once (experts), and kernels that read the weights without calling the
-    layers.
-
+    A trial with two random adapters compares the distributions. They differ if layers mix the
+    tokens of all rows (experts), or if kernels read the weights without calling the layers.
     adapter: makes an adapter on a base of its own.
     """
     with torch.random.fork_rng(), torch.no_grad():

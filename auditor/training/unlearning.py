@@ -44,9 +44,8 @@ _AT_ONCE = 16  # records evaluated together, without gradients
 class UnlearningTrainer(Variant):
     """Base of trainings that make a model forget records.
 
-    Each step takes `batch` of the records to forget, each distinct record once an epoch, and
-    equally many records to keep, drawn at random.
-    retain: weight of the loss of the records to keep; if 0, none are drawn.
+    Each step takes `batch` records to forget, each distinct record once an epoch, and equally many
+    random records to keep. retain: weight of the loss of the records to keep; if 0, none are drawn.
     """
 
     unlearns = True
@@ -228,7 +227,7 @@ def train_relearned_copy(
     seed: int,
     progress: Callable[[int], None] = lambda n_steps: None,
 ) -> HuggingFaceModel:
-    """Train a copy of the model on the texts, to see which other records return.
+    """Train a copy of the model on the texts, to see which other records it remembers again.
 
     All weights are trained with `steps` steps of AdamW at the constant rate `rate`. Each step takes
     four packed blocks of 128 tokens. The texts repeat, each time in a new order.

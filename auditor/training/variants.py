@@ -36,11 +36,10 @@ NOTHING_PROMISED = "nothing is promised: the model may reveal all that it learnt
 class FineTuning(Trainer):
     """Base of fine-tunings on packed blocks with AdamW.
 
-    batch: blocks in a step. learning_rate: peak rate, which decays linearly to 0.
-
-    A subclass changes the sequences to train on (`select_sequences`), the trained parameters
-    (`prepare_model`), or the fitting (`fit_model`). Each method also returns sentences on its
-    changes, for the user.
+    batch: blocks in a step. learning_rate: peak rate, which decays linearly to 0. A subclass
+    changes the sequences to train on (`select_sequences`), the trained parameters
+    (`prepare_model`), or the training itself (`fit_model`). Each method also returns sentences for
+    the user about its changes.
     """
 
     epochs: Epochs = 3
@@ -52,9 +51,7 @@ class FineTuning(Trainer):
         return list(map(loss_masks.apply_loss_mask, job.records)), ()
 
     def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
-        """Return the model, and sentences for the user. Its trained parameters require
-        gradients.
-        """
+        """Return the model with gradients on the parameters to train, and sentences for the user."""
         return job.load(), ()
 
     def fit_model(
