@@ -44,13 +44,12 @@ _PRIVATE = "realised divergences depend on the private data: do not publish"
 class ClaimCheck(AncestralProbe):
     """Compare measured and claimed divergence of neighbouring outputs.
 
-    Each suffix is read teacher-forced.
+    The model reads each suffix as given (teacher forcing).
 
     positions: the number of evenly spaced positions of a suffix to check; 0 checks all.
     order: the order of the Renyi divergence; 0 takes the claimed order.
-    draws: the number of tokens drawn after each prefix, to test that draws have the distribution
-    that the claim is about. These draws are the auditor's own: they are neither released nor
-    charged.
+    draws: the number of tokens drawn after each prefix, to test that the model draws from the
+    distribution in the claim. Only the auditor sees these tokens, so they cost no budget.
     """
 
     name = "claim-check"
@@ -94,8 +93,9 @@ class ClaimCheck(AncestralProbe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return counts of events that break a premise of the claim, such as uncharged tokens, by
-        name.
+        """Return counts of events that break a premise of the claim, by name.
+
+        Uncharged tokens are such an event.
         """
         premises = {
             **view.target.claim_premise_counts(),
@@ -107,11 +107,10 @@ class ClaimCheck(AncestralProbe):
     def _drawn_token_probability_excess(
         self, view: View, secrets: Sequence[Secret], prefixes: Tensor
     ) -> dict[str, Tensor]:
-        """Return the sum of p(y) - E p(Y) over each secret's drawn tokens y, and its variance, (B,)
-        each.
+        """Return how much likelier each secret's drawn tokens y are than expected, with variance.
 
-        Y is distributed as p, the model's next-token distribution. The variance assumes that y has
-        this distribution too. prefixes: (B, n).
+        This is the sum of p(y) - E p(Y), (B,), where Y is distributed as p, the model's next-token
+        distribution. The variance, (B,), assumes that y is too. prefixes: (B, n).
         """
         model = view.target
         key = (view.seed, view.target_name, self.name)
@@ -231,9 +230,9 @@ def summarise_text_checks(
 ) -> dict[str, float]:
     """Summarise the divergence checks of one text: the number of violations, and the worst values.
 
-    For each claimed neighbouring relation, the worst values are nearest to a violation. A relation
-    without a claim gets the total cost of all positions. row: the text's index in the batch; at:
-    the positions of the checked tokens.
+    For each claimed relation, the worst values are nearest to a violation. A relation without a
+    claim gets the total cost of all positions. row: the text's index in the batch; at: the
+    positions of the checked tokens.
     """
     is_violated = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     worst: dict[str, tuple[float, dict[str, float]]] = {}
@@ -283,7 +282,7 @@ def list_unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
 def compose_query_epsilons(observations: Sequence[Observation], relation: str) -> float:
     """Return the epsilon (nats) at `DELTA` of all checked queries together.
 
-    The epsilon follows from the measured divergences for one neighbouring relation.
+    It follows from the measured divergences for the neighbouring relation `relation`.
     """
     loss = float(value_column(observations, f"loss_{relation}").sum())
     order = observations[0].values[f"order_{relation}"]
@@ -295,9 +294,7 @@ def compose_query_epsilons(observations: Sequence[Observation], relation: str) -
 
 
 def list_claim_faults(observations: Observed) -> list[str]:
-    """Return sentences on faults of the claim, other than divergences above the claimed
-    divergence.
-    """
+    """Return sentences on faults of the claim, except for divergences that are too large."""
     faults = []
     excess = float(value_column(observations, "draw_excess").sum())
     variance = float(value_column(observations, "draw_variance").sum())
@@ -353,5 +350,5 @@ def _compute_realised_ratio(realised: float, claimed: float) -> float:
 
 
 def _measure_checked_queries(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
-    """Return a number about the checked queries only, whose interval is therefore a point."""
+    """Return a measurement of the checked queries only; its interval is a point."""
     return Measurement(name, value, value, value, n, unit, note)

@@ -40,9 +40,9 @@ _SAME = 1e-5  # nats a token: two models that differ by less everywhere are the 
 class EpsilonAudit(Probe):
     """Bound epsilon from below by guessing which canaries a coin inserted (Steinke et al. 2023).
 
-    by: the measurement of each canary's secret. `loss` is its mean nll. `samples` is the mean
-    number of its first tokens that `samples` drawn completions of its prefix reproduce, for which
-    sampled tokens suffice.
+    by: the measurement of each canary's secret. `loss` is its mean nll. `samples` needs no more
+    than sampled tokens. It is the number of first tokens that a completion of the prefix shares
+    with the secret, averaged over `samples` draws.
     score: `loss` uses the loss alone, `difference` subtracts the loss under the reference model.
     `auto` chooses `difference` if there is a reference model that is not the audited model.
     delta: the bound's delta; 0 takes the claim's delta, or 1e-5 without a claim.
@@ -117,9 +117,7 @@ class EpsilonAudit(Probe):
     def _observe_canary_agreement(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Yield the number of first tokens that a sample and the secret have in common, averaged
-        over samples.
-        """
+        """Yield how many first tokens the secret shares with a sample, on average."""
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
                 f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not "
@@ -141,8 +139,9 @@ class EpsilonAudit(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return the bound's delta, and the claimed epsilon if the claim has this unit and
-        add/remove.
+        """Return the bound's delta, and the claimed epsilon if the claim is comparable.
+
+        A comparable claim is for this unit, added or removed.
         """
         claim = view.claim
         delta = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
@@ -205,10 +204,10 @@ class EpsilonAudit(Probe):
         return plan_audit(len(secrets), delta, self.level, self._count_unit_copies(secrets))
 
     def _count_unit_copies(self, secrets: Sequence[Secret]) -> int:
-        """Return the number of privacy units among the copies of an inserted canary.
+        """Return how many privacy units have a copy of an inserted canary.
 
-        All copies of a user are one unit, so the bound of a user is not divided by the number of
-        copies.
+        If the unit is a user, all copies are in one unit, and the bound is not divided by their
+        number.
         """
         if self.unit == "user":
             return 1
@@ -259,8 +258,7 @@ def _bound_canary_epsilon(
 ) -> tuple[Audited, ...]:
     """Return the bounds of epsilon, cached because each result needs them three times.
 
-    scores, coins: one per canary. Raise NotApplicable for scores that no bound can use, so that the
-    run continues.
+    scores, coins: one per canary. Raise NotApplicable for scores that no bound can use.
     """
     try:
         return audit_epsilon_bounds(np.array(scores), np.array(coins), delta, level, copies)

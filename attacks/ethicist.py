@@ -41,18 +41,15 @@ _PAIRS_AT_ONCE = 32  # in one pass of tuning
 class Ethicist(SamplingAttack):
     """Extract by a tuned soft prompt, K samples and calibrated confidence (Ethicist, Eq. 1-4).
 
-    The defaults are the paper's (Section 4.2, Appendix B); losses are means, not sums, as in the
-    authors' code.
-
-    `warmup_steps`: 0 takes the paper's share, 500 of its 8,440 steps, because 500 steps would
-    outlast a tuning on few pairs.
+    The defaults are the paper's (Section 4.2, Appendix B). Losses are means, as in the authors'
+    code, not sums.
+    `warmup_steps`: 0 takes the paper's share, 500 of its 8,440 steps; 500 steps would be too many
+    for few pairs.
     `tune_on`: the model on which the prompt is tuned. `auto` takes the audited model if the attack
-    has its gradients, else the public model, else no prompt.
-
-    Sampled candidates are ranked by `confidence`. Without log-probabilities, they are ranked by
-    their share of the samples, r_i/K. Candidates of a tree search are ranked by their exact
-    probability under the decoding distribution; beams and single candidates by nll.
-
+    has its gradients, otherwise the public model, otherwise no prompt.
+    Sampled candidates are ranked by `confidence`, or without log-probabilities by their share of
+    the samples, r_i/K. Candidates of a tree search are ranked by their exact probability under the
+    decoding distribution, beams and single candidates by nll.
     The paper's ablations are `alpha=0` (w/o smooth), `confidence=perplexity` (w/o calibrated) or
     `reference` (comparing (LM)), and `tune_on=none` (w/o prompt tuning).
     """
@@ -143,7 +140,7 @@ class Ethicist(SamplingAttack):
     def timing_stand_in(self) -> tuple[Attack, float]:
         """Return a copy of the attack that tunes for one epoch, and the maximum number of epochs.
 
-        A run times the copy to predict the time of the full tuning.
+        A run times the copy to predict the time of the whole tuning.
         """
         return dataclasses.replace(self, epochs=1), float(self.epochs)
 
@@ -159,8 +156,8 @@ class Ethicist(SamplingAttack):
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
         """Tune a soft prompt, and return the prompt (P, d) of the best epoch by validation loss.
 
-        The dictionary also has the losses that selected the epoch. Without a model to tune, no
-        prompt is returned.
+        The losses that selected the epoch are returned with it. Without a model to tune, no prompt
+        is returned.
         """
         on = self.choose_tuning_model_label(view)
         if on == "none":
@@ -251,8 +248,8 @@ class Ethicist(SamplingAttack):
     ) -> float:
         """Return the mean loss over the pairs, computed with `size` pairs per forward pass.
 
-        `learn` receives each pass's part of the mean loss. All passes of a group of pairs query the
-        same members of an ensemble, as a single pass would.
+        `learn` receives each pass's part of this mean. All passes over a group query the same
+        members of an ensemble, as one large pass would.
         """
         total = 0.0
         for share, group in _list_tuning_groups(pairs, len(prompt)):
@@ -348,8 +345,8 @@ class Ethicist(SamplingAttack):
 def compute_prompt_tuning_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
     """Return L_MLE + alpha L_smooth of each pair, (pairs,), in nats (Ethicist, Eq. 1-3).
 
-    nll: (pairs, length) nats. L_smooth is the mean of the `smooth_tokens` largest token losses
-    (fewer for a shorter suffix), selected again at every step.
+    nll: (pairs, length) nats. L_smooth is the mean of the `smooth_tokens` largest token losses of
+    this step, or of all losses of a shorter suffix.
     """
     worst = nll.topk(min(smooth_tokens, nll.shape[-1]), dim=-1).values
     return nll.mean(-1) + alpha * worst.mean(-1)
@@ -359,8 +356,8 @@ def calibrate_confidence(candidates: SuffixCandidates) -> Tensor:
     """Return the calibrated confidence of each distinct sample, (distinct,) (Ethicist, Eq. 4).
 
     C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j), where r_i is the number of samples equal to
-    sample i. nll_i is a sum; the authors' exp(-50 * mean loss) is equal for 50 tokens. Computed in
-    log space to avoid 0/0.
+    sample i. nll_i is a sum, equal to the authors' 50 * mean loss for 50 tokens. Logarithms avoid
+    0/0.
     """
     return torch.softmax(candidates.counts.double().log() - candidates.nll, dim=-1)
 
@@ -385,7 +382,7 @@ def split_tuning_pairs(
 
 
 def count_warmup_steps(steps: int) -> int:
-    """Return the paper's share of warm-up steps among `steps`, which is 500 of 8,440.
+    """Return the paper's share of warm-up steps among `steps`: 500 of 8,440.
 
     The paper has 15,000 pairs, a tenth held out, and 20 epochs of batches of 32.
     """
@@ -393,11 +390,10 @@ def count_warmup_steps(steps: int) -> int:
 
 
 def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
-    """Yield groups of pairs for one pass each, as (the group's share of all pairs, the pairs).
+    """Yield (share of all pairs, pairs) for each group of pairs that one forward pass can read.
 
-    The groups' mean losses, weighted by the shares, sum to the mean over all pairs. Suffixes of a
-    group have equal length, and prefixes have a similar length. With a prompt of `rows` tokens, the
-    longest text of a group is at most an eighth longer than the shortest.
+    Group means, weighted by the shares, add up to the mean over all pairs. Suffixes of a group have
+    equal length. Texts, with a prompt of `rows` tokens, differ by at most an eighth in length.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):

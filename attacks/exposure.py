@@ -39,13 +39,13 @@ from auditor.statistics.intervals import measure_share
 class Exposure(AncestralProbe):
     """Measure the exposure of canaries in bits (Carlini et al. 2019).
 
-    Exposure is log2|R| - log2 rank, where R is all texts that the canary could have been. The rank
-    is exact, by a search of R, even if texts have many tokens. With `nodes` > 0, the search of each
-    canary stops after this many inputs of the model, and the result is a certified upper bound. If
-    R has more than `enumerate` texts, the rank is estimated from `draws` texts that the model
-    writes in the format, and from the `references`.
-
-    `references`: texts drawn uniformly, from which exposure is also extrapolated for comparison.
+    Exposure is log2|R| - log2 rank, where R is all texts that the canary could have been. A search
+    of R finds the exact rank. With `nodes` > 0, the search of each canary stops after this many
+    inputs of the model, and the result is a certified upper bound. If R has more than `enumerate`
+    texts, the rank is estimated from `draws` texts that the model writes in the format, and from
+    the `references`.
+    `references`: the number of texts drawn uniformly, from which exposure is also extrapolated for
+    comparison.
     `alpha`: the significance level at which a canary counts as exposed, with Holm's correction over
     the canaries.
     """
@@ -227,7 +227,7 @@ class _CanarySpaceRanking:
     def _require_token_before_canaries(self, head: Tokens) -> Tokens:
         """Return `head`, the tokens with which all texts of the space begin.
 
-        Raise NotApplicable if no token precedes the first token of a text, which then has no
+        Raise NotApplicable if the first token of a text has no token before it, and so no
         probability.
         """
         if not (self.view.target.prefix_token or head):
@@ -369,7 +369,7 @@ def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
 def _widen_exposure_interval(m: Measurement, observations: Sequence[Observation]) -> Measurement:
     """Widen the interval of the mean exposure to include the mean lower and mean upper bounds.
 
-    The bounds differ from the exposures for incomplete searches and estimated ranks.
+    The bounds and the exposures differ for incomplete searches and estimated ranks.
     """
     if not observations or math.isnan(m.value):
         return m

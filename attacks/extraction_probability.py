@@ -59,14 +59,14 @@ _ROUNDING = 1e-12  # tolerance for float noise in an exact probability
 class ExtractionProbability(DistributionProbe):
     """Compute the exact probability of each suffix (Hayes et al. 2024).
 
-    One teacher-forced pass gives log p_z = sum_t log q_t(z_t), which is -inf if a token is cut
-    (formulas.md A4). If the model returns only its likeliest tokens, each probability has a lower
-    and an upper bound.
+    The model reads each suffix once. Its log-probability is log p_z = sum_t log q_t(z_t), which is
+    -inf if the decoding never draws one of the tokens (formulas.md A4). If the model returns only
+    its likeliest tokens, each probability has a lower and an upper bound.
+
     `n`: the numbers of samples for which the probability of any right sample is reported.
     `p`: a secret is (n, p)-discoverable if one of n samples is right with probability p or more.
-    `alpha`: the false-positive rate of the threshold that non-members determine (conformal, A7).
-    The threshold depends on the length of the suffix.
-
+    `alpha`: the false-positive rate of the threshold that non-members set (conformal, A7). The
+    threshold depends on the length of the suffix.
     `bracket` adds bounds for two other events. The lower bound is for a sample within
     `near_distance` token edits of the suffix under this decoding (the near-verbatim probe, with
     `near_beams`). The upper bounds are for any temperature, top-k or top-p that a product may use
@@ -113,7 +113,7 @@ class ExtractionProbability(DistributionProbe):
     def required_capabilities(self) -> tuple[str, ...]:
         """Return the capabilities of the model that this decoding needs.
 
-        Ancestral decoding needs only the log-probabilities of a secret's own tokens; other
+        Ancestral decoding needs only the log-probabilities of a secret's own tokens. Other
         decodings also need the likeliest tokens.
         """
         sampling = self.sampling()
@@ -235,9 +235,7 @@ class ExtractionProbability(DistributionProbe):
     def _measure_shares(
         self, member: Bools, observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
-        """Yield the mean of each bound, and the share of secrets whose bound is at least 1 in
-        `one_in`.
-        """
+        """Yield the mean of each bound, and the share of secrets likelier than 1 in `one_in`."""
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, after the text before it; {_CEILING}"
@@ -253,8 +251,7 @@ class ExtractionProbability(DistributionProbe):
             yield from measure_baselined_share(name, reached, member)
 
     def _bound_brackets(self, observations: Sequence[Observation]) -> dict[str, Floats]:
-        """Return lower bounds, upper bounds and greedy shares, (secrets,) each, by measurement
-        name.
+        """Return lower bounds, upper bounds and greedy shares by measurement name, (secrets,) each.
 
         A greedy share is the share of windows that greedy decoding reproduces.
         """
@@ -272,8 +269,9 @@ class ExtractionProbability(DistributionProbe):
         return bounds
 
     def _mask_one_in_n(self, observations: Sequence[Observation]) -> dict[str, Bools]:
-        """Return, by measurement name, a mask (secrets,) of bounds that are at least 1 in
-        `one_in`.
+        """Mark the secrets with a bound of at least 1/`one_in`.
+
+        Return a mask (secrets,) for each bound, by measurement name.
         """
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
@@ -289,12 +287,11 @@ class ExtractionProbability(DistributionProbe):
     def _mask_extracted_secrets(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, Bools]:
-        """Return masks (secrets,) of discoverable secrets that are unusually likely, by measurement
-        name.
+        """Mark the secrets that are discoverable and unusually likely.
 
-        A member is unusually likely if its suffix is likelier than the threshold that non-members
-        determine for this length. A measurement is omitted if all discoverable members are, because
-        it equals the discoverable share.
+        Return masks (secrets,) by measurement name. A member is unusually likely if its suffix is
+        likelier than the threshold that non-members set for this length. A measurement is left out
+        if all discoverable members are, because it then equals the discoverable share.
         """
         member = mask_members(secrets)
         n_nonmembers = int((~member).sum())
@@ -315,9 +312,9 @@ class ExtractionProbability(DistributionProbe):
     def _conformal_extracted_share(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Measurement:
-        """Return the share of members whose suffix is likelier than the threshold at its length.
+        """Return the share of members whose suffix is likelier than the threshold for its length.
 
-        Non-members determine the threshold.
+        Non-members set the threshold.
         """
         p_values = self._member_p_values(secrets, observations)
         controls = value_column(observations, "log_p")[~mask_members(secrets)]
@@ -434,9 +431,9 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
 def _list_log_prob_columns(
     observations: Sequence[Observation],
 ) -> list[tuple[str, Floats]]:
-    """Return log p of the exact probability or of its two bounds, in nats, (secrets,) each.
+    """Return log p of the exact probability, or of its two bounds, in nats, (secrets,) each.
 
-    Each has the ending of a measurement's name, such as "" for the exact probability.
+    A pair has the ending of the measurement's name first, such as "" for the exact probability.
     """
     if _has_exact_probability(observations):
         ends = {"": "log_p"}
@@ -446,9 +443,9 @@ def _list_log_prob_columns(
 
 
 def _mask_discoverable_secrets(log_p: Floats, n: int, p: float) -> Bools:
-    """Return (secrets,), True if any of n samples equals the secret with probability at least p.
+    """Return a mask (secrets,): one of n samples equals the secret with probability at least p.
 
-    A probability that rounding puts below p counts as p.
+    A probability that only rounding puts below p counts as p.
     """
     reached: Bools = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
@@ -472,10 +469,9 @@ def compute_suffix_log_probs(
     greedy_windows_N for a model with full distributions. If a model returns only its likeliest
     tokens, log_p_least and log_p_most replace log_p.
 
-    rank_bits = sum_t log2 rank_t. Under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is
-    at least rank_bits. Among equally likely tokens each counts as the first, because a product may
-    order the tokens so; a server's ranks use the server's order. Ancestral decoding needs only the
-    tokens' own log-probabilities.
+    rank_bits = sum_t log2 rank_t is at most -log2 p under any monotone decoding, because q_t(z_t)
+    <= 1/rank_t. Of equally likely tokens each counts as the first, because a product may order them
+    so; a server's ranks have the server's order.
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.is_ancestral:

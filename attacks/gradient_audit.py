@@ -44,7 +44,6 @@ class GradientAudit(Probe):
 
     The model must be trained with such canaries (`audit train dp-sgd -D gradient_canaries=1000`). A
     built-in lab inserts 1,000 if the run has this probe.
-
     delta: the delta of the bound; 0 takes the training's delta, or 1e-5 if it has none.
     score: `likelihood` is the likelihood ratio of each step under the mechanism that the training
     reports. `sum` is the plain sum over the steps.
@@ -134,8 +133,7 @@ class GradientAudit(Probe):
 
 
 def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
-    """Yield a sentence for each contradiction between observed values and the training's
-    accounting.
+    """Yield a sentence for each observed value that contradicts the training's accounting.
 
     counts: observed values by name, on releases, sampling and noise.
     """

@@ -69,8 +69,8 @@ class Identifiers(AncestralProbe):
     alternatives: the number of random values drawn for each value, which replace it in its
     sentence. If the format has at most `enumerate` values, all are used.
     fdr: the false-discovery rate of the list of discoveries (Benjamini and Hochberg 1995).
-    after: if a format does not determine where a value ends, the value is scored together with this
-    many following characters of the record.
+    after: the number of characters of the record that are scored with the value, if its format does
+    not say where it ends.
     phone_region: as --phone-region.
     """
 
@@ -105,9 +105,7 @@ class Identifiers(AncestralProbe):
         return int(np.ceil(1 / self.fdr - 1e-9)) - 1
 
     def _is_too_few(self, alternatives: int) -> bool:
-        """Return whether there are too few alternatives for even the best rank to be a
-        discovery.
-        """
+        """Return whether even the best rank among so many alternatives would be no discovery."""
         return alternatives < self._least_alternatives
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -300,8 +298,7 @@ class _ValueFinder:
         self.recognisers = pii.PiiRecognisers(self.regions) if installed else None
 
     def find_record_values(self, secret: Secret, unknown: Counter[str]) -> Iterator[FoundValue]:
-        """Yield values of known format that are complete in the suffix and absent from the text
-        before.
+        """Yield values of known format that only the suffix contains, and contains whole.
 
         unknown: counts values without a known format, by kind.
         """
@@ -331,8 +328,7 @@ class _ValueFinder:
 def _count_above(
     view: View, model: LanguageModel, context: Tokens, tails: Sequence[Tokens]
 ) -> tuple[float, float]:
-    """Return the number of alternatives that are likelier than the first tail, and of equally
-    likely ones.
+    """Return how many alternatives are likelier than the value, and how many equally likely.
 
     context: the tokens before the value; tails: the value's tokens first, then the alternatives'.
     """
@@ -349,10 +345,10 @@ def _count_above(
 class RanksOfValues:
     """The ranks of personal values and the records that contain them; arrays are (values,).
 
-    above, tied: the numbers of alternatives that are likelier, and equally likely, under the model;
-    base_above, base_tied: likewise under the base model.
-    place: uniform random numbers that break ties; copies: -1 if unknown.
-    refused: kinds whose control failed, with the control's p-value.
+    above, tied: how many alternatives are likelier, and equally likely, under the model;
+    base_above,
+    base_tied: likewise under the base model. place: uniform random numbers that break ties. copies:
+    -1 if unknown. refused: kinds of personal data whose control failed, with the control's p-value.
     """
 
     kind: Ints
@@ -411,11 +407,10 @@ class RanksOfValues:
         return {_KINDS[kind]: self.kind == kind for kind in kinds}
 
     def uniformity_p_value(self, chosen: Bools) -> float:
-        """Return the p-value of the hypothesis that the base model's ranks of these values are
-        uniform.
+        """Return the p-value of uniform ranks by the base model.
 
-        chosen: mask (values,) of these values. Without a base model, the audited model's ranks of
-        non-members' values are tested. Return NaN for too few values.
+        Without a base model, test the audited model's ranks of non-members' values. chosen: mask
+        (values,) of the values to test. Return NaN for too few values.
         """
         if self.has_base:
             ranks = self.base_above, self.base_tied, self.alternatives, self.place
@@ -425,7 +420,7 @@ class RanksOfValues:
         return rank_tests.compute_uniformity_p_value(*(column[chosen] for column in ranks))
 
     def without_refused_kinds(self) -> RanksOfValues:
-        """Return the ranks without kinds of personal data whose control fails.
+        """Return the ranks without the kinds of personal data whose control failed.
 
         The tests of all kinds share one significance level.
         """

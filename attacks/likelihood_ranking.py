@@ -50,10 +50,10 @@ class ExactProbabilityRanking(SamplingAttack):
 
     This method is ours (formulas A5). The score is log q(suffix) in nats, where q is the decoding
     distribution after temperature and truncation (Ethicist's: 0.8, top-p 0.7). A sampler at K=100
-    estimates q by counts and misses a suffix of probability 0.01 in 37 of 100 cases. The tree
+    estimates q by counts, and misses a suffix of probability 0.01 in 37 of 100 cases. The tree
     search computes q of all suffixes above `threshold`, and certifies that its first guess is the
-    likeliest suffix. A sharpened, truncated distribution ranks better than nll, because a single
-    unlikely token, typical of unmemorised text, has more weight.
+    likeliest suffix. Temperature and truncation rank better than nll, because one unlikely token,
+    typical of unmemorised text, weighs more.
     """
 
     name = "exact"
@@ -83,10 +83,9 @@ class ExactProbabilityRanking(SamplingAttack):
 class ZlibRanking(SamplingAttack):
     """Rank sampled suffixes by perplexity relative to compressed size (Carlini et al. 2021).
 
-    The score is -(mean nll / zlib bytes). Public repositories disagree on this score; in this
-    version, more bytes raise the score.
-
-    `text`: the compressed text, either the suffix alone or the prefix and the suffix.
+    The score is -(mean nll / zlib bytes), so more bytes raise the score; public repositories
+    disagree on this. `text`: the compressed text, either the suffix alone or the prefix and the
+    suffix.
     """
 
     name = "zlib"
@@ -130,9 +129,10 @@ class LowercaseRanking(SamplingAttack):
     """Rank samples by perplexity against the lower-cased suffix (Carlini et al. 2021).
 
     The score is -(nll / nll of lower case). Both nll are means per token, in nats, after the same
-    prefix. Both texts are tokenised again, and cut to the model's maximum length. A text that lower
-    case does not change scores -1, because both nll are equal. If the likeliest suffix of a prefix
-    is such a text, all suffixes of this prefix score -1. Equal scores are ranked by likelihood.
+    prefix. Both texts are tokenised again, and cut to the model's maximum length.
+
+    A text without capitals scores -1. If the likeliest suffix of a prefix has no capitals, all
+    suffixes of this prefix score -1. Equal scores are ranked by likelihood.
     """
 
     name = "lowercase"
@@ -166,9 +166,7 @@ def _list_candidate_texts(batch: Batch) -> list[tuple[Tokens, Tokens]]:
 
 
 def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
-    """Return the scores (distinct,), which are all -1 if the likeliest candidate has no
-    capitals.
-    """
+    """Return the scores, (distinct,), or -1 for all if the likeliest candidate has no capitals."""
     # Among digits or a script without case, a capital is an unlikely draw and would lead for lack
     # of a rival.
     likeliest = int(compute_mean_nlls(candidates).argmin())
@@ -180,14 +178,12 @@ def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
 def score_lower_case(
     view: View, pairs: Sequence[tuple[Tokens, Tokens]], nll: Sequence[float]
 ) -> list[float]:
-    """Return -(nll of the text / nll of its lower case) for each suffix, with both tokenised again.
+    """Return -(nll of the text / nll of its lower case) for each suffix; -1 without capitals.
 
-    A suffix without capitals scores -1. A drawn suffix may consist of other, less likely tokens
-    than the tokenizer chooses for its text. If only the lower case were tokenised again, digits in
-    unusual tokens would score highest.
-
-    view: a model with log-probabilities and a tokenizer. pairs: prefix and suffix of each text.
-    nll: mean nll of each suffix in its own tokens, in nats per token.
+    Both are tokenised again, because a sampled text may consist of unlikely tokens, which would
+    make its lower case look good. view: a model with log-probabilities and a tokenizer. pairs:
+    prefix and suffix of each text. nll: mean nll of each suffix in its own tokens, in nats per
+    token.
     """
     assert view.tokenizer is not None
     texts_by_index: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}

@@ -257,8 +257,7 @@ class Membership(AncestralProbe):
         """Return each text's values under the reference models, by name.
 
         For each model these are the mean log-probability, and whether the model was trained on the
-        text.
-        prefixes: (B, n); suffixes: (B, L).
+        text. prefixes: (B, n); suffixes: (B, L).
         """
         values_by_text: list[dict[str, float]] = [{} for _ in batch]
         pairs = zip(references.models, references.saw, strict=True) if references else ()
@@ -275,10 +274,9 @@ class Membership(AncestralProbe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add scores that depend on other records.
+        """Add the scores of a record that depend on other records.
 
-        RMIA needs a population, LiRA standard deviations, and classifiers need other records to
-        fit.
+        RMIA needs a population, LiRA standard deviations, and classifiers records to learn from.
         """
         member = mask_members(secrets)
         if explain_too_few_records(member):
@@ -344,10 +342,10 @@ class Membership(AncestralProbe):
     def _user_inference_aucs(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Measurement, ...]:
-        """Return AUCs for inferring from a person's untrained records whether the person's data was
-        trained on.
+        """Return AUCs for inferring whether any data of a person were trained on.
 
-        One AUC is by the audited model, one by the reference model.
+        Only the person's untrained records are scored. One AUC is by the audited model, one by the
+        reference model.
         """
         if all(secret.user is None for secret in secrets):
             return ()
@@ -365,8 +363,9 @@ class Membership(AncestralProbe):
     def _target_free_baseline_scores(
         self, observations: Sequence[Observation]
     ) -> dict[str, Floats]:
-        """Return the scores that do not query the audited model, from blind classifier and
-        reference model.
+        """Return the scores by the blind classifier and by the reference model.
+
+        They do not query the audited model.
         """
         baselines = {}
         for name in ("blind", "reference_alone"):
@@ -410,9 +409,7 @@ class Membership(AncestralProbe):
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """Return the scores of each secret, from which all numbers of the probe can be
-        recomputed.
-        """
+        """Return the scores of each secret; all numbers of the probe can be computed from them."""
         main = _align_record_scores(self.score, observations)
         sound = self._select_usable_scores(observations)
         columns = {"": main, **self._target_free_baseline_scores(observations), **sound}
@@ -421,10 +418,7 @@ class Membership(AncestralProbe):
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return all scores that can rank the records, by name.
-
-        Baselines, which do not query the audited model, are omitted.
-        """
+        """Return all scores of the audited model that can rank the records, by name."""
         member = mask_members(secrets)
         widen = _map_auc_widening(observations, member)
         usable = self._select_usable_scores(observations)
@@ -474,7 +468,7 @@ class Membership(AncestralProbe):
         )
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
-        """Return the reason for each score that is not shown, by score name."""
+        """Return why each missing score is not shown, by score name."""
         reasons = {}
         for name in SCORES:
             if name in observations[0].values:
@@ -540,9 +534,10 @@ def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
 
 
 def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Mapping[str, float]:
-    """Return the factor on each score's AUC standard deviation, by score name.
+    """Return the factor that widens each score's AUC interval, by score name.
 
-    Cross-fitted scores have a factor above 1, because they are less independent.
+    It exceeds 1 for scores of classifiers that learn from the other records, because these scores
+    depend on each other.
     """
     cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
         member, value_column(observations, "group").astype(int)

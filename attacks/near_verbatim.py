@@ -41,8 +41,8 @@ _BOUNDS = ("log_p_near", "log_p_near_most", "log_p")  # observed, as in `NearVer
 class NearVerbatimBounds(NamedTuple):
     """Bounds on log P[edits(sample, suffix) <= distance], in nats, (B,) float64 each.
 
-    upper: `lower` plus the probability of all partial samples that a beam dropped while they could
-    still end within the distance.
+    upper: `lower` plus the probability of all partial samples that a beam dropped, although they
+    could still end within the distance.
     verbatim: log P[sample = suffix].
     """
 
@@ -56,11 +56,10 @@ class NearVerbatim(DistributionProbe):
     """Bound the probability of a sample near the suffix (within `distance` edits; k-CBS, 2026).
 
     A beam search keeps the `beams` likeliest partial samples that can still end within the
-    distance, and always the verbatim suffix. The sum of their probabilities is a lower bound, which
-    is never below the verbatim probability. Adding the probability of dropped partial samples gives
-    an upper bound. Both bounds are equal if none was dropped.
-    alpha: the false-positive rate of the threshold on the lower bound that non-members determine.
-    The threshold depends on the length of the suffix.
+    distance, and always the verbatim suffix. The lower bound is the sum of their probabilities. The
+    upper bound adds the probability of dropped partial samples, so both are equal if none was
+    dropped. alpha: the false-positive rate of the threshold on the lower bound that non-members
+    set. The threshold depends on the length of the suffix.
     """
 
     name = "near-verbatim"
@@ -118,8 +117,7 @@ class NearVerbatim(DistributionProbe):
     ) -> Measurement:
         """Return the share of members whose lower bound exceeds the threshold of non-members.
 
-        The lower bound can be compared like any other score, because members and non-members have
-        equally many beams.
+        Members and non-members have equally many beams, so their lower bounds are comparable.
         """
         log_p = value_column(observations, "log_p_near")
         p_values = compute_member_p_values(secrets, log_p, self.alpha)
@@ -188,11 +186,10 @@ def bound_near_verbatim_probability(
     distance: int,
     beams: int,
 ) -> NearVerbatimBounds:
-    """Return bounds on the probability that a sample is within `distance` token edits of the
-    suffix.
+    """Return bounds on the probability of a sample within `distance` token edits of the suffix.
 
-    prefixes: (B, n); suffixes: (B, L). In the code a row is a distinct partial sample; each secret
-    has its own beam.
+    prefixes: (B, n); suffixes: (B, L). Each secret has its own beam of distinct partial samples
+    (rows in the code).
     """
     count, length = suffixes.shape
     rows = model.start(prefixes, length)
@@ -247,11 +244,11 @@ def bound_near_verbatim_probability(
 
 
 def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Levenshtein distances after one more token, for each suffix token and for any other
-    token.
+    """Return edit distances after one more token: each suffix token, or any other token.
 
-    The shapes are (rows, L, L+1) and (rows, L+1). edits: (rows, L+1), where edits[j] is the
-    distance from a partial sample to the first j suffix tokens; aims: (rows, L) suffix tokens.
+    Distances are Levenshtein's. The shapes are (rows, L, L+1) and (rows, L+1). edits: (rows, L+1),
+    where edits[j] is the distance from a partial sample to the first j suffix tokens; aims: (rows,
+    L) suffix tokens.
     """
     length = aims.shape[1]
     equal = aims.unsqueeze(1) == aims.unsqueeze(2)  # (rows, L tokens, L places)
@@ -273,8 +270,8 @@ def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]
 def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
     """Return the smallest number of edits with which each partial sample can end, (rows,).
 
-    edits: (rows, L+1), as in `_extend_edit_distances`. After edits[j], the remaining L - position
-    tokens must become the remaining L - j.
+    edits: (rows, L+1), as in `_extend_edit_distances`. Beyond edits[j], the L - position tokens to
+    come must become the L - j tokens that remain of the suffix.
     """
     places = torch.arange(edits.shape[-1], device=edits.device)
     return (edits + (places - position).abs()).amin(-1)
@@ -283,10 +280,7 @@ def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
 def _prune_beams_keep_verbatim(
     children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (parents, tokens) of the children to keep.
-
-    These are each secret's `beams` likeliest children and its verbatim child.
-    """
+    """Return (parents, tokens) of each secret's `beams` likeliest children and verbatim child."""
     width = min(beams, children.shape[-1])
     values, tokens = children.topk(width, dim=-1)  # a row has at most this many of the likeliest
     parents = torch.arange(len(owner), device=owner.device).unsqueeze(-1).expand_as(tokens)

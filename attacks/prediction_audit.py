@@ -69,7 +69,7 @@ _PRIVATE = "exact answers depend on the private data: do not publish"
 class PredictionAudit(AncestralProbe):
     """Bound epsilon of private prediction by a game: which of two neighbours drew the tokens?
 
-    A game gives the tokens of one privacy budget to the guesser.
+    In a game, the guesser gets the tokens of one privacy budget.
 
     games: the number of games; 0 plays as many as make a million tokens.
     tokens: the number of tokens drawn in each game, at most the number that the claim covers. With
@@ -193,8 +193,8 @@ class PredictionAudit(AncestralProbe):
     ) -> tuple[Sequence[Neighbours], bool]:
         """Return the neighbours' distributions, and True if only the public model is available.
 
-        contexts: token ids; at: the compared positions. Raise NotApplicable without neighbours, or
-        without neighbours of the requested relation.
+        contexts: token ids; at: the compared positions. Raise NotApplicable without neighbours of
+        the requested relation.
         """
         offered = view.target.neighbour_distributions(contexts, last, at)
         stand_in = not offered
@@ -354,9 +354,9 @@ class PredictionDistinguishingGame:
 
     @torch.no_grad()
     def draw_game_scores(self, games: int, *key: str | int) -> tuple[Floats, Bools]:
-        """Return each game's sum of log-ratios in nats and its coin, (games,) each.
+        """Return each game's score and coin, (games,) each.
 
-        A higher sum means that `inside` is likelier.
+        A score is a sum of log-ratios in nats; a higher score means that `inside` is likelier.
         """
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
         # (Neyman-Pearson).
@@ -400,8 +400,8 @@ def _normalise_log_probs(log_probs: Tensor) -> Floats:
 def _compute_token_log_ratios(log_p: Floats, log_q: Floats) -> Floats:
     """Return the log-ratio log p - log q of each token in nats, (V,).
 
-    The ratio is decisive for a token that only one model can draw, and 0 for a token that neither
-    can draw.
+    The ratio is huge for a token that only one model can draw, and 0 for a token that neither can
+    draw.
     """
     with np.errstate(invalid="ignore"):
         return np.nan_to_num(log_p - log_q, nan=0.0, posinf=_SURE, neginf=-_SURE)

@@ -110,7 +110,7 @@ class Untargeted(CorpusAttack):
     def score_rankings(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
         """Return the scores of each query's candidates, by ranking.
 
-        A ranking needs likelihoods, and some rankings need a tokenizer or reference model too.
+        All rankings need likelihoods; some also need a tokenizer or a reference model.
         """
         if not view.has_capability("likelihood"):
             return {}

@@ -41,7 +41,8 @@ class AdaPMixed(Defense):
     The cost depends on private data, so this defense makes no privacy claim.
 
     alpha: the Renyi order.
-    beta: members are projected to the radius alpha beta (nats), in both directions.
+    beta: no member may be further from the public model than the radius alpha beta (nats), in
+    either direction.
     ensemble: the folder of LoRA members; a built-in lab trains its own.
     """
 
@@ -86,7 +87,7 @@ def make_constant_radius_projection(
     radius: float,
     members: int,
 ) -> PMixedMemberProjection:
-    """Return a projection with the same two-sided radius (nats) for any number of members."""
+    """Return a projection with one radius (nats), in both directions, for any number of members."""
     # No cap: the two-sided radius bounds the other direction too.
     return PMixedMemberProjection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 
@@ -98,9 +99,7 @@ class AdaPMixedModel(PMixedModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Return the cost of each query: its divergence from each distribution without one
-        member.
-        """
+        """Return each query's cost: its largest divergence from a mixture without one member."""
         order = order or self.projection.alpha
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")

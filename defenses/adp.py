@@ -68,10 +68,9 @@ class Adp(PrivateTraining):
     def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Return a record without a guarantee, with the epsilon that constant noise scales would
-        have.
+        """Return a record without a guarantee.
 
-        The formulas are in B4.
+        It has the epsilon that constant noise scales would have (formulas B4).
         """
         dp_sgd_record = super().make_privacy_record(trained, judgement, terms)
         if not trained.moved:
@@ -113,11 +112,11 @@ class AdpSound(PrivateTraining):
     """Fine-tune with DP-SGD that clips rare records hardest: ADP's idea with a proof.
 
     Record i is clipped to C kappa(rho_i); the noise stays at C sigma. rho is the record's rarity,
-    from 0 to 1, and kappa falls from 1 to kappa_least as rho rises. rho depends only on public
-    values and on the record, by its perplexity under a public model. Rarity rises from
-    lowest_perplexity to highest_perplexity. Perplexities of 0 stand for 1 and the size of the
-    vocabulary, for any data. Every record has the epsilon of dp-sgd. A record that is clipped
-    harder is better protected. The difference depends on the record, so it is secret.
+    from 0 to 1, and kappa falls from 1 to kappa_least as rho rises. Rarity is computed from the
+    record's perplexity under a public model, and from no other record. Rarity rises from
+    lowest_perplexity to highest_perplexity; perplexities of 0 stand for 1 and the size of the
+    vocabulary. Every record has the epsilon of dp-sgd. A record that is clipped harder is better
+    protected, but how much better is secret.
     """
 
     name = "adp-sound"

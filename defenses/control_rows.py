@@ -33,7 +33,7 @@ class OneAdapterControl(Defense):
 
     This control makes no privacy claim.
 
-    ensemble: the folder of the members, where `audit train pmixed -D control=true` writes the
+    ensemble: the folder of the members, to which `audit train pmixed -D control=true` adds the
     adapter; a built-in lab trains its own.
     """
 

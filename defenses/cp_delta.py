@@ -35,8 +35,8 @@ Distance = Literal["max", "kl"]
 class CpDelta(Defense):
     """Sample texts that models of two data halves both find likely (CP-Δ, Vyas et al. 2023).
 
-    This is Algorithm 3 of the source. The source's claim is about a work in only one half and is
-    not privacy, so this defense makes no privacy claim (see defenses/cp_delta.py).
+    This is Algorithm 3 of the source, whose claim concerns a work in only one half. This is not
+    privacy, so the defense makes no privacy claim (see defenses/cp_delta.py).
 
     distance: `max` mixes the two next-token distributions to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z.
     `kl` bounds the rise of a text's probability only on average.
@@ -72,9 +72,9 @@ class CpDelta(Defense):
 class PublicCommon(Defense):
     """Sample texts likely under both the model and the public model. No claim.
 
-    This defense makes no privacy claim. The factor by which a text is likelier than under the
-    public model depends on the overlap of the two distributions, and so on private data. The factor
-    grows with each token, and has no bound in advance.
+    A text may be likelier than under the public model by a factor that grows with each token. The
+    factor depends on private data and has no bound in advance, so this defense makes no privacy
+    claim.
 
     distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z.
     """

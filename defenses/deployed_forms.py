@@ -38,7 +38,7 @@ _MAX_MERGE_DISTANCE = 1.0
 
 @dataclass(frozen=True)
 class DeployedForm(Defense):
-    """The base class of deployed forms, which change a copy of the model after merging its adapter.
+    """Base of deployed forms: changes to a copy of the model, made after merging its adapter.
 
     Raises AuditError for a model behind an API.
     """
@@ -50,7 +50,10 @@ class DeployedForm(Defense):
     float32 = True  # bfloat16 would round 8-bit weights again
 
     def claim(self, scenario: Scenario, n_tokens: int) -> None:
-        """Return None; raise AuditError early for a model whose weights are not available."""
+        """Return None, after checking that the model's weights are available.
+
+        Raise AuditError if they are not.
+        """
         self._require_transformers_model(scenario.target)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
@@ -145,11 +148,10 @@ class PrunedForm(DeployedForm):
 
 @dataclass(frozen=True)
 class RoundedForm(DeployedForm):
-    """A base class that rounds linear weights to 2^bits - 1 levels, with a scale for each 64
-    weights.
+    """Base of forms that round linear weights to 2^bits - 1 levels.
 
-    The model's outputs are those of weight-only quantisation, but not its speed. No privacy claim
-    is made.
+    Each 64 weights have a scale. The outputs are those of weight-only quantisation, but not the
+    speed. No privacy claim is made.
     """
 
     bits: ClassVar[int]
@@ -187,7 +189,7 @@ class Int4(RoundedForm):
 
 @dataclass(frozen=True)
 class LoadedIn4Bit(DeployedForm):
-    """A base class that quantises linear layers to 4 bits as bitsandbytes' `load_in_4bit` does.
+    """Base of forms that quantise linear layers to 4 bits as bitsandbytes' `load_in_4bit` does.
 
     Blocks have 64 weights and a scale, which is quantised too, as with `bnb_4bit_use_double_quant`.
     No privacy claim is made.
@@ -253,13 +255,11 @@ class GgufForm(DeployedForm):
 
 
 def merge_adapter_copy(target: HuggingFaceModel) -> Any:
-    """Return a copy of the model with its adapter merged, so that deployed forms can overwrite
-    weights.
+    """Return a copy of the model with its adapter merged, whose weights may be overwritten.
 
-    A quantised model is loaded again. bitsandbytes 0.50.2 changes the layout of 4-bit weights at
-    the first forward pass on processors with AVX512-BF16, and PEFT 0.21.2 merges as if the layout
-    were unchanged. Raise AuditError if the merged weights give another distribution than the
-    adapter.
+    A quantised model is loaded again, because bitsandbytes 0.50.2 may change the layout of 4-bit
+    weights at the first forward pass (on AVX512-BF16), which PEFT 0.21.2 does not notice. Raise
+    AuditError if the merged weights give another distribution than the adapter.
     """
     from peft import PeftModel
 
@@ -300,9 +300,9 @@ def merge_adapter_copy(target: HuggingFaceModel) -> Any:
 
 
 def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
-    """Quantise (out, in) weights to `nf4` or `fp4`, and return the dequantised weights.
+    """Quantise (out, in) weights to `nf4` or `fp4`, and return them dequantised.
 
-    A layer computes with these dequantised weights.
+    A layer computes with the dequantised weights.
     """
     # An optional package; `LoadedIn4Bit` checks that it is installed.
     import bitsandbytes.functional as quantisers
@@ -315,10 +315,9 @@ def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
 
 
 def round_weights(weight: Tensor, bits: int) -> Tensor:
-    """Round (out, in) weights to `bits` bits, with a scale for each group of weights in a matrix
-    row.
+    """Round (out, in) weights to `bits` bits, with one scale for each group in a matrix row.
 
-    The weights of a group become multiples of the group's maximum / (2^(bits - 1) - 1).
+    A group's weights become multiples of its maximum / (2^(bits - 1) - 1).
     """
     max_level = 2 ** (bits - 1) - 1
     parts = []
@@ -333,7 +332,7 @@ def round_weights(weight: Tensor, bits: int) -> Tensor:
 def compress_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Replace each linear weight, (out, in), by the result of `change`, and return the model.
 
-    Weights that share a scale are in one matrix row.
+    Weights that share a scale must be in one matrix row.
     """
     for layer in list_compressible_layers(model):
         weight = layer.weight.data
@@ -344,7 +343,7 @@ def compress_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> A
 
 
 def list_compressible_layers(model: Any) -> list[Any]:
-    """Return all linear layers except the output layer, which quantisers and pruners do not change.
+    """Return all linear layers except the output layer, as quantisers and pruners do.
 
     Raise AuditError if there are none.
     """

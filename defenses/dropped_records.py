@@ -62,8 +62,8 @@ class Dedup(DataVariant):
 
     The first text of each group is kept. This training makes no privacy claim.
 
-    threshold: the smallest Jaccard similarity of two texts' 5-character shingles at which the later
-    text counts as a copy of the earlier text (Lee et al. 2022 use 0.8, with 5-token shingles).
+    threshold: the smallest similarity at which a text counts as a copy of an earlier text, as
+    Jaccard similarity of 5-character shingles (Lee et al. 2022 use 0.8, with 5-token shingles).
     MinHash finds candidate pairs, which are compared exactly. A pair at the threshold is found with
     probability 0.99, and no text below the threshold is dropped.
     exact: drop only equal texts.
@@ -130,9 +130,9 @@ def _jaccard_similarity(first: frozenset[str], right: frozenset[str]) -> float:
 def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
     """Return (number of bands, rows of a band) for MinHash's search of pairs at the threshold.
 
-    The choice has the fewest candidates that still find such pairs. Two texts of similarity J agree
-    in some band with probability 1 - (1 - J^rows)^bands. The library's own choice finds at most
-    half of the pairs at the threshold.
+    These find such pairs with the fewest candidates. Two texts of similarity J agree in some band
+    with probability 1 - (1 - J^rows)^bands. The library's own choice finds at most half of the
+    pairs.
     """
     for rows in range(_PERMUTATIONS // 2, 1, -1):
         bands = _PERMUTATIONS // rows
@@ -150,8 +150,8 @@ def split_into_shingles(text: str) -> frozenset[str]:
 class DropRecords(DataVariant):
     """Fine-tune without listed records, or those of `times` copies. No claim.
 
-    This training makes no privacy claim. Dropping extracted records does not protect records that
-    were not attacked, and may expose others (Carlini et al. 2022, the privacy onion effect).
+    This training makes no privacy claim. It does not protect records that were not attacked, and
+    may even expose others (Carlini et al. 2022, the privacy onion effect).
 
     times: drop all copies of a record with this many copies or more (0: ignore the number).
     listed: a folder with a shard.json that names the records to drop; `audit mitigate --by drop`
@@ -177,9 +177,9 @@ class DropRecords(DataVariant):
             )
 
     def options(self) -> dict[str, Any]:
-        """Return the options, with a digest of the listed names in place of the folder `listed`.
+        """Return the options, with a digest of the listed names instead of the folder `listed`.
 
-        The path of the folder does not affect the model.
+        The folder's path does not affect the model.
         """
         if not self.listed:
             return super().options()
@@ -216,9 +216,9 @@ class DropRecords(DataVariant):
         )
 
     def count_remaining_copies(self, copies: int) -> int | None:
-        """Return the number of a record's `copies` that remain after records are dropped.
+        """Return how many of a record's `copies` remain after records are dropped.
 
-        Return None if single records are listed, because the audit chose these by its findings.
+        Return None if single records are listed, because the number then depends on the record.
         """
         if self.listed:
             return None

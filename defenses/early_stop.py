@@ -37,8 +37,8 @@ class EarlyStop(Variant):
     looks: the number of evaluations of the held-out loss in each epoch.
     patience: end the training after this many evaluations without a lower loss (0: train for all
     epochs, then take the best step).
-    heldout: the share of `--data` to hold out if no `--heldout` file is given. Units with the
-    lowest hashes are held out, as whole users, and without copies of training records.
+    heldout: the share of `--data` to hold out if no `--heldout` file is given. The choice is by
+    hash, takes whole users, and leaves no copy of a held-out record in the training data.
     """
 
     name = "early-stop"

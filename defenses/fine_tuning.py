@@ -39,9 +39,8 @@ class Full(Variant):
 class FreezeEmbeddings(Variant):
     """Fine-tune all weights but the embeddings on the same data; `full` is the control.
 
-    This training makes no privacy claim. If the model's head is tied to its embeddings, both are
-    one matrix, so the head is frozen too, with a note. An adapter leaves embeddings frozen anyway,
-    so --lora is rejected.
+    This training makes no privacy claim. If the model's head is tied to its embeddings, the head is
+    frozen too, with a note. Adapters leave embeddings frozen anyway, so --lora is rejected.
     """
 
     name = "freeze-embeddings"

@@ -38,9 +38,7 @@ Rows = NDArray[np.float32]
 
 
 def check_writable_gguf_type(type: str) -> None:
-    """Raise AuditError for a type that cannot be written, with the package to install or another
-    remedy.
-    """
+    """Raise AuditError for a type that cannot be written, with a remedy."""
     if type not in TYPES:
         raise AuditError(
             f"expected gguf:TYPE with one of {', '.join(TYPES)}, got {type!r}: make the file with "
@@ -105,7 +103,7 @@ def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix,
 def _select_higher_bit_tensors(model: Any, names: list[str]) -> set[str]:
     """Return the names of tensors that get more bits in a mixed type (llama-quant.cpp).
 
-    The tensors are the value and down projections of half of the layers, and the output matrix.
+    They are the output matrix, and the value and down projections of half of the layers.
     """
     layer_by_name = {}
     for name in names:
@@ -134,9 +132,9 @@ def _has_more_bits(layer: int, n_layers: int) -> bool:
 
 
 def round_gguf_rows(weight: Rows, type: str) -> Rows:
-    """Quantise (out, in) weights, and return the dequantised values.
+    """Quantise (out, in) weights, and return their values in the file.
 
-    If the length of a matrix row is no multiple of the block size, use llama.cpp's fallback type.
+    If a block does not divide a matrix row, use llama.cpp's fallback type.
     """
     import gguf
 

@@ -28,10 +28,9 @@ class Goldfish(Variant):
 
     mask: `hash` drops the loss of token i if a hash of the `width` tokens before it is 0 modulo k,
     so that all copies of a passage lose the same tokens (Hans et al. 2024, Sec. 3.1; k=4 and width
-    13 are theirs). A record's first `width` tokens have no such context and keep their loss.
-    `static` drops every k-th token of a record.
-
-    The authors' code hashes the window that ends with the token itself; this follows the paper.
+    13 are theirs). A record's first `width` tokens keep their loss. `static` drops every k-th token
+    of a record. The authors' code hashes the window that ends with the token itself; this follows
+    the paper.
     """
 
     name = "goldfish"
@@ -54,9 +53,7 @@ class Goldfish(Variant):
         return masked, (f"the Goldfish loss leaves out {n_dropped} ({1 - n_after / n_before:.1%})",)
 
     def mask_dropped_tokens(self, sequence: Tokens) -> Tokens:
-        """Return the record's tokens, with tokens that have no loss masked as in
-        `training.loss_masks`.
-        """
+        """Return the record's tokens, masked if they have no loss (see `training.loss_masks`)."""
         dropped = set(range(self.k - 1, len(sequence), self.k))
         if self.mask == "hash":
             # Hash unmasked ids, so that an earlier mask does not change the hash of a passage.

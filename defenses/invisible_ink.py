@@ -220,8 +220,8 @@ class InkOptions:
     def clipped_mean_distribution(self, distributions: Tensor) -> Tensor:
         """Return the log-probabilities from which the token is drawn, (..., V) nats, in float64.
 
-        distributions: (..., 1 + B, V) nats, the public distribution first. With a small clip,
-        float32's rounding would break the claim.
+        distributions: (..., 1 + B, V) nats, the public distribution first. float32 would break the
+        claim at a small clip, by rounding.
         """
         public = distributions[..., 0, :].double()
         private = distributions[..., 1:, :].double()
@@ -270,8 +270,8 @@ class InkLogRatioRange:
 def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContextRecordBatches:
     """Divide the distinct private records into batches of `size`, in order.
 
-    A prompt is assigned to the batch of its record. Prompts without a record are assigned to the
-    batches in turn. Raise AuditError if there are no private records.
+    A prompt gets the batch of its record; prompts without a record get the batches in turn. Raise
+    AuditError if there are no private records.
     """
     records = list(dict.fromkeys(prompt.record for prompt in scenario.prompts if prompt.record))
     if not records:
@@ -302,7 +302,7 @@ class InvisibleInkModel(EnsembleModel):
     """A model that writes with a batch of records in context.
 
     Its members are the public model with one of the records in context. promise: the claim (None:
-    no claim), which is kept separate from the served model so that checks notice a mistake.
+    no claim). Checks compare it with the output and so notice a mistake.
     """
 
     def __init__(

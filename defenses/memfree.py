@@ -27,10 +27,10 @@ _MAX_CACHED_CONTEXTS = 100_000  # contexts whose forbidden tokens are cached
 class MemFree(Defense):
     """Forbid tokens that complete a training n-gram (MemFree, Ippolito et al. 2022).
 
-    This defense makes no privacy claim. The model's distribution over the other tokens is
-    renormalised; the prompt counts as text before the answer. Text that differs from the training
-    data in one of any n tokens passes, and so do records shorter than n; `near-verbatim` and
-    `exposure` measure such text. Outside a built-in lab the n-grams come from --data.
+    This defense makes no privacy claim. Forbidden tokens get probability 0, and the others are
+    renormalised; n-grams may begin in the prompt. Text that differs from the training data in one
+    of any n tokens passes, and so do records shorter than n; `near-verbatim` and `exposure` measure
+    such text. Outside a built-in lab the n-grams come from --data.
 
     n: the length of the n-grams in tokens.
     filter: `exact` stores all n-grams. `bloom` is a Bloom filter, which also forbids the share
@@ -49,7 +49,10 @@ class MemFree(Defense):
         return MemFreeModel(scenario.target, self.n, self.build_ngram_filter(scenario))
 
     def claim(self, scenario: Scenario, n_tokens: int) -> None:
-        """Return None; raise AuditError early if there is no n-gram to forbid."""
+        """Return None, after checking that there is an n-gram to forbid.
+
+        Raise AuditError without an n-gram.
+        """
         if not any(len(record) >= self.n for record in scenario.corpus):
             raise AuditError(
                 f"expected training records of n={self.n} tokens or more for memfree, got "
@@ -80,9 +83,7 @@ def split_into_ngrams(record: Tokens, n: int) -> Iterator[Tokens]:
 
 
 class ForbiddenNGramFilter(ABC):
-    """A set of forbidden n-grams, which is searched by the first n-1 tokens of an n-gram (the
-    context).
-    """
+    """A set of forbidden n-grams, looked up by their first n-1 tokens (the context)."""
 
     @abstractmethod
     def list_completing_tokens(self, context: Tokens) -> Tokens:
@@ -100,10 +101,9 @@ class ExactNGrams(ForbiddenNGramFilter):
 
 
 class BloomNGrams(ForbiddenNGramFilter):
-    """A Bloom filter of n-grams.
+    """A Bloom filter of n-grams, whose memory depends on the rate of false positives and not on n.
 
-    Its memory depends on the rate of false positives and not on n. A lookup tests every token of
-    the vocabulary.
+    A lookup tests every token of the vocabulary.
     """
 
     def __init__(self, ngrams: set[Tokens], vocab_size: int, false_positives: float) -> None:

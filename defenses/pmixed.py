@@ -34,7 +34,7 @@ MOST_ORDER = 256  # higher orders gain nothing and take minutes to solve
 
 
 def build_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
-    """Return the chain of control models that divides the effect of a mixed ensemble into causes.
+    """Return the control models that divide the effect of a mixed ensemble into causes, in order.
 
     mixing: describes how the members' distributions are mixed.
     """
@@ -61,9 +61,9 @@ class PMixed(BudgetedDefense):
     `published` has the paper's radius by subset size, whose proof has gaps.
     adjacency: the neighbouring relation of the sound claim. `zero_out` removes a shard's data, so
     that its member has learnt nothing. `replace` replaces these data by others. In both, the number
-    of members is public, and the radius depends on it. `add_remove` removes the member, so the
-    number is not public and the radius is valid for any number. This claim depends on an inequality
-    that was checked numerically and not proved.
+    of members is public, and the radius depends on it. `add_remove` removes the member; the number
+    is then secret, and the radius is valid for any number. The proof for `add_remove` uses an
+    inequality that was only checked numerically.
     on_exhaustion: what to do when a fixed number of queries is spent: `stop`, or answer with the
     `public` model.
     ensemble: the folder of LoRA members; a built-in lab trains its own.
@@ -98,7 +98,7 @@ class PMixed(BudgetedDefense):
         return build_ensemble_cause_chain(self.ensemble, mixing)
 
     def _make_projection(self, queries: int, members: int) -> PMixedMemberProjection:
-        """Return the projection whose radius spends the budget on this many queries.
+        """Return the projection whose radius spends the whole budget in this many queries.
 
         members: the number of members.
         """
@@ -120,7 +120,7 @@ class PMixed(BudgetedDefense):
     def _list_claimed_adjacencies(self) -> tuple[Adjacency, ...]:
         """Return the neighbouring relations for which the radius is valid.
 
-        A radius computed from N members is invalid for neighbours with another number of members.
+        A radius for N members is invalid if a neighbour has another number of members.
         """
         if self.accounting == "published":  # its radii depend on the size of the subset
             return "add_remove", "zero_out"
@@ -131,8 +131,8 @@ class PMixed(BudgetedDefense):
     def _make_query_claim(self, scenario: Scenario) -> QueryRDP:
         """Return the claim for one token.
 
-        For the relation `adjacency`, the claim is the token's share of the budget. For other
-        relations, it is the RDP that follows from the radius.
+        For the relation `adjacency`, it is the token's share of the budget. For others, it is the
+        Renyi divergence that the radius allows.
         """
         queries = self.count_covered_tokens(scenario)
         members = scenario.ensemble.size

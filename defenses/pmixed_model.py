@@ -32,11 +32,11 @@ _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 @dataclass(frozen=True)
 class PMixedMemberProjection:
-    """A rule that gives each member the largest mixing weight within a radius of the public
-    distribution.
+    """A rule that keeps each member within a radius of the public distribution.
 
-    The radius depends on the size of the sampled subset of members. two_sided: whether divergences
-    in both directions must be within the radius.
+    Each member gets the largest mixing weight that does so. The radius depends on the size of the
+    sampled subset of members. two_sided: whether divergences in both directions must be within the
+    radius.
     """
 
     alpha: int
@@ -45,7 +45,7 @@ class PMixedMemberProjection:
     two_sided: bool
 
     def radii_by_subset_size(self) -> tuple[float, ...]:
-        """Return the radii (nats) of subset sizes 1..N, or only one radius if all are equal."""
+        """Return the radii (nats) of subset sizes 1..N; only one if all are equal."""
         if len(set(self.radii)) == 1:
             return self.radii[:1]
         return self.radii
@@ -54,11 +54,10 @@ class PMixedMemberProjection:
     def mixing_weights_within_radius(
         self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float
     ) -> Tensor:
-        """Return the mixing weight lambda of each distribution, (...), without gradients (formulas
-        A5).
+        """Return the mixing weight lambda of each distribution, (...), without gradients.
 
-        log_p, log_p0: (..., V) nats, of the members and of the public model. radius: in nats, a
-        number for all distributions, or a tensor with a number for each.
+        The equation is in formulas A5. log_p, log_p0: (..., V) nats, of the members and of the
+        public model. radius: in nats, for all distributions or one for each.
         """
         if self.radii[0] == math.inf:  # as `build_unmixed_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
@@ -75,7 +74,7 @@ def build_unmixed_projection(members: int) -> PMixedMemberProjection:
 
 @dataclass(frozen=True)
 class QueryRDP:
-    """The claim for one token, kept separate from the served model so that checks notice a mistake.
+    """The claim for one token, which checks compare with the served model.
 
     query_rdp: the claimed Renyi divergence in nats, by (neighbouring relation, order).
     """
@@ -128,10 +127,8 @@ class EnsembleModel(WrappingModel):
 class PMixedModel(EnsembleModel):
     """A model that serves the mixed ensemble; a draw queries at most one member.
 
-    Its distribution is that of the released token (formulas B2.4).
-    served: a function that returns the projection for a number of members, for this ensemble and
-    its neighbours.
-    promise: the claim (None: no claim).
+    Its distribution is that of the released token (formulas B2.4). served: returns the projection
+    for a number of members. promise: the claim (None: no claim).
     """
 
     def __init__(
@@ -179,7 +176,7 @@ class PMixedModel(EnsembleModel):
     def tuning_log_probs(
         self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator
     ) -> Tensor:
-        """Estimate the output distribution from a few members, which are drawn anew at each step.
+        """Estimate the output distribution from a few random members, for tuning a soft prompt.
 
         The estimate is unbiased and has no negative entry.
         """
@@ -194,8 +191,8 @@ class PMixedModel(EnsembleModel):
         """Return the exact distribution of the released token, (..., V) nats.
 
         distributions: (..., 1 + n, V) nats, the public distribution first; n < N members represent
-        all N. P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), with Lambda_j the weight of j averaged
-        over subset sizes (formulas B2.4).
+        all N. P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), where Lambda_j is the weight of j
+        averaged over subset sizes (formulas B2.4).
         """
         log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
         radii, shares = torch.tensor(
@@ -217,9 +214,9 @@ class PMixedModel(EnsembleModel):
     ) -> Mapping[str, Sequence[float]]:
         """Return each text's nll per token, in nats, as the paper averages it (Sec. 6.1).
 
-        This is the mean of -log p_S(y), with a Poisson subset S of members per token; every defense
-        uses the same subsets. By Jensen, it is at least the nll of the released distribution, which
-        an attacker queries.
+        This is the mean of -log p_S(y), with a Poisson subset S of members per token, the same for
+        every defense. By Jensen, it is at least the nll of the released distribution, which an
+        attacker queries.
         """
         if self.promise is None:
             return {}
@@ -264,10 +261,10 @@ class PMixedModel(EnsembleModel):
     ) -> Sequence[DivergenceCheck]:
         """Compare the output with the claimed neighbours, in which each member in turn is changed.
 
-        A member is absent, emptied, or replaced by the next member. A neighbour is computed as it
-        would be served; without a member, the projection is for N - 1 members. Two premises of the
-        proof are also checked for every member. `projection` compares its distance from the public
-        distribution with the radius. `cap` checks how much of a public probability it may remove.
+        A member is absent, emptied, or replaced by the next member. Neighbours are computed as they
+        would be served, without a member by the projection for N - 1 members. Two premises of the
+        proof are also checked for every member: `projection` compares its distance from the public
+        distribution with the radius, and `cap` how much of a public probability it may remove.
         """
         promise = self.promise
         if promise is None:
@@ -362,8 +359,8 @@ class PMixedModel(EnsembleModel):
 def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
     """Return the indices of the distributions to mix after a change of member `index`.
 
-    Index 0 is the public model, 1 + j is member j of `size` members. By the relation, the member is
-    absent, emptied (the public model), or replaced by the next member.
+    Index 0 is the public model, 1 + j is member j of `size` members. The relation says whether the
+    member is absent, emptied (the public model), or replaced by the next member.
     """
     places = list(range(1 + size))
     if relation == "add_remove":
@@ -396,7 +393,7 @@ def _check_radii(
 ) -> Iterator[DivergenceCheck]:
     """Yield a radius check for each subset size, and a cap check if the projection has a cap.
 
-    If nothing depends on the size, yield only one of each. public: (..., 1, V) probabilities;
+    If nothing depends on the size, there is only one of each. public: (..., 1, V) probabilities;
     members: (..., N, V) probabilities; weights: (..., sizes, N) mixing weights as served.
     """
     alpha, sizes = promised.alpha, max(len(promised.radii_by_subset_size()), weights.shape[-2])
@@ -418,11 +415,11 @@ def _check_radii(
 
 
 class _PMixedDrawRows(Rows):
-    """Texts that are being generated by draws, which query the public model and at most one member.
+    """Texts that are being generated, token by token, as the service draws them.
 
-    The service draws in this way too. With subset size n ~ Binomial(N, q), n = 0 draws from p0.
-    Otherwise a single member, chosen uniformly, is used with the radius for n. The token has the
-    distribution of the average over a Poisson subset (formulas A5).
+    A draw queries the public model and at most one member. With subset size n ~ Binomial(N, q), n =
+    0 draws from p0. Otherwise a member, chosen uniformly, is used with the radius for n. The token
+    has the distribution of the average over a Poisson subset (formulas A5).
     """
 
     def __init__(

@@ -71,8 +71,8 @@ class PMixedTrainer(Trainer):
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         """Train several models of the ensemble at once, and return notes for the report.
 
-        After an interruption, finished models are kept. The other models end with the weights that
-        they would have had without the interruption.
+        After an interruption, finished models are kept, and the others end with the same weights as
+        without it.
         """
         self.check(job)
         base = job.load()

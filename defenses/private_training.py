@@ -42,8 +42,7 @@ _RECORDED_PACKAGES = ("opacus", "dp-accounting", "torch")
 
 @dataclass(frozen=True)
 class PrivateTraining(PoissonTraining):
-    """The base class of private trainings; each is a defense too, which a built-in lab trains on
-    demand.
+    """Base of private trainings; each is a defense too, which a built-in lab trains on demand.
 
     epsilon, delta: the privacy budget, from which the noise is computed.
     noise_multiplier: sigma, which replaces the computed noise (0: compute).
@@ -52,9 +51,9 @@ class PrivateTraining(PoissonTraining):
     unit: the unit of protection; all records of a `user` make one sequence.
     units: the public number of units, which determines sampling rate and noise (0: the number in
     the data, which is then public).
-    noise: `secret` takes a key from the operating system and discards the key. `seeded` can be
-    repeated but promises nothing, and its epsilon is nominal: two models with one seed share noise
-    and batches.
+    noise: `secret` takes a key from the operating system and discards it. `seeded` can be repeated
+    but promises nothing, and its epsilon is nominal: two models with one seed share noise and
+    batches.
     ghost: keep the gradient of only one record at a time in memory.
     model: a folder with a model trained in this way, for `audit run` outside a lab.
     no_noise, no_clipping: folders of the control models.
@@ -206,9 +205,9 @@ class PrivateTraining(PoissonTraining):
         trained: PrivateModel,
         base: PrivacyRecord | None,
     ) -> tuple[str, str]:
-        """Return (why there is no guarantee, under which condition epsilon would be a guarantee).
+        """Return why there is no guarantee, and the condition under which epsilon would be one.
 
-        Each text is "" if it does not apply.
+        A text is "" if it does not apply.
         """
         if not trained.moved:
             return "no parameter moved: nothing was learnt, so epsilon has no meaning", ""
@@ -254,7 +253,7 @@ def _list_private_trainings(base: PrivacyRecord | None) -> tuple[Mechanism, ...]
 class _Progress:
     """A display of the loss and of epsilon so far, updated once a second.
 
-    The epsilon is an upper bound by a quick method, and at most `target_epsilon`.
+    A quick method computes epsilon; it gives an upper bound, and at most `target_epsilon` is shown.
     """
 
     def __init__(

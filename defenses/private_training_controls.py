@@ -35,13 +35,14 @@ class NoClipping(NonPrivateControl):
 
 @dataclass(frozen=True)
 class NoNoise(NonPrivateControl):
-    """Fine-tune with the settings of a private training, but without noise.
+    """Fine-tune with the settings of a private training, but without noise. Gradients are clipped.
 
-    Gradients are clipped. This control makes no privacy claim.
+    This control makes no privacy claim.
 
     clip: C, the largest norm of a unit's gradient.
     kappa_least, lowest_perplexity, highest_perplexity: as in `adp-sound`; at kappa_least=1 all
-    records have the same clip. Other options belong to `dp-sgd`, `adp` and `adp-sound`.
+    records have the same clip.
+    Other options are those of `dp-sgd`, `adp` and `adp-sound`.
     """
 
     name = "no-noise"

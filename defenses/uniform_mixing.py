@@ -146,8 +146,8 @@ def _build_claim(mixing: UniformMixture, queries: int, answer_length: int, n_tok
 class UniformMixture:
     """The parameters of a mixture.
 
-    top_k: the number of a public model's likeliest tokens to mix on (0: all tokens).
-    tail: whether other tokens have their public probability.
+    top_k: how many of a public model's likeliest tokens to mix on (0: all tokens). tail: whether
+    other tokens have their public probability.
     """
 
     weight: float
@@ -165,8 +165,8 @@ class UniformMixture:
     def mix_next_token_distribution(self, distribution: Tensor, public: Tensor | None) -> Tensor:
         """Return the mixed distribution, (..., V) nats, in float64.
 
-        distribution: (..., V) nats; public: the public distribution, if the mixture needs it. With
-        a small weight, float32's rounding would break the claim.
+        distribution: (..., V) nats; public: the public distribution, if the mixture needs it.
+        float32 would break the claim at a small weight, by rounding.
         """
         if not self.top_k:
             # Normalised first: the bound is of distributions that add up to 1, as float32 ones
@@ -184,10 +184,9 @@ class UniformMixture:
 class UniformMixingModel(WrappingModel):
     """A model that mixes another model's distribution with the uniform distribution.
 
-    The mixed distribution is explicit, so log-probabilities and gradients are available.
-    claimed: the epsilon of one token (nats) by the accounting (None: no claim).
-    public: a model trained without the private data, or None. Its likeliest tokens determine the
-    support of the uniform distribution, and it is also a neighbour in audits of epsilon.
+    The mixture has log-probabilities and gradients. claimed: the claimed epsilon of one token in
+    nats (None: no claim). public: a model trained without the private data, or None. Its likeliest
+    tokens may limit the uniform distribution, and it is also a neighbour in audits of epsilon.
     """
 
     def __init__(
@@ -259,7 +258,7 @@ class UniformMixingModel(WrappingModel):
         """Compare the output with two neighbours, the worst case and the public model.
 
         The worst case is a model that is certain of the least likely token. Divergences are of
-        infinite order (pure DP), which bounds every order.
+        infinite order (pure DP), the largest of all orders.
         """
         if self.claimed is None:
             return super().divergence_checks(contexts, last, at, order)
@@ -302,9 +301,9 @@ class UniformMixingModel(WrappingModel):
         return other
 
     def least_likely_token_point_mass(self, distribution: Tensor, public: Tensor | None) -> Tensor:
-        """Return a distribution with all mass on the least likely token that the mixture can draw.
+        """Return a distribution with all mass on the least likely token, (..., V) nats.
 
-        The result is (..., V), in nats.
+        Only tokens that the mixture can draw count.
         """
         # the support is the same for all neighbours
         possible = distribution.masked_fill(distribution == -math.inf, math.inf)
@@ -330,9 +329,7 @@ class UniformMixingModel(WrappingModel):
 
 
 class _LeastLikelyTokenModel(WrappingModel):
-    """A model that, after every context, is certain of the token that a mixed model finds least
-    likely.
-    """
+    """A model that is certain of the token that a mixed model finds least likely."""
 
     def __init__(self, mixed: UniformMixingModel) -> None:
         super().__init__(mixed)
@@ -404,7 +401,7 @@ class _UniformMixingRows(WrappingRows):
 class UniformMixingMasked(MaskedModel):
     """A masked model that mixes another masked model's distributions with the uniform distribution.
 
-    `public` determines the support, if needed.
+    public: a model whose likeliest tokens limit the uniform distribution, or None.
     """
 
     def __init__(
@@ -450,8 +447,7 @@ def mix_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
 def mix_public_top_k(
     distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool
 ) -> Tensor:
-    """Restrict the private distribution to the public top-k, and mix it with the uniform
-    distribution there.
+    """Mix the private and the uniform distribution on the public model's top-k tokens.
 
     Return (..., V) nats. Other tokens have probability 0; with `tail`, they have their public
     probability, and the top-k tokens share the rest.

@@ -16,8 +16,8 @@ from auditor.training.unlearning import UnlearningTrainer
 class GradientAscent(UnlearningTrainer):
     """Unlearn records by gradient ascent on their loss (Zhang et al. 2024, Eq. 1).
 
-    This training makes no privacy claim. The loss has no bound: ascent continues after a record is
-    forgotten, until the model is useless. Few steps, or `retain`, prevent that.
+    This training makes no privacy claim. The loss has no bound, so ascent goes on after a record is
+    forgotten, until the model is useless. Few steps, or `retain`, prevent this.
     """
 
     name = "gradient-ascent"
@@ -32,11 +32,11 @@ class GradientAscent(UnlearningTrainer):
 class NPO(UnlearningTrainer):
     """Unlearn records by negative preference optimization (Zhang et al. 2024).
 
-    This training makes no privacy claim. The reference is the model before unlearning. A record is
-    a whole text, whose log-probability is the sum over its tokens.
+    This training makes no privacy claim. The reference is the model before unlearning. A record's
+    log-probability is the sum over all its tokens.
 
-    beta: how soon the loss stops pushing a record that has become less likely. Towards 0 this is
-    gradient ascent.
+    beta: the larger, the sooner the loss stops pushing a record that has become less likely.
+    Towards 0 this is gradient ascent.
     """
 
     name = "npo"

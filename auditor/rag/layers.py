@@ -424,7 +424,7 @@ class RagJudge:
         return np.array(rows, dtype=float).T, member
 
     def _compute_overlap(self, text: str, others: Sequence[str]) -> float:
-        """Return the largest share of a text's three-word sequences that one of `others` contains."""
+        """Return the largest share of a text's three-word sequences found in one of `others`."""
         own = _list_trigrams(self._tokens(text))
         shares = (len(own & _list_trigrams(self._tokens(other))) / len(own) for other in others)
         return max(shares, default=0.0)

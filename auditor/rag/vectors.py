@@ -134,8 +134,7 @@ def _explain_doubt(
 
 
 def count_more_similar(stored: Floats, vectors: Floats) -> tuple[int, int]:
-    """Return how many alternatives are more similar to a stored vector, and how many equally
-    similar.
+    """Return how many alternatives are more similar to a stored vector, and how many as similar.
 
     They are compared with the true value. stored: (dimensions,); vectors: (1 + R, dimensions), the
     true value's first; all of length 1.

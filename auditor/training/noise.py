@@ -77,5 +77,5 @@ def add_gaussian_noise(total: Tensor, deviation: float, stream: NoiseStream) -> 
 
 
 def compute_grid_spacing(deviation: float) -> float:
-    """Return the unit to which noisy sums are rounded: a power of two, 2^-17 to 2^-16 deviations."""
+    """Return the unit to which sums are rounded: a power of two, 2^-17 to 2^-16 deviations."""
     return float(2.0 ** math.floor(math.log2(deviation))) * _GRID

@@ -127,8 +127,9 @@ def _compute_embedding_gradients(
 
 
 class PerSampleGradientHook(GradSampleModule):
-    """A hook that stores each layer's inputs and backprops, from which it computes a record's
-    gradient.
+    """A hook that stores each layer's inputs and backprops.
+
+    It computes one record's gradient at a time from them.
     """
 
     def __init__(self, model: Any, **options: Any) -> None:

@@ -51,7 +51,10 @@ class FineTuning(Trainer):
         return list(map(loss_masks.apply_loss_mask, job.records)), ()
 
     def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
-        """Return the model with gradients on the parameters to train, and sentences for the user."""
+        """Return the model, ready for training, and sentences for the user.
+
+        The parameters to train require gradients.
+        """
         return job.load(), ()
 
     def fit_model(
