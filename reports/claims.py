@@ -173,9 +173,10 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
 
 
 def build_claim_audit_table(result: AuditResult) -> Table:
-    """Return a table with a row per audit, even if the audit cannot be compared with the claim.
+    """Return a table of the audits of all claims, with a row per audit.
 
-    A claim that is refuted without an audit has one row.
+    It includes audits that cannot be compared with the claim. A claim that is refuted without an
+    audit has one row.
     """
     groups = []
     for stands in select_reported_claims(result):

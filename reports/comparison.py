@@ -122,9 +122,9 @@ def build_comparison_document(comparison: Comparison) -> Document:
 def _format_run_table_cells(
     line: ComparisonRow, i: int, description: str = ""
 ) -> tuple[str, str, str]:
-    """Return the cells of run `i`: its number, its difference from the first run, and a mark.
+    """Return three cells of run `i`: its number, its difference from the first run, and a mark.
 
-    The second cell may state why there is no difference. The mark shows the best run.
+    The second cell may say why there is no difference. The mark shows the best run.
     """
     cell = line.cells[i]
     if cell.delta:

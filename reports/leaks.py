@@ -44,9 +44,9 @@ _REVEALED_AT_MOST = 1_000_000  # characters: browsers still handle such a page w
 def _pair_strongest_rows(
     result: AuditResult, details: SecretDetails
 ) -> list[tuple[Finding, RowValuesBySecret]]:
-    """Return the result of each model's most successful attack, and its stored outcomes per secret.
+    """Return each model's most successful attack, with the stored outcomes of its secrets.
 
-    Omit attacks without stored outcomes.
+    Attacks without stored outcomes are left out.
     """
     best = (find_strongest_attack_row(result, target.name) for target in result.targets)
     return [

@@ -139,7 +139,9 @@ def format_share(m: Measurement | None) -> str:
 
 
 def describe_no_hits(title: str, measurements: Iterable[Measurement]) -> str:
-    """Return `PMixED: none, up to 60% possible.`, with the highest upper limit of these shares."""
+    """Describe the highest upper limit of shares that are all 0: `PMixED: none, up to 60%
+    possible.`
+    """
     most = max(m.high for m in measurements)
     return f"{title}: none, up to {format_percent(most)}% possible."
 
@@ -340,9 +342,9 @@ def select_insertion_exposure(finding: Finding) -> list[tuple[str, Measurement]]
 
 
 def list_chain_steps(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
-    """Return a chain's steps up to the given model, or the later steps if `beyond`.
+    """Return the steps of a chain up to the model `target`, or the later steps if `beyond`.
 
-    A chain without the model belongs to this model entirely.
+    If the chain lacks the model, all steps lead up to it.
     """
     steps = chain.steps
     # A chain without the target belongs to it entirely.

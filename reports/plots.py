@@ -93,7 +93,7 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
 def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
     """Draw recall against the number of allowed wrong guesses, with a line per finding.
 
-    The attacker makes the most confident guesses first.
+    The most confident guesses come first.
     """
     findings = block.findings
     budget = max(12, min(200, POINTS // len(findings)))

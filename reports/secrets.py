@@ -44,7 +44,7 @@ OUTCOMES = {
 
 
 def encode_page_log_probs(log_probs: Sequence[float]) -> str:
-    """Return one character per token that encodes the token's probability.
+    """Return one character per token for the token's probability.
 
     Neighbouring codes are less than 0.07 apart, and closer near 0. The last character means less
     than 1e-11.

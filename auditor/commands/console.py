@@ -43,9 +43,9 @@ def stderr_console() -> Console:
 
 
 def print_stderr_line(text: str, code: int) -> int:
-    """Print a line on stderr. The line is escaped, because files and arguments may supply parts.
+    """Print a line on stderr, and return the exit code `code`.
 
-    Return `code`, the exit code. If nobody reads stderr, the caller gets only this code.
+    The line is escaped, because files and arguments may supply parts of it.
     """
     try:
         stderr_console().print(escaping.escape_for_terminal(text), soft_wrap=True)

@@ -211,9 +211,10 @@ def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _attribute_script_errors(description: str, of_device: str = "") -> Iterator[None]:
-    """Convert errors of a user's file into AuditError; add `of_device` to accelerator errors.
+    """Convert errors of a user's file into AuditError.
 
-    description: noun for the file's action in the message.
+    description: what the file was doing, as a noun for the message. of_device: text added to the
+    message of an accelerator's error.
     """
     try:
         yield

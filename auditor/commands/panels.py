@@ -132,9 +132,9 @@ class PanelGroup(TyperGroup):
     """Group of commands whose --help shows the commands in panels, then the group's flags.
 
     The help shows the first sentence of each command. If a command comes first on the command line,
-    no flag of the group is given. The flags are then not parsed, because typer would import
-    pydantic for a number's default, which takes longer than the entire help. All flags are set to
-    not given, because typer's callback otherwise keeps the values of an earlier call.
+    no flag of the group is parsed, because typer would import pydantic for a number's default,
+    which takes longer than the entire help. All flags are then set to not given, because typer's
+    callback would keep the values of an earlier call.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -271,10 +271,10 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
-    """Return the signal of verbatim extraction, with its worst stratum and worst group added.
+    """Return the signal of verbatim extraction, with the records that leak most.
 
-    These are the number of copies and the group of the data with the largest extracted share.
-    Greedy decoding is judged like greedy recall: a single extracted record suffices.
+    They are the number of copies and the group of the data with the largest extracted share. One
+    extracted record shows a leak of greedy decoding.
     """
     groups = [
         group

@@ -62,10 +62,10 @@ class CanarySpace:
 
     @cached_property
     def _head_and_choice_blocks(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """Text before the first slot, then blocks of choices of all slots, in order.
+        """The text before the first slot, then the possible strings of each character or word.
 
-        A block holds the possible strings of a character or word. The strings of a slot's last
-        block end with the text up to the next slot.
+        The possible strings form blocks, in text order. The strings of a slot's last block end with
+        the text up to the next slot.
         """
         pieces: list[list[str]] = [[""]]
         for literal, slot in parse_canary_format(self.format):
@@ -109,8 +109,9 @@ class CanarySpace:
 
     @property
     def choice_blocks(self) -> tuple[tuple[str, ...], ...]:
-        """Possible strings of each character or word in order. None begins another string of its
-        block.
+        """Possible strings of each character or word, in text order.
+
+        No string of a block is the beginning of another.
         """
         return self._head_and_choice_blocks[1]
 

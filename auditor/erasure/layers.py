@@ -189,7 +189,7 @@ def _gather_other_texts(
 
 
 def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) -> None:
-    """Search for records' vectors by direction, because libraries rescale or round vectors.
+    """Search for records' vectors by direction only, because libraries rescale or round vectors.
 
     sightings: receives the records found.
     """

@@ -105,10 +105,10 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 def _check_planned_secrets(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield differences between the result and the plan, secrets or answers.
+    """Yield (cell, difference) for results that do not fit the plan, the secrets or the answers.
 
-    A pair names target, setting, and attack or probe, then the difference. outcomes: results by
-    secret. listed: ids of the attacked secrets.
+    A cell names target, setting, and attack or probe. outcomes: results by secret. listed: ids of
+    the attacked secrets.
     """
     if listed.plan is not None:
         # another version may have started the run

@@ -273,10 +273,10 @@ def count_pair_secrets(
     """Return the number of secrets needed to tell a true paired difference of `truth` from
     `margin`.
 
-    The computation uses the normal distribution with a discrete step. It takes the variance per
-    secret of the true distribution and of the nearest distribution whose difference is the margin.
-    Both have the share `discordant` of secrets whose answer changes. level: significance level.
-    power: probability of success.
+    discordant: the share of secrets whose answer changes. The normal approximation takes a discrete
+    step into account, and the variance per secret of the true distribution and of the nearest
+    distribution whose difference is the margin. level: significance level. power: probability of
+    success.
     """
     distance = abs(truth - margin)
     # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least

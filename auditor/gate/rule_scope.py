@@ -63,11 +63,11 @@ def pair_rule_rows(
 
 
 def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
-    """Return the rule, narrowed to the group of copies whose members are easiest to identify.
+    """Narrow a limit on the membership AUC to the members that are easiest to identify.
 
-    This applies to a limit on the membership AUC, if a group is easier to identify than all members
+    These are the members with one number of copies, if they are easier to identify than all members
     together. Groups whose interval contains chance are ignored. If members and non-members differ
-    in kind, the limit is on the adjusted AUC.
+    in kind, the limit is on the adjusted AUC. Other rules are returned unchanged.
     """
     overall = finding.measurement(rule.metric)
     if (

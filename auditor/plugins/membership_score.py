@@ -92,7 +92,7 @@ class MembershipScore(AncestralProbe):
     ) -> list[Observation]:
         """Add to each observation the score of a classifier that does not use the model.
 
-        This score measures a shift between members and non-members.
+        It measures how members and non-members differ as texts.
         """
         member = mask_members(secrets)
         if explain_too_few_records(member):

@@ -186,9 +186,9 @@ class View:
         return self.training
 
     def decoding_in_this_setting(self, sampling: Sampling) -> Decoding:
-        """Return the decoding that is used: the attack's decoding, or the ancestral decoding.
+        """Return the decoding that this setting uses.
 
-        The second is used if the setting requires draws from the model's own distribution.
+        This is the attack's decoding, or ancestral decoding if the setting requires it.
         """
         if self.setting.ancestral:
             return ANCESTRAL
@@ -226,9 +226,10 @@ class View:
     def queries_within_allowance(
         self, sampling: Sampling, prompt: str, queries: Sequence[Query]
     ) -> list[Query]:
-        """Return the queries that are answered by the target's budget or by the public model.
+        """Return the queries that get an answer.
 
-        Without a budget, return all queries.
+        The target's budget pays for an answer, or the public model gives it. Without a budget,
+        return all queries.
         """
         if self.allowance is None:
             return list(queries)

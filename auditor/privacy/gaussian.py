@@ -153,8 +153,7 @@ def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) ->
     """Return the smallest noise multiplier whose reported epsilon is at most `epsilon`.
 
     The precision is a thousandth of epsilon, or a fiftieth with almost no noise. Raise AuditError
-    if no multiplier up to 10,000 is enough, and for an epsilon or a number of steps outside those
-    of private trainings.
+    if no multiplier up to 10,000 is enough, and for an unusual epsilon or number of steps.
     """
     if not 0 < epsilon <= MOST_EPSILON:
         raise AuditError(f"expected epsilon > 0 and at most {MOST_EPSILON:g}, got {epsilon:g}")

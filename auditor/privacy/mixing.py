@@ -32,8 +32,8 @@ _SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
 def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
     """Return the Renyi divergence (nats) that PMixED claims for one query to `subset_size` members.
 
-    The number follows from Theorems 5.1 and C.4, but is not a bound, because its triangle
-    inequality fails at a single order. Raise AuditError on bad input.
+    It follows from Theorems 5.1 and C.4, but is no bound, because the triangle inequality in the
+    proof fails at a single order. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
@@ -337,12 +337,11 @@ def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
 def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
     """Return the terms of E_Q (P/Q)^alpha - 1 for one absent member, in the two worst cases.
 
-    The cases are that the member is sampled alone, and with one other member. Given the others'
-    subset, of size K (joint convexity), the member has weight 1 / (K + 1), as if it were sampled at
-    the rate q / (K + 1). A member sampled alone is within `radius` and `cap` of the public
-    distribution. With others, it is within the sum of `radius` and `cap` of the others' average.
-    Rates fall with K, so K = 0 and K = 1 are the worst of any number of members, and of any mixture
-    over subset sizes (formulas B2.5).
+    In these cases the member is sampled alone, or with one other member. With K others in the
+    subset (joint convexity), the member has weight 1 / (K + 1), as if sampled at the rate q / (K +
+    1). Alone it is within `radius` and `cap` of the public distribution; with others, within the
+    sum of both of the others' average. Rates fall with K, so K = 0 and K = 1 are worse than any
+    other K, and than any mixture over subset sizes (formulas B2.5).
     """
     # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
     # 2.

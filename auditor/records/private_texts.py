@@ -60,10 +60,10 @@ def write_secret_texts(
     decode: Decode,
     out: Out = MappingProxyType({}),
 ) -> None:
-    """Write texts.jsonl. guesses: guesses by `target/setting/attack` and secret id.
+    """Write texts.jsonl with the text of each secret and of each attack's first guess.
 
-    Only the first guess of each secret is written. out: extracted text and its generation, by
-    `target/setting/attack` of a corpus attack and the record's alias.
+    guesses: by `target/setting/attack` and secret id. out: by `target/setting/attack` of an attack
+    that generates texts and by the record's alias, the extracted text and the whole generation.
     """
     with (
         # Created with 0600; opening it again keeps that mode.

@@ -108,10 +108,7 @@ def _split_column(column: Column) -> Iterator[Column]:
 
 
 def _batch_column_tables(parts: Iterable[Column], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield tables of at most `_ROWS_AT_ONCE` rows, of a single kind and target.
-
-    Each table joins adjacent columns.
-    """
+    """Join adjacent columns of one kind and target into tables of at most `_ROWS_AT_ONCE` rows."""
     import pyarrow as pa
 
     for _, group in itertools.groupby(parts, key=lambda part: (part.kind, part.cell.target)):

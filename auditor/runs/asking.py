@@ -346,7 +346,7 @@ def _read_references(target_run: TargetRun) -> list[LanguageModel]:
 def _mark_recited_records(target_run: TargetRun) -> dict[str, bool]:
     """Return, by record name, whether greedy decoding recites any part of the record.
 
-    The forward pass over the texts shows this without decoding. Return {} if the model gives no
+    The forward pass over the texts already shows this. Return {} if the model gives no
     distributions.
     """
     model = target_run.target.model

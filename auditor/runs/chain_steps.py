@@ -49,13 +49,11 @@ def build_cause_chain(
 ) -> Chain | None:
     """Return the chain of steps from the base model along `chain_rows`, which include the target.
 
-    A step is the difference of members' means between two models. If non-members were also
-    measured, the change of their mean, which is not memorisation, is subtracted. A cause without a
-    measured model is merged with the next step. Return None if the target was not measured, or if
-    no secret has a result on all models.
-
-    base: name and results of the base model. name, unit: the compared number, which is finite for
-    every model.
+    A step is the difference of members' means between two models, minus the change of the
+    non-members' mean, if measured, because that is no memorisation. A cause without a measured
+    model is merged with the next step. Return None if the target was not measured, or if no secret
+    has a result on all models. base: name and results of the base model. name, unit: the compared
+    number, which is finite for every model.
     """
     start, answers = base
     rows = {start: answers}

@@ -352,8 +352,7 @@ class _RunPartTimer:
     def time_part_within_its_share(
         self, steps: TimedParts, least: int = 1, weight: int = 1
     ) -> None:
-        """Time the steps on `least` texts, then on more texts until the part's share of time is
-        used.
+        """Time the steps on `least` texts, then on more texts until the part's time is used up.
 
         weight: the part's weight in the division of the remaining time.
         """

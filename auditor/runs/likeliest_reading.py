@@ -87,7 +87,7 @@ def is_choice_clear(
     """Test if no other option can be better than `best` by `margin` nats per token.
 
     Every paired interval must exclude such a gain. nll, looks: as in `choose_likeliest_reading`.
-    hurried: use one-sided 95% intervals without correction, only to decide that more texts are
+    hurried: use uncorrected one-sided 95% intervals, because they only decide that more texts are
     useless.
     """
     other_readings = [reading for reading in nll if reading != best]

@@ -51,12 +51,10 @@ def compare_packed_records(
 ) -> tuple[str, tuple[Doubt, ...]]:
     """Compare how well a model recites records with and without the earlier records of their row.
 
-    Return a sentence, and a doubt if the earlier records help. Similar text may help any model.
-    Therefore the earlier records must also help more than another row's earlier records. The
-    sentence is "" if fewer than three records have earlier texts that fit.
-
-    model: the model with prefix token. earlier: by secret id, the texts before the record in its
-    row, then the beginning of the record.
+    Return a sentence, and a doubt if the earlier records help. Similar text may help any model, so
+    they must also help more than the earlier records of another row. The sentence is "" if fewer
+    than three records have earlier texts that fit. model: the model with prefix token. earlier: by
+    secret id, the texts before the record in its row, then the beginning of the record.
     """
     chosen = _choose_compared_records(model, secrets, earlier)
     if len(chosen) < 3:

@@ -106,10 +106,10 @@ def estimate_adjusted_auc(
     note: str = "",
     widen: float = 1.0,
 ) -> tuple[Measurement, Floats]:
-    """Return the weighted AUC, and (records,) parts of the AUC.
+    """Return the weighted AUC, and each record's part of it, (records,).
 
-    The mean of the parts over members is the AUC, and so is their mean over non-members. The AUC is
-    NaN if the effective number of members or non-members is below `FEWEST`. widen: factor on the
+    The parts' mean over members is the AUC, and so is their mean over non-members. The AUC is NaN
+    if the effective number of members or non-members is below `FEWEST`. widen: factor on the
     standard deviation.
     """
     member_weights = weights[member]
@@ -144,7 +144,9 @@ def _count_effective_records(weights: Floats) -> float:
     weights: (records,) with sum 1.
     """
     squares = float(np.sum(weights**2))
-    return 1 / squares if squares else 0.0
+    if not squares:
+        return 0.0
+    return 1 / squares
 
 
 def _sum_weight_below(scores: Floats, others: Floats, weights: Floats) -> Floats:

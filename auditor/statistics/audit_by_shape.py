@@ -82,9 +82,9 @@ class LikelihoodRatioDistribution(NamedTuple):
         return float(max(np.maximum(more, 0).sum(), np.maximum(less, 0).sum()))
 
     def compute_guess_probabilities(self) -> tuple[Floats, Floats]:
-        """Return two cumulative probabilities for each level of sureness, highest sureness first.
+        """Return two cumulative probabilities for each level of sureness, highest first.
 
-        They are P[a guess is at least this sure] and P[a guess is at least this sure and right].
+        They are P[a guess is at least this sure], and P[a guess is at least this sure and right].
         """
         order = np.argsort(-np.abs(self.log_ratios), kind="stable")
         said_in = self.log_ratios[order] > 0
@@ -140,14 +140,13 @@ def compute_likelihood_ratio_distribution(
 def compute_final_model_distribution(
     noise_multiplier: float, sampling: Sampling, copies: int = 1
 ) -> LikelihoodRatioDistribution:
-    """Return the distribution of the log-likelihood ratio of the sum of all T steps.
+    """Return the distribution of a canary's log-likelihood ratio by the sum of all T steps.
 
-    The sum is all that a finished model reveals about a canary with k copies. Copies clipped to C
-    move the sum along the canary's direction by Binomial(k T, q) C; the noise has deviation sqrt(T)
-    sigma C. If the noise is well above C, this is close to two Gaussians at distance d = k T q /
-    sqrt(T sigma^2 + k T q (1 - q) / 2). This is the difference of the means over the root of the
-    mean variance.
-    sampling: (q, T); noise_multiplier: sigma.
+    A finished model reveals only this sum. k copies, clipped to C, move it along the canary's
+    direction by Binomial(k T, q) C; the noise has deviation sqrt(T) sigma C. If the noise is well
+    above C, this is close to two Gaussians at distance d = k T q / sqrt(T sigma^2 + k T q (1 - q) /
+    2): the difference of the means over the root of the mean variance. sampling: (q, T);
+    noise_multiplier: sigma.
     """
     q, steps = sampling
     draws = copies * steps
@@ -203,12 +202,11 @@ def _compute_nonempty_guess_probabilities(
 
 @lru_cache(maxsize=2**16)
 def compute_canary_shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> float:
-    """Return P[at least v of the r surest of m guesses are right] for independent canaries of this
-    shape.
+    """Return P[at least v of the r surest of m guesses are right] for independent canaries.
 
     The share of canaries surer than the (r+1)-th surest is Beta(r + 1, m - r) distributed. Given
-    this share, the r guesses are independently right, which gives a binomial tail. The result is
-    the mean of this tail over the share.
+    this share, the r guesses are right independently of each other, with a binomial tail. The
+    result is the mean tail.
     """
     if v > r:
         return 0.0

@@ -125,11 +125,11 @@ def describe_audit_ceiling(audit: Audited, claim: Claim | None) -> str:
 
 
 def find_audit_ceiling(audit: Audited, claim: Claim | None) -> float | None:
-    """Return the median lower bound of epsilon in such audits, if the claim is true and scores are
-    ideal.
+    """Return the epsilon that an audit like this proves in half of all cases, if the claim is true.
 
-    Return None for a claim without a subsampled Gaussian mechanism. An audit with recorded sampling
-    observes each step; other audits observe only the finished model.
+    Scores are assumed to be ideal. Return None for a claim without a subsampled Gaussian mechanism.
+    An audit with recorded sampling observes each step; other audits observe only the finished
+    model.
     """
     if claim is None or audit.table is not None or not set(claim.details) >= _MECHANISM:
         return None
@@ -159,12 +159,11 @@ def estimate_median_epsilon(
     copies: int = 1,
     sees_steps: bool = False,
 ) -> float:
-    """Return the median lower bound of simulated audits of DP-SGD by m canaries with ideal scores.
+    """Return the median lower bound of epsilon in simulated audits of DP-SGD by m canaries.
 
-    sampling: (sampling rate, steps).
-    copies: the number of insertions of each canary.
-    sees_steps: True if scores are the likelihood ratios of all steps. Otherwise scores are the
-    likelihood ratios of the sum of steps, which the finished model reveals.
+    Scores are ideal. sampling: (sampling rate, steps). copies: the number of insertions of each
+    canary. sees_steps: True if scores are the likelihood ratios of all steps, otherwise of their
+    sum, which the finished model reveals.
     """
     distribution = compute_final_model_distribution(noise_multiplier, sampling, copies)
     if sees_steps:

@@ -141,11 +141,10 @@ def plan_audit(
 
 
 def repeat_audit(audit: Audited, level: float) -> Audited:
-    """Return the audit with both of its bounds recomputed at another significance level.
+    """Recompute the audit's proved and best provable bound at another significance level.
 
-    The bounds are the proved bound and the best provable bound. Several audits of one model may
-    share a level, for example. Raise AuditError for an audit that `audit_epsilon_bounds` cannot
-    have made.
+    For example, several audits of one model may share a level. Raise AuditError for an audit that
+    `audit_epsilon_bounds` cannot have made.
     """
     if audit.estimator == GAMES and audit.table is not None:
         again = games.audit_games(audit.table, audit.delta, level)
@@ -214,8 +213,8 @@ def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts
 def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
     """Return the score that separates guesses "in" from guesses "out".
 
-    Candidates are the midpoints between different neighbours in the sorted scores. The result is
-    the candidate nearest the median by rank.
+    It lies midway between two different neighbours in the sorted scores, as near the median by rank
+    as possible.
     """
     steps = np.flatnonzero(np.diff(ordered)) + 1
     if not len(steps):

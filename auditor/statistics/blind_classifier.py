@@ -32,13 +32,12 @@ def compute_cross_fit_deviation_factor(
     member: Bools,
     group: Ints,
 ) -> float:
-    """Return the factor on the standard deviation of a cross-fitted AUC; 1 with too few groups for
-    folds.
+    """Return the factor on the standard deviation of a cross-fitted AUC; 1 with too few groups.
 
-    Scores of one fold share a classifier. The variance of a mean over J folds is therefore 1/J +
+    Scores of one fold share a classifier, so the variance of a mean over J folds is 1/J +
     n_test/n_train of a fold's variance, not 1/J (Nadeau and Bengio 2003). Texts of a group share
-    words, so their scores are similar. The variance is multiplied by the mean group size of a text,
-    as if a group's scores were equal (Kish 1965). member, group: (texts,).
+    words; the variance is multiplied by the mean group size, as if a group's scores were equal
+    (Kish 1965). member, group: (texts,).
     """
     folds = count_cross_fit_folds(member, group)
     if folds < 2:
@@ -177,8 +176,8 @@ def combine_membership_scores(
     """Return each record's log-odds of membership, (records,), by logistic regression on its
     scores.
 
-    scores: (records, k), finite. group: (records,) records of one group are never in both parts of
-    a cross-fit: each record is predicted by a model that was fitted on other groups.
+    scores: (records, k), finite. Each record is predicted by a model fitted on other groups. group:
+    (records,) a code that related records share.
     """
     return _predict_cross_fitted_log_odds(standardise_columns(scores), member, group)
 

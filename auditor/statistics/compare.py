@@ -178,7 +178,10 @@ def compute_welch_interval(
 
 
 def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
-    """Bootstrap mean(`new`) - mean(`base`), whose numbers are finite and of the same secrets."""
+    """Bootstrap the mean of `new` minus the mean of `base`, paired by secret.
+
+    All numbers must be finite.
+    """
     delta = new - base
     n = len(delta)
     value = float(delta.mean())
@@ -192,12 +195,11 @@ def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
 def resample_paired_recall(
     new: tuple[Bools, Floats], base: tuple[Bools, Floats], errors: int
 ) -> ResampledNumber:
-    """Bootstrap the recall of `new` minus the recall of `base`.
+    """Bootstrap the recall of `new` minus the recall of `base`, paired by secret.
 
     Recall is the share of secrets hit before the `errors`-th wrong guess. new, base: (hits,
-    scores), (secrets,) each. A resampled secret contributes its guesses of both runs. If necessary,
-    the interval is widened to contain the interval of the paired hit counts with both thresholds
-    fixed as observed.
+    scores), (secrets,) each. The interval always contains that of the paired hit counts at the
+    observed thresholds.
     """
     n = len(new[0])
     right = [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]

@@ -48,14 +48,13 @@ def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
 
 
 def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> float:
-    """Return the smallest epsilon (nats, >= 0) of `draws` independent draws from P or from Q, at
-    delta.
+    """Return the epsilon (nats, >= 0) of `draws` independent draws from P or from Q, at delta.
 
-    The draws are (epsilon, delta)-indistinguishable in both directions. log_p, log_q: (V,) in nats.
-    The result is inf if outcomes of one distribution that are impossible under the other have a
-    probability above delta. Delta 0 and one draw have a closed form. Otherwise FFT sums the privacy
-    loss on a grid that keeps its mean, accurate to about a millionth of the sum's range. Raise
-    AuditError on bad input.
+    It is the smallest for which the draws are (epsilon, delta)-indistinguishable in both
+    directions. log_p, log_q: (V,) in nats. The result is inf if outcomes that only one distribution
+    allows have a probability above delta. Delta 0 and one draw have a closed form. Otherwise FFT
+    sums the privacy loss on a grid that keeps its mean, accurate to about a millionth of the sum's
+    range. Raise AuditError on bad input.
     """
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")

@@ -46,11 +46,10 @@ def compute_canary_p_value(nll: float, references: Floats) -> float:
 
 
 def bound_null_exposure_tail(bits: float, n: int) -> float:
-    """Return a 95% upper bound on the share of n unlearnt canaries with at least this exposure in
-    bits.
+    """Return a 95% upper bound on the share of n unlearnt canaries with at least this exposure.
 
-    The bound holds for all `bits` at once. It is by Dvoretzky, Kiefer and Wolfowitz, one-sided with
-    Massart's constant (1990, Theorem 1; confidence >= 1/2): for n independent draws P(the tail
+    bits: the exposure. The bound holds for all `bits` at once, by the inequality of Dvoretzky,
+    Kiefer and Wolfowitz with Massart's constant (1990, Theorem 1; confidence >= 1/2): P(the tail
     exceeds its distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most
     2^-bits.
     """
@@ -118,10 +117,10 @@ class RankEstimate:
 def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
     """Return an unbiased estimate of a canary's rank, with a 95% interval (formulas.md A8).
 
-    The rank is 1 + E[weight 1{nll(r) <= nll, r another text}]. The interval is a bootstrap
-    interval. Its upper end also allows for a hit that n draws can miss: Clopper-Pearson's bound for
-    no hit, times the largest weight. Two bounds always hold. First, rank <= e^nll, because texts at
-    least as likely as the canary have a total probability of at most 1. Second, rank <= |R|.
+    The rank is 1 + E[weight 1{nll(r) <= nll, r another text}], by bootstrap. Two bounds always
+    hold: rank <= e^nll, because the texts at least as likely as the canary have a total probability
+    of at most 1, and rank <= |R|. The upper end also covers texts that n draws can miss, by
+    Clopper-Pearson's bound for no hit times the largest weight.
     """
     n = len(draws.nll)
     other = np.array([draw_text != text for draw_text in draws.texts], dtype=bool)

@@ -307,8 +307,8 @@ def select_possibly_least_leaking(
 def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the lower left corners of the points' convex hull, from left to right.
 
-    Each corner has less of one cost and more of the other than the next corner. No point lies below
-    the lines between corners. Of equal points only the first is returned. Points must be finite.
+    No point lies below the lines between corners. Each corner has less of one cost and more of the
+    other than the next. Of equal points only the first is returned. Points must be finite.
     """
     corners: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i], i)):

@@ -42,7 +42,7 @@ class HashedNGrams:
         return np.diff(self.starts)
 
     def find_hashes(self, hashes: Hashes, n: int) -> tuple[Ints, Ints]:
-        """Return the range of sorted keys that match each hash, as arrays (low, high), (k,) each.
+        """Return where the sorted keys match each hash, as arrays (low, high), (k,) each.
 
         keys[low:high] have the upper bits of the hash. n: the length of the n-grams.
         """

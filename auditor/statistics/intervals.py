@@ -189,8 +189,8 @@ def combine_independent_intervals(
 ) -> tuple[float, float, float]:
     """Return (value, low, high) of a weighted sum of independent numbers, by MOVER.
 
-    terms: (coefficient, number with interval). The squared distance of each end of the sum from its
-    value is the sum of the terms' squared distances in that direction (Zou and Donner 2008).
+    terms: (coefficient, number with interval). In each direction, the distances from value to end
+    of the terms add up in squares (Zou and Donner 2008).
     """
     value = reach_down = reach_up = 0.0
     for times, m in terms:

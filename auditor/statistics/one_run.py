@@ -79,10 +79,10 @@ def epsilon_one_run(
     """Return the epsilon up to which the guesses refute (epsilon, delta)-DP; 0 if none is refuted.
 
     right: the number of right guesses among the r surest, for each r of `list_guess_counts(m)`. The
-    search goes up `yield_epsilon_grid` from 0 to the first epsilon that is not refuted. It cannot
-    bisect, because the p-value need not be monotone: the most surprising r changes. So the bound
-    exceeds the truth only if the first epsilon of the grid at or above the truth is refuted. Raise
-    AuditError for impossible counts.
+    search goes up `yield_epsilon_grid` to the first epsilon that is not refuted. It cannot bisect,
+    because a larger epsilon may have a smaller p-value. The bound thus exceeds the truth only if
+    the first epsilon of the grid at or above the truth is refuted. Raise AuditError for impossible
+    counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     # The best single r, at delta 0 and the whole level: `compute_one_run_p_value`, which looks at
@@ -134,12 +134,9 @@ def compute_one_run_p_value(
     """Return an upper bound on P[guesses at least as good as these] under (epsilon, delta)-DP.
 
     right: the number of right guesses v(r) among the r surest, for each r of
-    `list_guess_counts(m)`.
-    enough: the significance level to compare with. If a looser bound already decides the
-    comparison, return the looser bound.
-
-    The statistic is min_r P[Binomial(r, p) >= v(r)]. Its distribution follows from one sequence of
-    independent coins, counted step by step from the surest guess.
+    `list_guess_counts(m)`. The statistic is min_r P[Binomial(r, p) >= v(r)], whose distribution
+    follows from independent coins, from the surest guess on. enough: the significance level; a
+    looser bound is returned if it already decides.
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
@@ -282,12 +279,12 @@ def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) ->
 
 @lru_cache(maxsize=2**16)
 def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """Return the epsilon at delta of the largest refuted mu.
+    """Return the epsilon at delta of the largest mu for which the guesses refute mu-GDP.
 
-    mu-GDP bounds the trade-off of each canary by the Gaussian's. The test uses all guesses, half,
-    an eighth and a 32nd of the guesses, each at its share of the significance level. Raise
-    AuditError for impossible counts, and for delta 0, for which no Gaussian mechanism has a finite
-    epsilon.
+    Under mu-GDP, guesses about a canary are no better than between two Gaussians at distance mu.
+    The test uses all guesses, half, an eighth and a 32nd of the guesses, each at its share of the
+    significance level. Raise AuditError for impossible counts, and for delta 0, for which no
+    Gaussian mechanism has a finite epsilon.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:

@@ -48,7 +48,7 @@ def compute_rank_bits(p_values: Floats) -> Floats:
 
 
 def adjust_false_discovery(p_values: Floats) -> Floats:
-    """Return the smallest false-discovery rate at which each value is rejected.
+    """Return the smallest false-discovery rate at which each value counts as a discovery.
 
     See Benjamini and Hochberg 1995.
     """

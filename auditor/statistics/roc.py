@@ -112,9 +112,11 @@ def compute_delong_deviation(member_placements: Floats, nonmember_placements: Fl
 
 
 def _compute_delong_variance(*placed: Floats) -> float:
-    """Return an AUC's variance from its placements (DeLong et al. 1988, Eq. 5).
+    """Return an AUC's variance, from its placements (DeLong et al. 1988, Eq. 5).
 
-    Differences of placements give the variance of a difference of AUCs.
+    A placement is the share of the other group that a score exceeds, as in
+    `compute_delong_placements`. Differences of placements give the variance of a difference of
+    AUCs.
     """
     return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
 
@@ -213,13 +215,12 @@ class TprAtThreshold:
 
 
 def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
-    """Return the number of these non-members that may be above the threshold; -1 if there are too
-    few.
+    """Return how many of these non-members may be above the threshold; -1 if there are too few.
 
     A new score exceeds the k-th highest of n exchangeable scores with probability at most k / (n +
     1). So k = floor((n + 1) rate), and k - 1 scores are above it (conformal prediction: Vovk et al.
-    2005). With the next lower score as threshold, k of n would be above. The rate for other records
-    would then be (k + 1) / (n + 1), which for 100 non-members is twice the nominal 1%.
+    2005). One more score above it would give the rate (k + 1) / (n + 1), which for 100 non-members
+    is twice the nominal 1%.
     """
     # a product that should be whole may come out just below
     return int((nonmembers + 1) * rate + _ROUNDING) - 1
@@ -234,9 +235,9 @@ def count_threshold_nonmembers(rate: float) -> int:
 
 
 def compute_conformal_threshold(others: Floats, rate: float) -> float:
-    """Return the lowest score that at most `count_allowed_false_positives` non-members exceed.
+    """Return the threshold that few of the non-members exceed (`count_allowed_false_positives`).
 
-    A record exchangeable with the non-members exceeds this score with probability at most `rate`
+    A record exchangeable with the non-members exceeds it with probability at most `rate`
     (formulas.md A7). Return +inf for too few non-members.
     """
     may = count_allowed_false_positives(len(others), rate)

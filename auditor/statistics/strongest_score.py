@@ -83,7 +83,7 @@ def compute_simultaneous_widening(
     scores: Sequence[CandidateScore],
     records: ScoredRecords,
 ) -> float:
-    """Return the factor, at least 1, that makes all intervals hold together at 95%.
+    """Return the factor, at least 1, on all intervals with which they hold together at 95%.
 
     The factor is the 95% quantile of the maximum over scores and groups of |AUC* - AUC| /
     deviation, divided by the normal quantile of one interval. AUC* is a resample's AUC, taken as
@@ -190,10 +190,11 @@ def _compute_resampled_sums(
 def select_strongest_auc(
     name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> tuple[str, Measurement]:
-    """Return the strongest score's name, and its AUC with a corrected interval.
+    """Return the strongest score's name, and its AUC with an interval that allows for the choice.
 
-    members, others: masks (records,) of the groups to compare. The strongest score is the one whose
-    interval is farthest from chance in either direction.
+    The strongest score is the one whose interval is farthest from chance, in either direction.
+    members, others: masks (records,) of the groups to compare. widening: from
+    `compute_simultaneous_widening`.
     """
     corrected = _estimate_corrected_aucs(name, scores, members, others, widening)
     strongest = max(

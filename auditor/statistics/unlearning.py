@@ -69,12 +69,12 @@ def measure_unlearning_group(
 
 
 def _estimate_relearned_share(before: Floats, after: Floats, again: Floats) -> Measurement | None:
-    """Return the share of unlearning's effect that relearning reversed.
+    """Return the share of unlearning's effect that relearning reversed; negative if it removed
+    more.
 
-    The share is negative if relearning removed more. before, after, again: (secrets,) numbers
-    before unlearning, after it, and after relearning. Return None if a bootstrap cannot estimate
-    the error. This is so with few secrets, if nothing was restored, or if nothing is forgotten in
-    some resample.
+    before, after, again: (secrets,) numbers before unlearning, after it, and after relearning.
+    Return None if a bootstrap cannot estimate the error: with few secrets, if nothing was restored,
+    or if nothing is forgotten in some resample.
     """
     forgotten = before - after
     back = again - after

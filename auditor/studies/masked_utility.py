@@ -92,7 +92,10 @@ class UtilityPlan:
 
     @property
     def plan(self) -> Plan:
-        """Plan of the first point. The other points differ only in the options of defenses."""
+        """The plan of the grid's first point.
+
+        The other points differ only in the options of defenses.
+        """
         return make_plan(self.grid[0].plan, {})
 
     def list_defenses(self) -> list[tuple[dict[str, Any], Defense]]:

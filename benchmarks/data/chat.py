@@ -384,11 +384,11 @@ def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int,
 def _find_answer_turn_bounds(
     rendered: Callable[..., str], text: str, so_far: Sequence[Message], bounds: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the character index after the header of the answer's turn, and the end of the turn.
+    """Return where the answer's turn begins after its header, and where it ends, in characters.
 
-    The header ends where the complete text first differs from the earlier conversation with a
-    prompt to answer. The turn's end is the text after the placeholder in the conversation up to
-    this turn, if the complete text continues likewise after the answer.
+    The header ends where the text first differs from the earlier conversation with a prompt to
+    answer. The turn's end is the text after the placeholder in the conversation up to this turn, if
+    the whole text continues in the same way after the answer.
     """
     start, end = bounds
     with_prompt = _render_chat_or_none(rendered, so_far[:-1], True)

@@ -212,8 +212,7 @@ def parse_row_conversations(
     """Yield each row's number with its conversation, or with the reason why the row is unusable.
 
     A preference row yields its chosen and its rejected conversation. order: the rows to read (None:
-    all rows). kinds: the Arrow types of the training table's columns, also if `table` is other data
-    that is compared with the training table.
+    all rows). kinds: the Arrow types of the columns, always those of the training table.
     """
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
@@ -272,9 +271,7 @@ def list_known_kinds(kinds: MaybeKinds) -> ColumnKinds:
 
 
 def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
-    """Map each conversation column that holds objects to its Arrow type, or to None without such a
-    type.
-    """
+    """Return the Arrow type of each conversation column that holds objects; None without a type."""
     import pyarrow
 
     kinds = dict[str, Any]()

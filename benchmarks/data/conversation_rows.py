@@ -118,7 +118,7 @@ def normalise_role(role: str) -> str:
 
 
 def is_assistant(message: Message) -> bool:
-    """Return whether the assistant, on whose messages models are trained, wrote this message."""
+    """Return whether the assistant wrote this message."""
     return normalise_role(message["role"]) == ASSISTANT
 
 

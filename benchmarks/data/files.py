@@ -371,9 +371,7 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
 def _list_large_table_notes(
     sources: Sequence[RecordSource | None], limit: int | None
 ) -> tuple[str, ...]:
-    """Return a note for each large table that was tokenised completely although --limit needs few
-    rows.
-    """
+    """Return a note for each large table that was read whole, although --limit needs few rows."""
     return tuple(
         f"{source.label}: all {len(source.row_tokens):,} rows were read into memory and tokenised, "
         f"though --limit asks for {limit:,}: only --data and --nonmembers in one JSONL, CSV or "

@@ -18,12 +18,12 @@ STANDS_IN_MEMBER = "occurs in a member, word for word except for case, spaces an
 
 
 def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> RecordSource:
-    """Return the non-members, in order, without records whose words occur in a member's row.
+    """Return the non-members, in order, without quotations of members.
 
-    Only letters and digits are compared, because a quotation may be indented, wrapped or in another
-    case. Exact copies of a member, token for token, stay, because the split counts them. Two
-    records of one template that differ in a word both stay. Raise AuditError if no non-member
-    stays.
+    A record is a quotation if a member's row contains its words. Only letters and digits are
+    compared, because a quotation may be indented, wrapped or in another case. Exact copies stay
+    here, because the split drops and counts them. Two records of one template that differ in a word
+    both stay. Raise AuditError if no non-member stays.
     """
     pairs = {record.prefix_suffix_pair for record in members.records}
     words_of_record = []

@@ -175,7 +175,10 @@ def make_whole_file_block(path: Path) -> TableBlock:
 
 
 def _stream_all_lines(path: Path, block: TableBlock) -> Iterator[str]:
-    """Yield the lines of a block, split as in `tables.read_json_table_objects`."""
+    """Yield the lines of a block, blank lines included.
+
+    They are split as in `tables.read_json_table_objects`.
+    """
     encoding = "utf-8-sig" if block.start == 0 else "utf-8"  # of the first line
     for line in stream_raw_lines(path, block):
         yield line.decode(encoding)

@@ -310,13 +310,12 @@ def _is_completion_mask_used(
 def _list_row_sides(
     where: str, values: Mapping[str, Any], learns_prompts: bool
 ) -> Iterator[tuple[_Groups, dict[str, Any]]]:
-    """Yield (groups, columns) of a row; a preference row yields its chosen and its rejected
-    sequence.
+    """Yield (groups, columns) of a row: the token ids and labels, and the groups of its tokens.
 
-    The columns contain token ids and labels. In TRL 1.16's DPO and KTO, `prompt_ids` precede
-    `chosen_ids` and `rejected_ids`, or `completion_ids` with a label. In its ORPO and CPO,
-    `chosen_input_ids` with `chosen_labels` include the prompt. learns_prompts: whether prompts of
-    chosen sequences have a loss.
+    A preference row yields its chosen and its rejected sequence. In TRL 1.16's DPO and KTO,
+    `prompt_ids` precede `chosen_ids` and `rejected_ids`, or `completion_ids` with a label. In its
+    ORPO and CPO, `chosen_input_ids` with `chosen_labels` include the prompt. learns_prompts:
+    whether prompts of chosen sequences have a loss.
     """
     if IDS in values:
         names = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)

@@ -15,10 +15,10 @@ Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the in
 
 
 def find_token_ends(offsets: Offsets, length: int) -> list[int]:
-    """Return the end of each token in a text of `length` characters; tokens cover the whole text.
+    """Return where each token ends in a text of `length` characters.
 
-    offsets: (start, end) characters of each token. A space outside all offsets, or a character that
-    two tokens share, belongs to the later token.
+    The tokens cover the whole text: a space outside all offsets, or a character that two tokens
+    share, belongs to the later token. offsets: (start, end) characters of each token.
     """
     ends = []
     so_far = 0

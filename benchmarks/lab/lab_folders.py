@@ -39,9 +39,9 @@ def digest_lab_cache(
 ) -> str:
     """Return the name of the cache folder, from the recipe, the texts and library versions.
 
-    The texts are included because an audit must not use weights trained on other records. Fields
-    that do not affect the weights (how records are cut) are excluded, and so are the ensemble's
-    fields. more: further versions by package.
+    The texts count because weights trained on other records must not be used. Fields that do not
+    affect the weights (how records are cut), and the ensemble's fields, do not count. more: further
+    versions by package.
     """
     versions = {}
     for name in ("torch", "transformers", "peft", "faker", "tokenizers"):

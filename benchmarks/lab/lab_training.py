@@ -214,12 +214,11 @@ class LabTraining:
     def lab_training_job(
         self, trainer: Trainer, path: Path, public: HuggingFaceModel, forgotten: Sequence[str]
     ) -> TrainingJob:
-        """Build the job of a trainer, which starts from the public model or, to unlearn, from the
-        target.
+        """Build the training job of a trainer.
 
-        The target is the attacked model. The job trains the parameters that the target's training
-        changed: a new adapter, or all. All parameters are trained if the trainer is `whole` or
-        unlearns. forgotten: texts to unlearn.
+        The training starts from the public model or, to unlearn, from the attacked model. It trains
+        a new adapter if the attacked model is one, otherwise all parameters. It trains all
+        parameters in any case if the trainer is `whole` or unlearns. forgotten: texts to unlearn.
         """
         recipe = self.recipe
         base = self.public_model_folder

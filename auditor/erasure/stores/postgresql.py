@@ -363,9 +363,9 @@ def _ask_least(connection: Any, question: str, limit: int) -> int:
 
 
 def _split_lengths(layer: Layer, limit: int) -> Iterator[Layer]:
-    """Yield the layer for short texts, and for texts that may be compressed.
+    """Yield the layer for short texts, and again for texts that PostgreSQL may compress.
 
-    Compressed texts are not visible, so that short kept texts say nothing of long deleted ones.
+    A search cannot find compressed texts, so short kept records say nothing of long deleted ones.
     limit: length of the shortest long text, in bytes.
     """
     yield replace(layer, text_bytes=range(limit))
