@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from auditor.core.errors import AuditError
 
 
-def advise(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Run folder, also of a run over --checkpoints.")
-    ],
-    at_most: Annotated[
-        str | None,
-        typer.Option(
-            "--max",
-            metavar="NAME=LIMIT",
-            help="Of checkpoints, show the last one below this, as recall=0.05.",
-        ),
-    ] = None,
-) -> None:
+def advise(folder: Path, *, at_most: str | None = None) -> None:
     """Print what to do now: where leakage sits, what fewer copies would leave, which defenses help
     or may only hide.
+
+    Args:
+        folder (RUN): Run folder, also of a run over --checkpoints.
+        at_most (--max NAME=LIMIT): Of checkpoints, show the last one below this, as recall=0.05.
 
     Examples:
         audit advise runs/latest

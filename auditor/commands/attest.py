@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -12,30 +11,7 @@ from auditor.core.errors import AuditError
 
 
 def attest(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help="Attestation file. [default: attestation.json in RUN]",
-        ),
-    ] = None,
-    sign: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="KEY.pem",
-            help="Sign with this Ed25519 private key. [default: an unsigned statement]",
-        ),
-    ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PUBLIC.pem",
-            help="Verify attestation.json by this Ed25519 key instead; exit 1 if it differs.",
-        ),
-    ] = None,
+    folder: Path, *, out: Path | None = None, sign: Path | None = None, key: Path | None = None
 ) -> None:
     """State which model was audited, on which data, with which result and decision: in-toto, signed
     as DSSE.
@@ -43,6 +19,12 @@ def attest(
     RUN may be the folder of an `audit erase -o`: then it states the files that were examined.
     `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies a run's: the signature, every
     record of the run, the model.
+
+    Args:
+        folder (RUN): Run folder.
+        out (-o, --out FILE): Attestation file. [default: attestation.json in RUN]
+        sign (KEY.pem): Sign with this Ed25519 private key. [default: an unsigned statement]
+        key (PUBLIC.pem): Verify attestation.json by this Ed25519 key instead; exit 1 if it differs.
 
     Examples:
         audit attest runs/latest --sign key.pem

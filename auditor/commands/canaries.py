@@ -33,119 +33,68 @@ _MANIFEST = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ExposureFlags:
-    """Flags of canaries for exposure, which are texts with slots."""
+    """Flags of canaries for exposure, which are texts with slots.
+
+    format: Text with slots: {digits:6}, {letters:4}, {upper:2}, {alnum:8}, {hex:16}, {words:3},
+        {name:2} of a --list; repeatable. [default: My ID is {digits:6}]
+    each: Canaries per format and count. [default: 8]
+    controls: Canaries of each format that are never inserted: the non-member baseline. [default: 0]
+    list_ (--list NAME=FILE): Words for the slot {NAME}, one per line; repeatable.
+    """
 
     panel: ClassVar[str] = "exposure"
 
-    format: Annotated[
-        Many,
-        typer.Option(
-            help="Text with slots: {digits:6}, {letters:4}, {upper:2}, {alnum:8}, {hex:16}, "
-            "{words:3}, {name:2} of a "
-            "--list; repeatable. [default: My ID is {digits:6}]"
-        ),
-    ] = None
-    each: Annotated[
-        int | None, typer.Option(help="Canaries per format and count. [default: 8]")
-    ] = None
-    controls: Annotated[
-        int | None,
-        typer.Option(
-            help="Canaries of each format that are never inserted: the non-member baseline. "
-            "[default: 0]"
-        ),
-    ] = None
-    list_: Annotated[
-        Many,
-        typer.Option(
-            "--list",
-            metavar="NAME=FILE",
-            help="Words for the slot {NAME}, one per line; repeatable.",
-        ),
-    ] = None
+    format: Many = None
+    each: int | None = None
+    controls: int | None = None
+    list_: Many = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFlags:
-    """Flags of canaries for an epsilon audit. A coin decides whether each canary is inserted."""
+    """Flags of canaries for an epsilon audit. A coin decides whether each canary is inserted.
+
+    audit: Instead: N canaries, each included with probability 1/2, for epsilon-audit.
+    for_epsilon: Make enough canaries to prove a lower bound of this epsilon; without -o, print only
+        their number.
+    delta: Delta of --for-epsilon. [default: 1e-5]
+    kind (words|prefixed|sampled|rare-tokens|new-tokens): What canaries are made of. [default:
+        words]
+    length: Words per canary; with sampled, three tokens per word. [default: 8]
+    data: Training data; prefixed, rare-tokens and new-tokens canaries begin with its texts.
+    model: Public or base model, for sampled and rare-tokens canaries.
+    temperature: Temperature of sampled canaries, at least 0.8. [default: 1]
+    """
 
     panel: ClassVar[str] = "epsilon audit"
 
-    audit: Annotated[
-        int | None,
-        typer.Option(
-            "--audit",
-            metavar="N",
-            help="Instead: N canaries, each included with probability 1/2, for epsilon-audit.",
-        ),
-    ] = None
-    for_epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Make enough canaries to prove a lower bound of this epsilon; without -o, print "
-            "only their number."
-        ),
-    ] = None
-    delta: Annotated[float | None, typer.Option(help="Delta of --for-epsilon. [default: 1e-5]")] = (
-        None
-    )
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            metavar="words|prefixed|sampled|rare-tokens|new-tokens",
-            help="What canaries are made of. [default: words]",
-        ),
-    ] = None
-    length: Annotated[
-        int | None,
-        typer.Option(help="Words per canary; with sampled, three tokens per word. [default: 8]"),
-    ] = None
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Training data; prefixed, rare-tokens and new-tokens canaries begin with its "
-            "texts."
-        ),
-    ] = None
-    model: Annotated[
-        str | None, typer.Option(help="Public or base model, for sampled and rare-tokens canaries.")
-    ] = None
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="Temperature of sampled canaries, at least 0.8. [default: 1]"),
-    ] = None
+    audit: int | None = None
+    for_epsilon: float | None = None
+    delta: float | None = None
+    kind: str | None = None
+    length: int | None = None
+    data: str | None = None
+    model: str | None = None
+    temperature: float | None = None
 
 
 def make(
+    *,
     exposure: ExposureFlags,
     coins: AuditFlags,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="MANIFEST",
-            help="Manifest to write. Keep it: it contains the answers.",
-        ),
-    ] = None,
-    counts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1,4,16",
-            help="How often to insert each canary. [default: 1,2,4,8,16; with --audit 1]",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Seed of the canaries and of their coins. [default: 0; with --audit a secret one]"
-        ),
-    ] = None,
+    out: Path | None = None,
+    counts: str | None = None,
+    seed: int | None = None,
 ) -> None:
     """Draw canaries and write their manifest: to measure exposure, or to audit epsilon (--audit).
 
     A gate on the mean exposure of a count, such as `exposure(count=1) <= 10`, needs about 6
     canaries of that count.
+
+    Args:
+        out (-o, --out MANIFEST): Manifest to write. Keep it: it contains the answers.
+        counts (1,4,16): How often to insert each canary. [default: 1,2,4,8,16; with --audit 1]
+        seed: Seed of the canaries and of their coins. [default: 0; with --audit a secret one]
 
     Examples:
         audit canaries make --each 8 --counts 1,4,16 -o canaries.json
@@ -235,18 +184,13 @@ def _format_typed_flags(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in names)
 
 
-def extend(
-    manifest: _MANIFEST,
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="Causal LM to be trained: Hugging Face id or folder."),
-    ],
-    out: Annotated[
-        Path, typer.Option("-o", "--out", help="New folder for the model with the new tokens.")
-    ],
-) -> None:
+def extend(manifest: _MANIFEST, model: str, *, out: Path) -> None:
     """Add the tokens of a manifest of new tokens to a base model, to be trained in full (adapters
     learn no tokens).
+
+    Args:
+        model: Causal LM to be trained: Hugging Face id or folder.
+        out (-o, --out): New folder for the model with the new tokens.
 
     Examples:
         audit canaries extend canaries.json ./base -o base-with-tokens
@@ -262,27 +206,22 @@ def extend(
 
 def insert(
     manifest: _MANIFEST,
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", help="JSONL, CSV or Parquet file, or a Hugging Face data set."
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option("-o", "--out", help="New file, or folder of a data set; DATA stays as it is."),
-    ],
-    column: Annotated[str, typer.Option(help="Column of the texts.")] = "text",
-    group: Annotated[
-        str,
-        typer.Option(
-            help="Column that names the person of a row; each canary gets its own. [default: none]"
-        ),
-    ] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the places at which copies are inserted.")] = 0,
+    data: str,
+    *,
+    out: Path,
+    column: str = "text",
+    group: str = "",
+    seed: int = 0,
 ) -> None:
     """Write a copy of the data with the canaries inserted, as often as the manifest says, one per
     row.
+
+    Args:
+        data: JSONL, CSV or Parquet file, or a Hugging Face data set.
+        out (-o, --out): New file, or folder of a data set; DATA stays as it is.
+        column: Column of the texts.
+        group: Column that names the person of a row; each canary gets its own. [default: none]
+        seed: Seed of the places at which copies are inserted.
 
     Examples:
         audit canaries insert canaries.json train.jsonl -o train-with-canaries.jsonl
@@ -303,33 +242,22 @@ def insert(
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreFlags:
-    """Flags for scoring canaries on a model. A finished run does not need these flags."""
+    """Flags for scoring canaries on a model. A finished run does not need these flags.
 
-    probe_options: Annotated[
-        Many,
-        typer.Option(
-            "-A",
-            metavar="OPTION=VALUE",
-            help="Option of the probe, see `audit list exposure`; repeatable.",
-        ),
-    ] = None
-    prefix_token: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|none|bos|eos|TEXT", help="Token before each text; auto: the most likely."
-        ),
-    ] = "auto"
-    seed: Annotated[int, typer.Option(help="Seed of reference texts and draws.")] = 0
+    probe_options (-A OPTION=VALUE): Option of the probe, see `audit list exposure`; repeatable.
+    prefix_token (auto|none|bos|eos|TEXT): Token before each text; auto: the most likely.
+    seed: Seed of reference texts and draws.
+    """
+
+    probe_options: Many = None
+    prefix_token: str = "auto"
+    seed: int = 0
 
 
 def score(
     manifest: _MANIFEST,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|RUN", help="Causal LM or adapter, or the folder of a finished run."
-        ),
-    ],
+    model: str,
+    *,
     flags: ScoreFlags,
     loading: Annotated[options.Values, options.PlanFlags(options.LOADING)],
     as_json: options.Json = False,
@@ -339,6 +267,9 @@ def score(
 
     `audit run --model MODEL --canaries MANIFEST --attack exposure` also writes a report that a gate
     can judge.
+
+    Args:
+        model (MODEL|RUN): Causal LM or adapter, or the folder of a finished run.
 
     Examples:
         audit canaries score canaries.json ./my-model

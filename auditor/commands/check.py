@@ -6,14 +6,14 @@ import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from auditor.commands import console, options
 from auditor.commands.run import print_plan_audit
 from auditor.core.errors import AuditError
-from auditor.core.plan import FIELDS, Plan
+from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
 
 if TYPE_CHECKING:
@@ -43,70 +43,31 @@ _YOUR_OWN = "audit check MODEL --data FILE --nonmembers FILE"
 
 
 def check(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Causal LM or adapter: Hugging Face id or folder. [default: a small model, "
-            "trained now]",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Private records that the model was trained on: JSONL, CSV or Parquet.",
-        ),
-    ] = None,
-    nonmembers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Records like them that the model never saw: the baseline."
-        ),
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Base model of an adapter. [default: the one it names]"),
-    ] = None,
-    template: Annotated[
-        # up to " [": typer adds the default of this flag, the plan's help names its own
-        str,
-        typer.Option(
-            metavar=FIELDS["template"].definition.metavar,
-            help=FIELDS["template"].help.partition(" [")[0],
-        ),
-    ] = AUTO,
-    minutes: Annotated[
-        float,
-        typer.Option(
-            help="Time limit: asks as many records as fit, at least one, most copied first."
-        ),
-    ] = 2.0,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Continue a check that ran out of time: same plan, for --minutes more.",
-        ),
-    ] = None,
-    deep: Annotated[
-        bool,
-        typer.Option(
-            "--deep",
-            help="Attack all records, with the slow attacks too; shows the expected time first.",
-        ),
-    ] = False,
-    seed: options.Seed = 0,
-    out: Annotated[
-        Path | None,
-        options.out_folder(
-            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC "
-            "time>-check-<name>]"
-        ),
-    ] = None,
+    model: str | None = None,
+    *,
+    data: str | None = None,
+    nonmembers: str | None = None,
+    base: str | None = None,
+    template: str = AUTO,
+    minutes: float = 2.0,
+    resume: Path | None = None,
+    deep: bool = False,
+    seed: int = 0,
+    out: options.Out = None,
 ) -> None:
     """Say within two minutes whether a model leaks these records. Without MODEL: a demonstration,
     in seconds.
+
+    Args:
+        model: Causal LM or adapter: Hugging Face id or folder. [default: a small model, trained
+            now]
+        data (FILE): Private records that the model was trained on: JSONL, CSV or Parquet.
+        nonmembers (FILE): Records like them that the model never saw: the baseline.
+        base (MODEL): Base model of an adapter. [default: the one it names]
+        minutes: Time limit: asks as many records as fit, at least one, most copied first.
+        resume (RUN): Continue a check that ran out of time: same plan, for --minutes more.
+        deep: Attack all records, with the slow attacks too; shows the expected time first.
+        out: Run folder; runs/latest does not link to it. [default: runs/<UTC time>-check-<name>]
 
     Examples:
         audit check

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from auditor.commands import options
 from auditor.core import disk
 
 
 def compare(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run folders; differences are to the first."),
-    ],
-    metric: Annotated[
-        options.Many,
-        typer.Option(help="Metric to show; repeatable. [default: the main one of each attack]"),
-    ] = None,
+    folders: list[Path],
+    *,
+    metric: options.Many = None,
     markdown: options.Markdown = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one HTML page that needs no network.")
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write CSV: one line per configuration, metric and run."),
-    ] = None,
+    html: Path | None = None,
+    csv: Path | None = None,
 ) -> None:
     """Show runs side by side: the same secrets paired, differences with intervals, the best if it
     is significant.
+
+    Args:
+        folders (RUN): Run folders; differences are to the first.
+        metric: Metric to show; repeatable. [default: the main one of each attack]
+        html (FILE): Write one HTML page that needs no network.
+        csv (FILE): Write CSV: one line per configuration, metric and run.
 
     Examples:
         audit compare runs/a runs/b

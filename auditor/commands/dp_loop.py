@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -23,40 +23,15 @@ from auditor.core.python_files import add_script_folder, load_python_file
 
 
 def dp_loop(
-    script: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TRAIN.py",
-            help="Python file with `train(model, records)`, or a Trainer; the test runs it.",
-        ),
-    ],
-    function: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Function in TRAIN.py that trains, or that makes a Trainer."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Folder for dp-loop.html, .md and .json."),
-    ] = None,
-    gate: Annotated[
-        bool,
-        typer.Option("--gate", help="Exit 1 if the training is broken, 4 if the test cannot tell."),
-    ] = False,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE.xml", help="Write the checks as JUnit XML.")
-    ] = None,
-    minutes: Annotated[float, typer.Option(help="Time limit of the test.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Seed of the watched trainings.")] = 0,
-    check: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--check",
-            metavar="NAME",
-            help="Report only this check, at the same significance level; repeatable.",
-        ),
-    ] = None,
+    script: Path,
+    *,
+    function: str | None = None,
+    out: Path | None = None,
+    gate: bool = False,
+    junit: Path | None = None,
+    minutes: float = 2.0,
+    seed: int = 0,
+    check: list[str] | None = None,
 ) -> None:
     """Crash-test a DP training loop: does it deliver the epsilon that it claims?
 
@@ -65,6 +40,16 @@ def dp_loop(
     and returns (model, claim); claim is a mapping with noise_multiplier, max_grad_norm,
     sample_rate, steps and delta. A file that makes a transformers Trainer (as `trainer`, in
     `main()` or as a script) states this mapping as CLAIM.
+
+    Args:
+        script (TRAIN.py): Python file with `train(model, records)`, or a Trainer; the test runs it.
+        function (NAME): Function in TRAIN.py that trains, or that makes a Trainer.
+        out (-o, --out DIR): Folder for dp-loop.html, .md and .json.
+        gate: Exit 1 if the training is broken, 4 if the test cannot tell.
+        junit (FILE.xml): Write the checks as JUnit XML.
+        minutes: Time limit of the test.
+        seed: Seed of the watched trainings.
+        check (NAME): Report only this check, at the same significance level; repeatable.
 
     Examples:
         audit dp-loop my_train.py

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -15,57 +14,17 @@ _EXIT_CODES = {"still there": 1, "cannot tell": 4}
 
 
 def erase(
+    stores: list[str] | None = None,
     *,
-    stores: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="STORE...",
-            help="Folder, file or postgresql:// address; KIND:PATH if it is not recognised.",
-        ),
-    ] = None,
-    deleted: Annotated[
-        Path,
-        typer.Option(metavar="FILE.jsonl", help="The deleted records: text, embedding, id."),
-    ],
-    control: Annotated[
-        Path,
-        typer.Option(
-            "--kept",
-            metavar="FILE.jsonl",
-            help="Records that are still in the store, all if possible: the control.",
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Also ask this model: Hugging Face id or folder."),
-    ] = None,
-    nonmembers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Records that --model never saw: the membership baseline."
-        ),
-    ] = None,
-    released: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Also search released text; repeatable."),
-    ] = None,
-    user_column: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="Column of --deleted with each record's person."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Folder for erasure.html, .md and .json."),
-    ] = None,
-    gate: Annotated[
-        bool,
-        typer.Option(
-            "--gate", help="Exit 1 if a deleted record is still there, 4 if a layer cannot tell."
-        ),
-    ] = False,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write JUnit XML: a case for each layer.")
-    ] = None,
+    deleted: Path,
+    control: Path,
+    model: str | None = None,
+    nonmembers: str | None = None,
+    released: list[Path] | None = None,
+    user_column: str | None = None,
+    out: Path | None = None,
+    gate: bool = False,
+    junit: Path | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Say whether deleted records are gone from stores (library, history, bytes), released text and
@@ -75,6 +34,19 @@ def erase(
     cannot tell whether deleted records are gone.
     Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, parquet, postgresql, qdrant,
     sqlite, usearch.
+
+    Args:
+        stores (STORE...): Folder, file or postgresql:// address; KIND:PATH if it is not recognised.
+        deleted (FILE.jsonl): The deleted records: text, embedding, id.
+        control (--kept FILE.jsonl): Records that are still in the store, all if possible: the
+            control.
+        model: Also ask this model: Hugging Face id or folder.
+        nonmembers (FILE): Records that --model never saw: the membership baseline.
+        released (FILE): Also search released text; repeatable.
+        user_column: Column of --deleted with each record's person.
+        out (-o, --out DIR): Folder for erasure.html, .md and .json.
+        gate: Exit 1 if a deleted record is still there, 4 if a layer cannot tell.
+        junit (FILE): Write JUnit XML: a case for each layer.
 
     Examples:
         audit erase --deleted gone.jsonl --kept kept.jsonl ./chroma

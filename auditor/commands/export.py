@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -14,34 +14,24 @@ _FORMS = (".csv", ".parquet")
 
 
 def export(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run folders, one below the other in each table."),
-    ],
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measurements as CSV, one per row.")
-    ] = None,
-    parquet: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measurements as Parquet.")
-    ] = None,
-    latex: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Tables of results and claims, for \\input; needs booktabs."
-        ),
-    ] = None,
-    secrets: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.csv|.parquet",
-            help="One row per secret and attack: ids and numbers, no text.",
-        ),
-    ] = None,
+    folders: list[Path],
+    *,
+    csv: Path | None = None,
+    parquet: Path | None = None,
+    latex: Path | None = None,
+    secrets: Path | None = None,
 ) -> None:
     """Write finished runs as CSV, Parquet or LaTeX: numbers with intervals, claims, secrets by id;
     no private text.
 
     The record itself is `result.json`; `audit list --schema` names its JSON Schema.
+
+    Args:
+        folders (RUN): Run folders, one below the other in each table.
+        csv (FILE): Measurements as CSV, one per row.
+        parquet (FILE): Measurements as Parquet.
+        latex (FILE): Tables of results and claims, for \\input; needs booktabs.
+        secrets (FILE.csv|.parquet): One row per secret and attack: ids and numbers, no text.
 
     Examples:
         audit export runs/* --csv measurements.csv

@@ -22,53 +22,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GateLimitFlags:
-    """Flags that set a run's limits."""
+    """Flags that set a run's limits.
+
+    maximum (--max METRIC=LIMIT): Limit, as recall=0.05, 'recall(count=16)=0.5',
+        'recall(kind=email)=0.02' or epsilon_lower_bound=claim; repeatable.
+    increase (--max-increase METRIC=MARGIN): How much worse than --baseline the metric may be;
+        repeatable.
+    policy (FILE): Rules in TOML; --max and --max-increase add to them.
+    baseline (RUN): Earlier run to compare with, paired by secret. Without a rule, recall may be
+        0.02 worse.
+    inconclusive (report|pass|fail): How to treat an inconclusive gate; report: exit 4. [default:
+        report]
+    allow_not_applicable: Pass even if a requested attack was not applicable.
+    """
 
     panel: ClassVar[str] = "limits"
 
-    maximum: Annotated[
-        Many,
-        typer.Option(
-            "--max",
-            metavar="METRIC=LIMIT",
-            help="Limit, as recall=0.05, 'recall(count=16)=0.5', 'recall(kind=email)=0.02' or "
-            "epsilon_lower_bound=claim; repeatable.",
-        ),
-    ] = None
-    increase: Annotated[
-        Many,
-        typer.Option(
-            "--max-increase",
-            metavar="METRIC=MARGIN",
-            help="How much worse than --baseline the metric may be; repeatable.",
-        ),
-    ] = None
-    policy: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Rules in TOML; --max and --max-increase add to them."),
-    ] = None
-    baseline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Earlier run to compare with, paired by secret. Without a rule, recall may be "
-            "0.02 worse.",
-        ),
-    ] = None
-    inconclusive: Annotated[
-        str | None,
-        typer.Option(
-            metavar="report|pass|fail",
-            help="How to treat an inconclusive gate; report: exit 4. [default: report]",
-        ),
-    ] = None
-    allow_not_applicable: Annotated[
-        bool,
-        typer.Option(
-            "--allow-not-applicable",
-            help="Pass even if a requested attack was not applicable.",
-        ),
-    ] = False
+    maximum: Many = None
+    increase: Many = None
+    policy: Path | None = None
+    baseline: Path | None = None
+    inconclusive: str | None = None
+    allow_not_applicable: bool = False
 
     def build_policy(self) -> Policy:
         """Return the rules of the policy file and the flags. A baseline adds a default rule."""
@@ -91,47 +66,34 @@ class GateLimitFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class GateScopeFlags:
-    """Flags that select the judged findings and locate the model."""
+    """Flags that select the judged findings and locate the model.
+
+    target: Judge this target only. [default: each defense, else the undefended model]
+    setting (text-only|white-box): Judge this access only.
+    attack: Judge this attack only.
+    model (DIR): Folder of the audited model now. [default: the folder that the run read]
+    """
 
     panel: ClassVar[str] = "configurations"
 
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Judge this target only. [default: each defense, else the undefended model]"
-        ),
-    ] = None
-    setting: Annotated[
-        str | None, typer.Option(metavar="text-only|white-box", help="Judge this access only.")
-    ] = None
-    attack: Annotated[str | None, typer.Option(help="Judge this attack only.")] = None
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the audited model now. [default: the folder that the run read]",
-        ),
-    ] = None
+    target: str | None = None
+    setting: str | None = None
+    attack: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttestationFlags:
-    """Flags that check by a signed attestation that a run has not changed since."""
+    """Flags that check by a signed attestation that a run has not changed since.
+
+    attestation (FILE): Signed attestation that the run must match: `audit attest`.
+    key (PUBLIC.pem): The Ed25519 key that must have signed --attestation.
+    """
 
     panel: ClassVar[str] = "signature"
 
-    attestation: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Signed attestation that the run must match: `audit attest`."
-        ),
-    ] = None
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PUBLIC.pem", help="The Ed25519 key that must have signed --attestation."
-        ),
-    ] = None
+    attestation: Path | None = None
+    key: Path | None = None
 
     def judge_given_attestation(self, folder: Path) -> Ruling | None:
         """Return a ruling on whether the attestation fits the run; None without an attestation.
@@ -151,52 +113,39 @@ class AttestationFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class GateOutputFlags:
-    """Flags that name the decision's output files."""
+    """Flags that name the decision's output files.
+
+    junit (FILE): Write JUnit XML.
+    summary (FILE): Append that Markdown to FILE. [default: $GITHUB_STEP_SUMMARY, if set]
+    """
 
     panel: ClassVar[str] = "output"
 
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None
+    junit: Path | None = None
     markdown: options.Markdown = None
-    summary: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Append that Markdown to FILE. [default: $GITHUB_STEP_SUMMARY, if set]",
-        ),
-    ] = None
+    summary: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningFlags:
-    """Flags that compute, without a run, how many secrets a gate needs."""
+    """Flags that compute, without a run, how many secrets a gate needs.
+
+    plan (METRIC=A:B|POLICY.toml): Without a run: how many secrets tell rate A from rate B (A:B:C,
+        if a share C of answers changes), or decide each limit of a policy; all of them, or with run
+        --until decided.
+    power: Power of --plan: the share of such changes to find. [default: 0.8]
+    rules: Decisions that --plan makes together: rules times configurations. [default: 1]
+    """
 
     panel: ClassVar[str] = "planning"
 
-    plan: Annotated[
-        Many,
-        typer.Option(
-            metavar="METRIC=A:B|POLICY.toml",
-            help="Without a run: how many secrets tell rate A from rate B (A:B:C, if a share C of "
-            "answers changes), or "
-            "decide each limit of a policy; all of them, or with run --until decided.",
-        ),
-    ] = None
-    power: Annotated[
-        float | None,
-        typer.Option(help="Power of --plan: the share of such changes to find. [default: 0.8]"),
-    ] = None
-    rules: Annotated[
-        int | None,
-        typer.Option(
-            help="Decisions that --plan makes together: rules times configurations. [default: 1]"
-        ),
-    ] = None
+    plan: Many = None
+    power: float | None = None
+    rules: int | None = None
 
 
 def gate(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)
-    ] = None,
+    folder: Annotated[Path | None, typer.Argument(show_default=False)] = None,
     *,
     limits: GateLimitFlags,
     scope: GateScopeFlags,
@@ -213,6 +162,9 @@ def gate(
     or max_increase), target, setting, attack. The rule `epsilon_lower_bound <= claim` fails where
     an audit contradicts what the target claims, holds where it could have, and is inconclusive
     where it could not have, or where none ran.
+
+    Args:
+        folder (RUN): Run folder.
 
     Examples:
         audit gate runs/latest --max recall=0.05

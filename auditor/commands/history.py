@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from auditor.core import disk
 
 
-def history(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN", help="Run folders, as runs/*; those without a result are left out."
-        ),
-    ],
-    by: Annotated[
-        str, typer.Option(metavar="date|commit|checkpoint", help="Order of the runs.")
-    ] = "date",
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Page to write.")] = Path(
-        "history.html"
-    ),
-) -> None:
+def history(folders: list[Path], *, by: str = "date", out: Path = Path("history.html")) -> None:
     """Write one page over many runs: leakage with intervals over time, gate decisions, links to
     each report.
 
     Runs that cannot be compared (other secrets, other attacks, another model family) are listed
     apart, with the reason. Commits are ordered by their first audit; a checkpoint is a
     model or revision whose name ends in its step (checkpoint-500, step1000, epoch-3).
+
+    Args:
+        folders (RUN): Run folders, as runs/*; those without a result are left out.
+        by (date|commit|checkpoint): Order of the runs.
+        out (-o, --out FILE): Page to write.
 
     Examples:
         audit history runs/*

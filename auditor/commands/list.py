@@ -12,20 +12,18 @@ from auditor.plugins.catalogue import load_plugin_classes
 
 def list_plugins(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Show one plug-in: its options, needs, claim, source and page.",
-            autocompletion=completion.complete_plugin_names,
-        ),
+        str | None, typer.Argument(autocompletion=completion.complete_plugin_names)
     ] = None,
-    plugin: options.Plugin = None,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the path of the JSON Schema of result.json.")
-    ] = False,
+    *,
+    plugin: options.Many = None,
+    schema: bool = False,
 ) -> None:
     """List attacks, probes, defenses, training methods and data, one line each; for NAME, all
     details.
+
+    Args:
+        name: Show one plug-in: its options, needs, claim, source and page.
+        schema: Print the path of the JSON Schema of result.json.
 
     Examples:
         audit list

@@ -16,48 +16,27 @@ if TYPE_CHECKING:
 
 
 def mitigate(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of a finished audit.")],
-    by: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME[:VALUE]",
-            help="dedup, cap:N, drop, drop:N, early-stop, dp-sgd:EPSILON, ... (`audit list`: "
-            "training).",
-            autocompletion=completion.complete_training_methods,
-        ),
-    ],
-    option: Annotated[
-        options.Many, typer.Option("-D", metavar="OPTION=VALUE", help="Option of it; repeatable.")
-    ] = None,
-    train: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COMMAND",
-            help="Train by this command, given the file {data} and the folder {out}. [default: as "
-            "training.json says]",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Training data of the model. [default: as recorded; else the audited file]",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="DIR",
-            help="Folder; the same command continues in it. [default: RUN-NAME]",
-        ),
-    ] = None,
+    folder: Path,
     *,
+    by: Annotated[str, typer.Option(autocompletion=completion.complete_training_methods)],
+    option: options.Many = None,
+    train: str | None = None,
+    data: str | None = None,
+    out: Path | None = None,
     plan: Annotated[options.Values, options.PlanFlags("trust_remote_code plugin")],
 ) -> None:
     """Train again with what the advice named, audit again on the same secrets, and show before and
     after on a page.
+
+    Args:
+        folder (RUN): Run folder of a finished audit.
+        by (NAME[:VALUE]): dedup, cap:N, drop, drop:N, early-stop, dp-sgd:EPSILON, ... (`audit
+            list`: training).
+        option (-D OPTION=VALUE): Option of it; repeatable.
+        train (COMMAND): Train by this command, given the file {data} and the folder {out}.
+            [default: as training.json says]
+        data (FILE): Training data of the model. [default: as recorded; else the audited file]
+        out (-o, --out DIR): Folder; the same command continues in it. [default: RUN-NAME]
 
     Examples:
         audit mitigate runs/latest --by dedup

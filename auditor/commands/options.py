@@ -1,8 +1,11 @@
-"""Define the flags that commands share, and the flags of plan fields.
+"""Build the command line of commands from their signatures and docstrings.
 
-A command declares a flag as `reveal: options.Reveal = False`. A group of flags is a dataclass,
-declared as `single: SingleFlags`. Plan fields are declared as `plan: Annotated[options.Values,
-options.PlanFlags()]`. This parameter receives the given fields by name.
+A positional parameter of a command is an argument, a keyword-only parameter is a flag. Its entry in
+the docstring is `name (-f, --flag NOTATION): help`. Without an entry, it has the help of the plan
+field of this name. `Annotated[str, "data"]` names its panel in --help. Commands share a flag by its
+type, as in `reveal: options.Reveal = False`. A group of flags is a dataclass, declared as `single:
+SingleFlags`. Plan fields are declared as `plan: Annotated[options.Values, options.PlanFlags()]`.
+This parameter receives the given fields by name.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ import shlex
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -29,21 +32,20 @@ from auditor.commands.panels import PanelCommand
 from auditor.core import safe_mode as guard
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan, format_field_flag
-from auditor.core.plan_fields import AUTO
+from auditor.core.plan_fields import AUTO, DocstringEntry, read_docstring_entries
 
+_FLAG = inspect.Parameter.KEYWORD_ONLY
 Many = list[str] | None  # type of a repeatable flag
 Values = dict[str, Any]  # fields of a plan, by name
-_GIVEN = tuple(
-    name for name, plan_field in FIELDS.items() if plan_field.definition.flags is not None
-)
+_GIVEN = tuple(name for name, plan_field in FIELDS.items() if plan_field.definition.has_flag)
 _COMPLETED = {
     "attack": completion.complete_attack_names,
     "attack_options": completion.complete_attack_options,
     "defense": completion.complete_defense_names,
     "defense_options": completion.complete_defense_options,
 }
-# include_extras: otherwise typing removes Annotated, which has the flags.
-_annotated_type_hints = functools.partial(get_type_hints, include_extras=True)
+_read_signature = functools.partial(inspect.signature, eval_str=True)
+_ARGS = re.compile(r"\n\nArgs:(?:\n    .*)+")  # section of a docstring
 _WRITTEN = {int: "N", float: "X", Path: "PATH"}  # type of a value -> its metavar
 _RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.definition.risk)
 
@@ -54,12 +56,10 @@ class PlanFlags:
 
     Args:
         names: names of the fields.
-        help_texts: help texts of fields that have a narrower meaning in a command.
         forms: whether --model may be repeated; later models are deployed forms of the first.
     """
 
     names: str = " ".join(_GIVEN)
-    help_texts: Mapping[str, str] = field(default_factory=dict)
     forms: bool = False
 
     def signature_parameters(self) -> Iterator[inspect.Parameter]:
@@ -70,21 +70,18 @@ class PlanFlags:
         for name in self.names.split():
             plan_field = FIELDS[name]
             kind = _build_flag_type(name, plan_field.kind)
-            metavar = plan_field.definition.metavar or choose_metavar(name, kind)
+            metavar = plan_field.metavar or choose_metavar(name, kind)
             if self.forms and name == "model":
                 kind = list[str]
             option = typer.Option(
-                *(plan_field.definition.flags or ()),
-                help=self.help_texts.get(name, plan_field.help),
+                *plan_field.flags,
+                help=plan_field.help,
                 metavar=metavar,
                 rich_help_panel=plan_field.panel,
                 autocompletion=_COMPLETED.get(name),
             )
             yield inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[kind | None, option],
+                name, _FLAG, default=None, annotation=Annotated[kind | None, option]
             )
 
 
@@ -102,22 +99,18 @@ LOADING = "device dtype"  # of every command that loads a model
 HUB_LOADING = f"{LOADING} revision base trust_remote_code"
 ENGINE = "engine workers ray_address gpus_per_worker"
 
-of_target = functools.partial(typer.Option, rich_help_panel="target")
-of_data = functools.partial(typer.Option, rich_help_panel="data")
-of_output = functools.partial(typer.Option, rich_help_panel="output")
-out_folder = functools.partial(of_output, "-o", "--out", metavar="DIR")
+_output_flag = functools.partial(typer.Option, rich_help_panel="output")
 Seeds = Annotated[
     str | None, typer.Option(metavar="0-4|0,2", help="One run per seed.", rich_help_panel="compute")
 ]
-Plugin = Annotated[Many, typer.Option(metavar="FILE.py", help=FIELDS["plugin"].help)]
+Out = Annotated[Path | None, _output_flag("-o", "--out", metavar="DIR")]
 Markdown = Annotated[
-    Path | None, of_output(metavar="FILE", help="Write Markdown, for a pull request.")
+    Path | None, _output_flag(metavar="FILE", help="Write Markdown, for a pull request.")
 ]
 Reveal = Annotated[
     bool,
-    of_output("--reveal", help="Show private text in the reports: prefixes, suffixes, guesses."),
+    _output_flag("--reveal", help="Show private text in the reports: prefixes, suffixes, guesses."),
 ]
-Seed = Annotated[int, typer.Option(help=FIELDS["seed"].help.partition(" [")[0])]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -143,23 +136,20 @@ def expand_flag_groups(
 
     safe: default of the flag --safe; None for no such flag.
     """
-    kinds = _annotated_type_hints(command)
-    kinds.pop("return", None)
-    parameters = inspect.signature(command).parameters.values()
+    signature = _read_signature(command)
 
     @functools.wraps(command)
     def spelt(**flags: Any) -> None:
         with guard.safe_mode() if flags.pop("safe", False) else nullcontext():
-            command(**_combine_group_values(kinds, flags))
+            command(**_combine_group_values(signature, flags))
 
-    flags: list[inspect.Parameter] = []
-    for parameter in parameters:
-        flags += _flag_parameters(parameter.name, kinds[parameter.name], parameter.default)
+    flags = list(_flag_parameters(signature, read_docstring_entries(command)))
     if safe is not None:
-        flags += _flag_parameters("safe", _SAFE, safe)
-    spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+        flags.append(inspect.Parameter("safe", _FLAG, default=safe, annotation=_SAFE))
     # typer reads annotations besides the signature, and wraps() copied the command's.
+    spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
     spelt.__annotations__ = {flag.name: flag.annotation for flag in flags}
+    spelt.__doc__ = _ARGS.sub("", inspect.cleandoc(command.__doc__ or ""))
     return spelt
 
 
@@ -187,46 +177,51 @@ def _get_plan_flags(kind: Any) -> PlanFlags | None:
 
 
 def _flag_parameters(
-    name: str, kind: Any, default: Any, panel: str = ""
+    signature: inspect.Signature, entries: Mapping[str, DocstringEntry], panel: str = ""
 ) -> Iterator[inspect.Parameter]:
-    """Yield the parameter of a single flag, or the parameters of a group and its nested groups.
+    """Yield the parameters of single flags; a group yields those of its flags and nested groups.
 
-    panel: default heading in --help.
+    entries: entries of the docstring. panel: default heading in --help.
     """
-    if (plan_flags := _get_plan_flags(kind)) is not None:
-        yield from plan_flags.signature_parameters()
-    elif dataclasses.is_dataclass(kind):
-        kinds = _annotated_type_hints(kind)
-        for item in dataclasses.fields(kind):
-            # May follow fields with a default: all are keyword-only.
-            needed = item.default is dataclasses.MISSING
-            item_default = inspect.Parameter.empty if needed else item.default
+    for parameter in signature.parameters.values():
+        kind = parameter.annotation
+        if (plan_flags := _get_plan_flags(kind)) is not None:
+            yield from plan_flags.signature_parameters()
+        elif dataclasses.is_dataclass(kind):
             yield from _flag_parameters(
-                item.name, kinds[item.name], item_default, getattr(kind, "panel", panel)
+                _read_signature(kind), read_docstring_entries(kind), getattr(kind, "panel", panel)
             )
-    else:
-        yield inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=_annotate_flag(name, panel, kind),
-        )
+        else:
+            annotation = _annotate_flag(parameter, _find_entry(parameter.name, entries), panel)
+            # Flags without a default may follow flags with one: all are keyword-only.
+            yield parameter.replace(kind=_FLAG, annotation=annotation)
 
 
-def _annotate_flag(name: str, panel: str, kind: Any) -> Any:
-    """Return a flag's annotation with this --help panel and a placeholder for a value of its
-    type.
-    """
-    option = next(
-        (item for item in getattr(kind, "__metadata__", ()) if hasattr(item, "rich_help_panel")),
-        None,
-    )
-    if option is None:
-        return kind
-    panel_option = copy.copy(option)  # a copy: commands show one option in different panels
-    panel_option.rich_help_panel = option.rich_help_panel or panel or None
-    panel_option.metavar = option.metavar or choose_metavar(name, kind.__origin__)
-    return Annotated[kind.__origin__, panel_option]
+def _annotate_flag(parameter: inspect.Parameter, entry: DocstringEntry, panel: str) -> Any:
+    """Return a parameter's type with its argument or flag as described in the docstring."""
+    kind = parameter.annotation
+    option: Any = typer.Option() if parameter.kind is _FLAG else typer.Argument()
+    if typing.get_origin(kind) is Annotated:
+        kind, annotation = typing.get_args(kind)
+        if isinstance(annotation, str):
+            panel = annotation
+        else:
+            option = copy.copy(annotation)  # a copy: commands show one option in different panels
+    if entry.flags:
+        option.param_decls = entry.flags
+    elif kind is bool and option.default is ...:
+        option.param_decls = (f"--{parameter.name.replace('_', '-')}",)  # no flag --no-NAME
+    option.help = option.help or entry.help
+    option.rich_help_panel = option.rich_help_panel or panel or None
+    option.metavar = option.metavar or entry.metavar or choose_metavar(parameter.name, kind)
+    return Annotated[kind, option]
+
+
+def _find_entry(name: str, entries: Mapping[str, DocstringEntry]) -> DocstringEntry:
+    if name in entries or name not in FIELDS:
+        return entries.get(name, DocstringEntry())
+    # Without the plan's default: typer adds that of the flag.
+    return DocstringEntry((), FIELDS[name].metavar, FIELDS[name].help.partition(" [")[0])
 
 
 def choose_metavar(name: str, kind: Any) -> str | None:
@@ -240,30 +235,27 @@ def choose_metavar(name: str, kind: Any) -> str | None:
     )
 
 
-def _combine_flag_values(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
-    """Return the value of a command's parameter from the flags.
+def _combine_group_values(signature: inspect.Signature, flags: Mapping[str, Any]) -> Values:
+    """Return the values of a command's parameters, or of a group's fields, from the flags.
 
-    The value is a flag's value, a group built from its flags, or a plan's fields.
+    A value is a flag's value, a group built from its flags, or a plan's fields.
     """
-    if (plan_flags := _get_plan_flags(kind)) is not None:
-        # Only None is not given: False is given, as by --no-controls.
-        names = plan_flags.names.split()
-        values = {name: flags[name] for name in names if flags[name] is not None}
-        return _split_deployed_forms(values) if plan_flags.forms else values
-    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-        return flags[name]
-    # By the hints, not the field's type: under `from __future__ import annotations` that is a
-    # string.
-    kinds = _annotated_type_hints(kind)
-    kinds.pop("panel", None)
-    return kind(**_combine_group_values(kinds, flags))
-
-
-def _combine_group_values(kinds: Mapping[str, Any], flags: Mapping[str, Any]) -> Values:
-    """Return the values of all parameters of a command, or of all fields of a group."""
-    values = {}
-    for name, kind in kinds.items():
-        values[name] = _combine_flag_values(name, kind, flags)
+    values: Values = {}
+    for name, parameter in signature.parameters.items():
+        kind = parameter.annotation
+        if (plan_flags := _get_plan_flags(kind)) is not None:
+            # Only None is not given: False is given, as by --no-controls.
+            fields = {}
+            for field_name in plan_flags.names.split():
+                if flags[field_name] is not None:
+                    fields[field_name] = flags[field_name]
+            if plan_flags.forms:
+                fields = _split_deployed_forms(fields)
+            values[name] = fields
+        elif dataclasses.is_dataclass(kind):
+            values[name] = kind(**_combine_group_values(_read_signature(kind), flags))
+        else:
+            values[name] = flags[name]
     return values
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -16,55 +15,33 @@ _EXIT_CODES = {"leaks": 1, "cannot tell": 4}
 
 
 def rag(
-    documents: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="Documents, with text, and optionally id, pii and identity (who may see it).",
-        ),
-    ],
-    system: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SYSTEM",
-            help="FILE.py:NAME with ask(question, identity), or http://HOST:PORT/v1#MODEL. Without "
-            "SYSTEM, only draw in.jsonl and out.jsonl.",
-        ),
-    ] = None,
-    control: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SYSTEM",
-            help="Positive control: a system that does show the documents, such as SYSTEM without "
-            "its protection. [default: SYSTEM, asked with each document's identity]",
-        ),
-    ] = None,
-    crawl: Annotated[
-        int,
-        typer.Option(metavar="N", help="Questions of a crawl whose attacker knows no document."),
-    ] = 100,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="Question to ask; {words} is replaced by a document's first words."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", metavar="DIR", help="Folder for in.jsonl, out.jsonl, rag.html and .json."
-        ),
-    ] = None,
-    seed: options.Seed = 0,
-    gate: Annotated[
-        bool, typer.Option("--gate", help="Exit 1 if the system leaks, 4 if a layer cannot tell.")
-    ] = False,
+    system: str | None = None,
+    *,
+    documents: str,
+    control: str | None = None,
+    crawl: int = 100,
+    template: str | None = None,
+    out: Path | None = None,
+    seed: int = 0,
+    gate: bool = False,
     as_json: options.Json = False,
 ) -> None:
     """Measure what a retrieval system gives away: shown text, personal data, membership, a crawl.
 
     Each document goes into the store with probability 1/2. `index(documents)` in the same file
     fills the store; without this function, first draw, and index in.jsonl yourself.
+
+    Args:
+        documents (FILE): Documents, with text, and optionally id, pii and identity (who may see
+            it).
+        system: FILE.py:NAME with ask(question, identity), or http://HOST:PORT/v1#MODEL. Without
+            SYSTEM, only draw in.jsonl and out.jsonl.
+        control (SYSTEM): Positive control: a system that does show the documents, such as SYSTEM
+            without its protection. [default: SYSTEM, asked with each document's identity]
+        crawl: Questions of a crawl whose attacker knows no document.
+        template (TEXT): Question to ask; {words} is replaced by a document's first words.
+        out (-o, --out DIR): Folder for in.jsonl, out.jsonl, rag.html and .json.
+        gate: Exit 1 if the system leaks, 4 if a layer cannot tell.
 
     Examples:
         audit rag --documents notes.jsonl -o rag

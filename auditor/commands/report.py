@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,27 +16,20 @@ if TYPE_CHECKING:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
-    baseline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN", help="Run folder to show the changes against, paired by secret."
-        ),
-    ] = None,
+    folder: Path,
+    *,
+    baseline: Path | None = None,
     markdown: options.Markdown = None,
     reveal: options.Reveal = False,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="edpb",
-            help="Instead: measured answers to the questions of EDPB Opinion 28/2024 and of an "
-            "impact assessment, "
-            "edpb.md and edpb.html. Aggregates and hashes only.",
-        ),
-    ] = None,
+    form: str | None = None,
 ) -> None:
     """Render the reports of a run again, without the model.
+
+    Args:
+        folder (RUN): Run folder.
+        baseline (RUN): Run folder to show the changes against, paired by secret.
+        form (--format edpb): Instead: measured answers to the questions of EDPB Opinion 28/2024 and
+            of an impact assessment, edpb.md and edpb.html. Aggregates and hashes only.
 
     Examples:
         audit report runs/latest --baseline runs/main

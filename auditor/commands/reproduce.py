@@ -26,39 +26,28 @@ _OWN = options.PlanFlags(
 
 
 def reproduce(
-    paper: Annotated[
-        str | None, typer.Argument(metavar="PAPER", help="A paper of --list, or a folder of plans.")
-    ] = None,
-    show: Annotated[bool, typer.Option("--list", help="List the papers and their plans.")] = False,
-    plan: Annotated[
-        options.Many,
-        typer.Option(help="Run this plan of the paper only; repeatable. [default: all]"),
-    ] = None,
-    scale: Annotated[
-        str, typer.Option(help="Sizes of the paper's plans: lab, or the paper's own.")
-    ] = "lab",
-    seeds: options.Seeds = None,
-    beside: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Another reproduction of the paper, a second column. [default with --lab: that of "
-            "the small lab]",
-        ),
-    ] = None,
+    paper: str | None = None,
     *,
+    show: bool = False,
+    plan: options.Many = None,
+    scale: str = "lab",
+    seeds: options.Seeds = None,
+    beside: Path | None = None,
     flags: Annotated[options.Values, _OWN],
-    out: Annotated[
-        Path | None,
-        options.out_folder(
-            help="Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE or "
-            "-LAB]"
-        ),
-    ] = None,
+    out: options.Out = None,
 ) -> None:
     """Run the plans of a paper and compare its claims with what is measured.
 
     The paper `claims` tests published privacy claims, each with the query that is hardest on it.
+
+    Args:
+        paper: A paper of --list, or a folder of plans.
+        show (--list): List the papers and their plans.
+        plan: Run this plan of the paper only; repeatable. [default: all]
+        scale: Sizes of the paper's plans: lab, or the paper's own.
+        beside (DIR): Another reproduction of the paper, a second column. [default with --lab: that
+            of the small lab]
+        out: Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE or -LAB]
 
     Examples:
         audit reproduce --list
@@ -84,8 +73,11 @@ def reproduce(
         raw = chosen.raw_plan_at_scale(name, scale)  # refused before torch is imported
         # neither kind is a grid of runs: its table is looked through as it stands
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
-        for asked in [raw] if lone else [point.plan for point in plan_grid.expand_plan_grid(raw)]:
-            allowed.refuse_unnamed_risks(asked, f"{paper}/{name}")
+        requested = [raw]
+        if not lone:
+            requested = [point.plan for point in plan_grid.expand_plan_grid(raw)]
+        for requested_plan in requested:
+            allowed.refuse_unnamed_risks(requested_plan, f"{paper}/{name}")
     small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"
     if beside is None and scale == lab and (small / "ledger.json").is_file():
         beside = small

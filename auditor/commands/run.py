@@ -33,56 +33,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GridFlags:
-    """Flags for a plan file, and for a grid of plans."""
+    """Flags for a plan file, and for a grid of plans.
+
+    config (PLAN.toml): Plan file; flags given here override it.
+    sweep (KEY=V1,V2|KEY=START:STOP:STEP): One run per value of a plan field or ATTACK.OPTION;
+        repeatable.
+    checkpoints (DIR): One run per checkpoint-STEP in a trainer's output folder.
+    """
 
     panel: ClassVar[str] = "advanced"
 
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="PLAN.toml", help="Plan file; flags given here override it."),
-    ] = None
-    sweep: Annotated[
-        Many,
-        typer.Option(
-            metavar="KEY=V1,V2|KEY=START:STOP:STEP",
-            help="One run per value of a plan field or ATTACK.OPTION; repeatable.",
-        ),
-    ] = None
+    config: Path | None = None
+    sweep: Many = None
     seeds: options.Seeds = None
-    checkpoints: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="One run per checkpoint-STEP in a trainer's output folder."
-        ),
-    ] = None
+    checkpoints: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SingleFlags:
-    """Flags for a single run: policy, baseline, private text and estimate."""
+    """Flags for a single run: policy, baseline, private text and estimate.
+
+    gate (POLICY): Judge the run as `audit gate` does: exit code, gate.md, gate.xml.
+    baseline (RUN): Earlier run that report and --gate compare with.
+    estimate: Only estimate how long the run would take: half a minute after the models are loaded
+        (a lab is trained first).
+    """
 
     panel: ClassVar[str] = "output"
 
-    gate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="POLICY",
-            help="Judge the run as `audit gate` does: exit code, gate.md, gate.xml.",
-        ),
-    ] = None
-    baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Earlier run that report and --gate compare with."),
-    ] = None
+    gate: Path | None = None
+    baseline: Path | None = None
     reveal: options.Reveal = False
-    estimate: Annotated[
-        bool,
-        typer.Option(
-            "--estimate",
-            help="Only estimate how long the run would take: half a minute after the models are "
-            "loaded (a lab is trained first).",
-        ),
-    ] = False
+    estimate: bool = False
 
 
 _ONE_ONLY = {
@@ -97,32 +79,21 @@ _ONE_ONLY = {
 
 
 def run(
-    out: Annotated[
-        Path | None,
-        options.out_folder(
-            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-<name>]"
-        ),
-    ] = None,
     *,
+    out: options.Out = None,
     single: SingleFlags,
     plan: Annotated[options.Values, options.PlanFlags(forms=True)],
     grid: GridFlags,
-    resume: Annotated[
-        Path | None,
-        options.of_output(
-            metavar="RUN",
-            help="Continue an interrupted run; only --reveal, --gate, --baseline go with it.",
-        ),
-    ] = None,
-    verbose: Annotated[
-        bool,
-        options.of_output(
-            "-v", "--verbose", help="Show stages, choices and every configuration on screen."
-        ),
-    ] = False,
+    resume: Annotated[Path | None, "output"] = None,
+    verbose: Annotated[bool, "output"] = False,
 ) -> None:
     """Attack a model, with and without defenses, and report what it leaks. Without --model: the
     built-in lab.
+
+    Args:
+        out: Run folder; runs/latest does not link to it. [default: runs/<UTC time>-<name>]
+        resume (RUN): Continue an interrupted run; only --reveal, --gate, --baseline go with it.
+        verbose (-v, --verbose): Show stages, choices and every configuration on screen.
 
     Examples:
         audit run --attack ethicist --defense pmixed

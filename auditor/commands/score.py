@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -12,31 +11,12 @@ from auditor.commands import options
 
 
 def score(
-    submission: Annotated[
-        Path,
-        typer.Argument(
-            metavar="GUESSES.csv",
-            help="CSV: Example ID,Suffix Guess; most confident first, any number of each.",
-        ),
-    ],
-    answers: Annotated[
-        Path,
-        typer.Option(metavar="FILE.npy", help="The true suffixes, an array (examples, tokens)."),
-    ],
-    answered_only: Annotated[
-        bool,
-        typer.Option(
-            "--answered-only",
-            help="Score only examples with a guess. [default: all, as the organisers do]",
-        ),
-    ] = False,
-    curve: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.csv", help="Write recall at every number of wrong guesses."),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg|.png", help="Draw that curve.")
-    ] = None,
+    submission: Path,
+    *,
+    answers: Path,
+    answered_only: bool = False,
+    curve: Path | None = None,
+    plot: Path | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Score an LM-Extraction submission as the challenge's organisers do, with intervals.
@@ -45,6 +25,14 @@ def score(
     too. Recall at 100 errors counts right guesses with fewer than 100 wrong ones before them. Ids
     are rows of the answers from 0; every row and token of the answers counts. Guesses of another
     length and ids out of range are refused.
+
+    Args:
+        submission (GUESSES.csv): CSV: Example ID,Suffix Guess; most confident first, any number of
+            each.
+        answers (FILE.npy): The true suffixes, an array (examples, tokens).
+        answered_only: Score only examples with a guess. [default: all, as the organisers do]
+        curve (FILE.csv): Write recall at every number of wrong guesses.
+        plot (FILE.svg|.png): Draw that curve.
 
     Examples:
         audit score guesses.csv --answers val_suffix.npy

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from auditor.core.result import AuditResult
 
 
-def show(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")] = Path(
-        "runs/latest"
-    ),
-    verbose: Annotated[
-        bool,
-        typer.Option("-v", "--verbose", help="Print every table of the run instead of one screen."),
-    ] = False,
-) -> None:
+def show(folder: Path = Path("runs/latest"), *, verbose: bool = False) -> None:
     """Print the first screen of a finished run again, from the run folder.
+
+    Args:
+        folder (RUN): Run folder.
+        verbose (-v, --verbose): Print every table of the run instead of one screen.
 
     Examples:
         audit show

@@ -3,58 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from auditor.commands import console, options
 from auditor.core.errors import AuditError
 
 
 def synthetic(
-    text: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUT.jsonl", help="The text that is released: JSONL, CSV or Parquet."
-        ),
-    ],
-    data: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Private records that its generator was trained on."),
-    ],
-    nonmembers: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE", help="Records like them that it was not trained on: the baseline."
-        ),
-    ],
-    canaries: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MANIFEST",
-            help="Canaries that a coin put among --data: audit canaries make --audit.",
-        ),
-    ] = None,
-    words: Annotated[
-        int | None,
-        typer.Option(
-            help="Words in a row that count as extracted, or characters in a script without "
-            "spaces. [default: 10, "
-            "or 20 characters, or as half of the records have]"
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        options.out_folder(
-            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC "
-            "time>-released-<name>]"
-        ),
-    ] = None,
+    text: Path,
+    *,
+    data: str,
+    nonmembers: str,
+    canaries: str | None = None,
+    words: int | None = None,
+    out: options.Out = None,
     reveal: options.Reveal = False,
-    seed: options.Seed = 0,
+    seed: int = 0,
 ) -> None:
     """Measure what released text reveals of private records: passages, personal data, membership,
     epsilon. Asks no model.
+
+    Args:
+        text (OUT.jsonl): The text that is released: JSONL, CSV or Parquet.
+        data (FILE): Private records that its generator was trained on.
+        nonmembers (FILE): Similar records that its generator never saw: the baseline.
+        canaries (MANIFEST): Canaries that a coin put among --data: audit canaries make --audit.
+        words: Words in a row that count as extracted, or characters in a script without spaces.
+            [default: 10, or 20 characters, or as half of the records have]
+        out: Run folder; runs/latest does not link to it. [default: runs/<UTC time>-released-<name>]
 
     Examples:
         audit synthetic out.jsonl --data private.jsonl --nonmembers fresh.jsonl

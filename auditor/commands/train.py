@@ -13,97 +13,57 @@ from auditor.commands import completion, console, options
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags:
-    """Flags of a training that are not plan fields."""
+    """Flags of a training that are not plan fields.
+
+    model: Causal LM to start from: Hugging Face id or folder.
+    data: Private records: JSONL, CSV, Parquet or a Hugging Face data set.
+    out: Folder for the model; an interrupted training continues.
+    public (MODEL): Public model, for methods that need one. [default: --model]
+    lora (--lora/--full): Train a LoRA adapter, or all parameters.
+    lora_rank: Rank of the adapter.
+    lora_alpha: Alpha of the adapter: its scale is alpha over rank.
+    text_column: Column of the text. [default: text, or prefix+suffix]
+    loss_on (assistant|all): Tokens of a conversation that are trained on. [default: assistant]
+    user_column (--user-column, --group-column): Column that names the person of a record. [default:
+        each text its own]
+    heldout (DATA): Held-out records that early-stop decides by. [default: a tenth of --data]
+    forget (DATA): Records of --data to unlearn, with gradient-ascent and npo.
+    block (--block, --max-length): Tokens per training sequence. [default: 512]
+    """
 
     panel: ClassVar[str] = "training"
 
-    model: Annotated[
-        str, options.of_target(help="Causal LM to start from: Hugging Face id or folder.")
-    ]
-    data: Annotated[
-        str,
-        options.of_data(help="Private records: JSONL, CSV, Parquet or a Hugging Face data set."),
-    ]
-    out: Annotated[
-        Path, options.out_folder(help="Folder for the model; an interrupted training continues.")
-    ]
-    public: Annotated[
-        str | None,
-        options.of_target(
-            metavar="MODEL", help="Public model, for methods that need one. [default: --model]"
-        ),
-    ] = None
-    lora: Annotated[
-        bool, typer.Option("--lora/--full", help="Train a LoRA adapter, or all parameters.")
-    ] = False
-    lora_rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 8
-    lora_alpha: Annotated[
-        int, typer.Option(help="Alpha of the adapter: its scale is alpha over rank.")
-    ] = 16
-    text_column: Annotated[
-        str | None, options.of_data(help="Column of the text. [default: text, or prefix+suffix]")
-    ] = None
-    loss_on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="assistant|all",
-            help="Tokens of a conversation that are trained on. [default: assistant]",
-        ),
-    ] = None
-    user_column: Annotated[
-        str | None,
-        options.of_data(
-            "--user-column",
-            "--group-column",
-            help="Column that names the person of a record. [default: each text its own]",
-        ),
-    ] = None
-    heldout: Annotated[
-        str | None,
-        options.of_data(
-            metavar="DATA",
-            help="Held-out records that early-stop decides by. [default: a tenth of --data]",
-        ),
-    ] = None
-    forget: Annotated[
-        str | None,
-        options.of_data(
-            metavar="DATA", help="Records of --data to unlearn, with gradient-ascent and npo."
-        ),
-    ] = None
-    block: Annotated[
-        int | None,
-        typer.Option(
-            "--block", "--max-length", help="Tokens per training sequence. [default: 512]"
-        ),
-    ] = None
+    model: Annotated[str, "target"]
+    data: Annotated[str, "data"]
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", rich_help_panel="output")]
+    public: Annotated[str | None, "target"] = None
+    lora: bool = False
+    lora_rank: int = 8
+    lora_alpha: int = 16
+    text_column: Annotated[str | None, "data"] = None
+    loss_on: str | None = None
+    user_column: Annotated[str | None, "data"] = None
+    heldout: Annotated[str | None, "data"] = None
+    forget: Annotated[str | None, "data"] = None
+    block: int | None = None
 
 
 _SHARED = f"template date seed {options.HUB_LOADING} {options.ENGINE} plugin"  # with `audit run`
 
 
 def train(
-    method: Annotated[
-        str,
-        typer.Argument(
-            autocompletion=completion.complete_training_methods,
-            help="How to train, see `audit list`: none, dedup, dp-sgd, ...",
-        ),
-    ],
+    method: Annotated[str, typer.Argument(autocompletion=completion.complete_training_methods)],
+    *,
     flags: TrainingFlags,
     plan: Annotated[options.Values, options.PlanFlags(_SHARED)],
-    option: Annotated[
-        options.Many,
-        typer.Option(
-            "-D",
-            metavar="OPTION=VALUE",
-            help="Option of the method; repeatable.",
-            rich_help_panel="training",
-        ),
-    ] = None,
+    option: Annotated[options.Many, "training"] = None,
 ) -> None:
     """Fine-tune a causal LM on private records; the same command continues where it was
     interrupted.
+
+    Args:
+        method: How to train, see `audit list`: none, dedup, dp-sgd, ...
+        option (-D OPTION=VALUE): Option of the method; repeatable.
 
     Examples:
         audit train none --model ./base --data private.jsonl --lora -o tuned

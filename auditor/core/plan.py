@@ -10,8 +10,6 @@ only its part of the plan.
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +17,16 @@ from typing import Any, ClassVar
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.plan_fields import OWN, RECORDS, SUBJECT, FieldRule, PlanField, plan_field
+from auditor.core.plan_fields import (
+    OWN,
+    RECORDS,
+    SUBJECT,
+    DocstringEntry,
+    FieldRule,
+    PlanField,
+    plan_field,
+    read_docstring_entries,
+)
 from auditor.core.plan_parts import (
     SMALL,
     AttackPlan,
@@ -38,7 +45,8 @@ class Plan:
     """Plan of an `audit run`. The run folder stores the plan, flat as in a plan file, for a resume.
 
     seed: Seed of all random numbers. [default: 0]
-    plugin: Python file with attacks, defenses or training methods of your own; repeatable.
+    plugin (FILE.py): Python file with attacks, defenses or training methods of your own;
+        repeatable.
     """
 
     panel: ClassVar[str] = "advanced"
@@ -50,8 +58,10 @@ class Plan:
     compute: ComputePlan = field(default_factory=ComputePlan)
     output: OutputPlan = field(default_factory=OutputPlan)
     seed: int = plan_field(0, SUBJECT, panel="compute")
-    plugin: tuple[str, ...] = plan_field((), metavar="FILE.py", risk="its code would run")
-    objects: dict[str, str] = plan_field(dict, flags=None)  # role -> class, if Python passed them
+    plugin: tuple[str, ...] = plan_field((), risk="its code would run")
+    objects: dict[str, str] = plan_field(
+        dict, has_flag=False
+    )  # role -> class, if Python passed them
 
     def __post_init__(self) -> None:
         for part in (self.loading, self.data, self.attacks, self.defenses):
@@ -231,9 +241,11 @@ class DescribedField:
     Args:
         part: part of the plan that holds the field; "" for the plan itself.
         kind: type of the value.
-        definition: flag, notation and rules.
+        definition: rules.
         default: default value.
         panel: group of the field in --help.
+        flags: flags on the command line.
+        metavar: notation of a value; "" for the notation of the value's type.
         help: help text with the default.
     """
 
@@ -242,22 +254,17 @@ class DescribedField:
     definition: PlanField
     default: Any
     panel: str
+    flags: tuple[str, ...]
+    metavar: str
     help: str
-
-
-# A field in the docstring of its part.
-_HELP = re.compile(r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE)
 
 
 def _list_described_fields(kind: Any, part: str = "") -> Iterator[tuple[str, DescribedField]]:
     hints = typing.get_type_hints(kind)  # the annotations themselves are strings (from __future__)
-    # Includes base classes: EngineOptions defines some of ComputePlan's fields. cleandoc: Python
-    # 3.13 removes the indentation itself.
-    docstrings = (inspect.cleandoc(item.__doc__ or "") for item in kind.__mro__)
-    helps = {}
-    for docstring in docstrings:
-        for name, text in _HELP.findall(docstring):
-            helps[name] = " ".join(text.split())
+    entries: dict[str, DocstringEntry] = {}
+    # Includes base classes: EngineOptions defines some of ComputePlan's fields.
+    for described in kind.__mro__:
+        entries |= read_docstring_entries(described)
     for item in dataclasses.fields(kind):
         hint = hints[item.name]
         if dataclasses.is_dataclass(hint):
@@ -267,13 +274,16 @@ def _list_described_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Des
             default = item.default
         else:
             default = item.default_factory()
-        description = item.metadata[PlanField]
-        help = helps.get(item.name, "")
+        definition = item.metadata[PlanField]
+        entry = entries.get(item.name, DocstringEntry())
+        help = entry.help
         if "[default:" not in help and default not in (None, False, (), {}):
             help += f" [default: {f'--{item.name}' if default is True else default}]"
+        flags = entry.flags or (f"--{item.name.replace('_', '-')}",)
+        panel = definition.panel or kind.panel
         yield (
             item.name,
-            DescribedField(part, hint, description, default, description.panel or kind.panel, help),
+            DescribedField(part, hint, definition, default, panel, flags, entry.metavar, help),
         )
 
 
@@ -293,7 +303,4 @@ def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
 
 def format_field_flag(name: str) -> str:
     """Return the command-line flag of a field."""
-    flags = FIELDS[name].definition.flags
-    if flags:
-        return flags[0].partition("/")[0]
-    return f"--{name.replace('_', '-')}"
+    return FIELDS[name].flags[0].partition("/")[0]

@@ -1,9 +1,11 @@
-"""Describe flag, notation and rules of plan fields. Type and default are in the plan itself."""
+"""Describe plan fields: rules in the field's definition, flag, notation and help in a docstring."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,14 +46,11 @@ SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = FieldRule
 
 @dataclass(frozen=True)
 class PlanField:
-    """Description of a plan field, without type, default and help text.
-
-    The docstring of the plan part that holds the field has the help text.
+    """Description of a plan field, without type, default and entry in the docstring.
 
     Args:
         rules: conditions on the use of the field.
-        metavar: notation of a value.
-        flags: flags instead of `--field-name`; None for no flag.
+        has_flag: whether the command line has a flag for the field.
         panel: group in --help instead of the group of the plan part.
         minimum: smallest valid number.
         risk: danger if a plan file from someone else sets this field. The command line must then
@@ -60,8 +59,7 @@ class PlanField:
     """
 
     rules: FieldRule | None = None
-    metavar: str | None = None
-    flags: tuple[str, ...] | None = ()
+    has_flag: bool = True
     panel: str = ""
     minimum: int | None = None
     risk: str = ""
@@ -77,3 +75,33 @@ def plan_field(default: Any, rules: FieldRule | None = None, **options: Any) -> 
     if default is dict:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class DocstringEntry:
+    """Entry of a field in a docstring, written `name (-f, --flag NOTATION): help`.
+
+    Args:
+        flags: flags instead of `--name`.
+        metavar: notation of a value; "" for the notation of the value's type.
+        help: help text.
+    """
+
+    flags: tuple[str, ...] = ()
+    metavar: str = ""
+    help: str = ""
+
+
+_ENTRY = re.compile(r"^( *)(\w+)(?: \(([^)]+)\))?: (.+(?:\n\1    .+)*)", re.MULTILINE)
+
+
+def read_docstring_entries(described: Any) -> dict[str, DocstringEntry]:
+    """Return the entries in the docstring of a class or function, by name."""
+    entries = {}
+    for _, name, notation, text in _ENTRY.findall(inspect.cleandoc(described.__doc__ or "")):
+        words = [word.strip(",") for word in notation.split()]
+        n_flags = sum(word.startswith("-") for word in words)
+        entries[name] = DocstringEntry(
+            tuple(words[:n_flags]), " ".join(words[n_flags:]), " ".join(text.split())
+        )
+    return entries

@@ -45,16 +45,19 @@ class TargetPlan:
     """The model that is attacked, and those beside it. Without a model: the built-in lab.
 
     model: Causal LM or adapter: Hugging Face id, folder or PROVIDER:NAME. [default: the lab]
-    lab: Without --model: the small lab, or the one on a real model, SmolLM2-135M-Instruct.
-    public: Public model: base of a PMixED ensemble; text-only attacks tune on it.
-    reference: Compare scores with this model's. [default: --public, else an adapter's base]
-    base_url: Server of --model openai:NAME: http://HOST:PORT/v1; key in OPENAI_API_KEY.
+    lab (small|smollm2): Without --model: the small lab, or the one on a real model,
+        SmolLM2-135M-Instruct.
+    public (MODEL): Public model: base of a PMixED ensemble; text-only attacks tune on it.
+    reference (MODEL|none): Compare scores with this model's. [default: --public, else an adapter's
+        base]
+    base_url (URL): Server of --model openai:NAME: http://HOST:PORT/v1; key in OPENAI_API_KEY.
     tokenizer: Tokenizer of --model openai:NAME. [default: NAME]
     max_tokens_total: Ask a model behind an API for at most N tokens. [default: no limit]
-    forms: Deployed forms, each in its own row: merged, int8, int4, nf4, fp4, pruned:SHARE,
-        gguf:TYPE, or a model, as FOLDER, llama:FILE or served:URL. A second --model is one too.
-    before: The model before it was trained to forget --forget.
-    retrained: A model trained as --before was, without --forget, to compare with.
+    forms (FORM,...): Deployed forms, each in its own row: merged, int8, int4, nf4, fp4,
+        pruned:SHARE, gguf:TYPE, or a model, as FOLDER, llama:FILE or served:URL. A second --model
+        is one too.
+    before (MODEL): The model before it was trained to forget --forget.
+    retrained (MODEL): A model trained as --before was, without --forget, to compare with.
     lab_recipe: Changed fields of the lab's recipe, by name.
     mitigation: In the lab, attack the model of this training method instead: method, and its
         options by name.
@@ -62,23 +65,17 @@ class TargetPlan:
 
     panel: ClassVar[str] = "target"
     model: str | None = plan_field(None, SUBJECT, risk=_SENT, risky="://")
-    lab: Literal["small", "smollm2"] = plan_field(SMALL, SUBJECT, metavar="small|smollm2")
-    public: str | None = plan_field(None, SUBJECT | OWN | COMPARED, metavar="MODEL")
-    reference: str | None = plan_field(
-        None, SUBJECT | OWN | COMPARED | ATTACKS, metavar="MODEL|none"
-    )
-    base_url: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="URL", risk=_SENT)
+    lab: Literal["small", "smollm2"] = plan_field(SMALL, SUBJECT)
+    public: str | None = plan_field(None, SUBJECT | OWN | COMPARED)
+    reference: str | None = plan_field(None, SUBJECT | OWN | COMPARED | ATTACKS)
+    base_url: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, risk=_SENT)
     tokenizer: str | None = plan_field(None, SUBJECT | OWN | PROVIDED)
     max_tokens_total: int | None = plan_field(None, OWN | PROVIDED, minimum=1)
-    forms: tuple[str, ...] = plan_field((), metavar="FORM,...", risk=_SENT, risky="://")
-    before: str | None = plan_field(
-        None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy"
-    )
-    retrained: str | None = plan_field(
-        None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy"
-    )
-    lab_recipe: dict[str, Any] = plan_field(dict, SUBJECT, flags=None)
-    mitigation: dict[str, Any] = plan_field(dict, SUBJECT, flags=None)
+    forms: tuple[str, ...] = plan_field((), risk=_SENT, risky="://")
+    before: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, panel="privacy")
+    retrained: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, panel="privacy")
+    lab_recipe: dict[str, Any] = plan_field(dict, SUBJECT, has_flag=False)
+    mitigation: dict[str, Any] = plan_field(dict, SUBJECT, has_flag=False)
 
     @property
     def uses_builtin_lab(self) -> bool:
@@ -115,37 +112,32 @@ class LoadingOptions:
     or base model.
 
     device: cpu, cuda, cuda:1 or mps; auto: the best available.
-    dtype: Precision of the weights; auto: bfloat16 if they are saved so and the machine has it,
-        else float32.
+    dtype (auto|float32|float16|bfloat16): Precision of the weights; auto: bfloat16 if they are
+        saved so and the machine has it, else float32.
     trust_remote_code: Let model repositories run their own code.
     revision: Branch, tag or commit of --model on the Hugging Face hub.
-    model_args: Argument of from_pretrained, as attn_implementation=eager; repeatable.
-    device_map: Spread models over GPUs, memory and disk. [default: all on --device]
-    quantise: Quantise --model with bitsandbytes. [default: as --dtype says]
-    base: Base model of an adapter. [default: the one it names]
+    model_args (--model-arg K=V): Argument of from_pretrained, as attn_implementation=eager;
+        repeatable.
+    device_map (auto|balanced|sequential|JSON): Spread models over GPUs, memory and disk. [default:
+        all on --device]
+    quantise (8bit|4bit): Quantise --model with bitsandbytes. [default: as --dtype says]
+    base (MODEL): Base model of an adapter. [default: the one it names]
     """
 
     panel: ClassVar[str] = "compute"
     device: str = plan_field("cpu", SUBJECT | OWN | PLACED)
-    dtype: str = plan_field(AUTO, SUBJECT | OWN | PLACED, metavar="auto|float32|float16|bfloat16")
+    dtype: str = plan_field(AUTO, SUBJECT | OWN | PLACED)
     trust_remote_code: bool = plan_field(
         False,
         SUBJECT | OWN | PLACED,
-        flags=("--trust-remote-code",),
         panel="advanced",
         risk="code in model folders would run",
     )
     revision: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, panel="target")
-    model_args: dict[str, str] = plan_field(
-        dict, SUBJECT | OWN | PROVIDED, metavar="K=V", flags=("--model-arg",), panel="advanced"
-    )
-    device_map: str | None = plan_field(
-        None, SUBJECT | OWN | PLACED, metavar="auto|balanced|sequential|JSON"
-    )
-    quantise: Literal["4bit", "8bit"] | None = plan_field(
-        None, SUBJECT | OWN | PROVIDED, metavar="8bit|4bit"
-    )
-    base: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="target")
+    model_args: dict[str, str] = plan_field(dict, SUBJECT | OWN | PROVIDED, panel="advanced")
+    device_map: str | None = plan_field(None, SUBJECT | OWN | PLACED)
+    quantise: Literal["4bit", "8bit"] | None = plan_field(None, SUBJECT | OWN | PROVIDED)
+    base: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, panel="target")
 
     def list_pretrained_sources(self, model: str) -> dict[str, tuple[str, str | None]]:
         """Return the folder or hub id that transformers reads, and its revision, by role.
@@ -195,63 +187,58 @@ class DataPlan:
     """What is attacked, what the attacker knows of it, and how it is cut and written.
 
     data: Training records: JSONL, CSV, Parquet, .npy or a Hugging Face data set.
-    nonmembers: Records like --data, but not trained on: the non-member baseline.
+    nonmembers (DATA): Records like --data, but not trained on: the non-member baseline.
     limit: Attack at most N members and N non-members.
     prefix_length: Tokens that the attacker is shown. [default: half of a text, at most 50; whole
         arrays]
     suffix_length: Tokens to extract. [default: the rest of a text, at most 50; whole arrays]
-    known: Auxiliary data: records that the attacker already has.
+    known (DATA): Auxiliary data: records that the attacker already has.
     known_fraction: Without --known: share of --data that the attacker already has.
     known_limit: Use at most N records of the auxiliary data. [default: all]
-    group_column: Column of --data to show results by; its values are in the report.
-    user_column: Column of --data and --nonmembers with each record's person: leakage by person,
-        without names.
-    knows: What the attacker has of a conversation: the system turn; all before the answer; a share
-        F of it too.
-        [default: user]
-    turns: Whose turns of a conversation are secrets; all: each role's, and results by role.
-        [default: assistant]
-    template: How conversations become text: by the model's chat template, a template FILE, Alpaca's
-        or TRL's format, or none.
-    date: Day that the chat template writes: the day of the training.
-    prefix_token: Token before every text; auto: the tokenizer's, unless the auxiliary data are more
-        likely with another.
-    windows: Attack a suffix every STRIDE tokens of a text. [default: at most 20 along it; one with
-        a given length]
-    trained_length: Tokens of a row that were trained on; auto: the max_length in
+    group_column (COLUMN): Column of --data to show results by; its values are in the report.
+    user_column (COLUMN): Column of --data and --nonmembers with each record's person: leakage by
+        person, without names.
+    knows (system|user|partial:F): What the attacker has of a conversation: the system turn; all
+        before the answer; a share F of it too. [default: user]
+    turns (assistant|user|system|tool|all): Whose turns of a conversation are secrets; all: each
+        role's, and results by role. [default: assistant]
+    template (auto|none|model|alpaca|trl|FILE): How conversations become text: by the model's chat
+        template, a template FILE, Alpaca's or TRL's format, or none.
+    date (YYYY-MM-DD): Day that the chat template writes: the day of the training.
+    prefix_token (auto|none|bos|eos|TEXT): Token before every text; auto: the tokenizer's, unless
+        the auxiliary data are more likely with another.
+    windows (STRIDE): Attack a suffix every STRIDE tokens of a text. [default: at most 20 along it;
+        one with a given length]
+    trained_length (auto|none|N): Tokens of a row that were trained on; auto: the max_length in
         training_args.bin next to the model.
-    canaries: Canaries that were inserted into the training data: see `audit canaries`.
-    phone_region: Countries of telephone numbers that are written without a country code.
-    forget: Records of --data that --model was trained to forget.
+    canaries (MANIFEST): Canaries that were inserted into the training data: see `audit canaries`.
+    phone_region (DE,US): Countries of telephone numbers that are written without a country code.
+    forget (DATA): Records of --data that --model was trained to forget.
     """
 
     panel: ClassVar[str] = "data"
     data: str | None = plan_field(None, SUBJECT)
-    nonmembers: str | None = plan_field(None, SUBJECT | OWN | RECORDS | ATTACKS, metavar="DATA")
+    nonmembers: str | None = plan_field(None, SUBJECT | OWN | RECORDS | ATTACKS)
     limit: int | None = plan_field(None, SUBJECT | RECORDS, minimum=1)
     prefix_length: int | None = plan_field(None, SUBJECT | RECORDS)
     suffix_length: int | None = plan_field(None, SUBJECT | RECORDS)
-    known: str | None = plan_field(None, SUBJECT | OWN | RECORDS | ATTACKS, metavar="DATA")
+    known: str | None = plan_field(None, SUBJECT | OWN | RECORDS | ATTACKS)
     known_fraction: float = plan_field(0.2, SUBJECT | OWN)
     known_limit: int | None = plan_field(None, COMPARED | ATTACKS | RECORDS, minimum=1)
-    group_column: str | None = plan_field(None, SUBJECT | OWN, metavar="COLUMN")
-    user_column: str | None = plan_field(None, SUBJECT | OWN, metavar="COLUMN")
-    knows: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="system|user|partial:F")
+    group_column: str | None = plan_field(None, SUBJECT | OWN)
+    user_column: str | None = plan_field(None, SUBJECT | OWN)
+    knows: str | None = plan_field(None, SUBJECT | OWN | RECORDS)
     turns: Literal["assistant", "user", "system", "tool", "all"] | None = plan_field(
-        None, SUBJECT | OWN | RECORDS, metavar="assistant|user|system|tool|all"
+        None, SUBJECT | OWN | RECORDS
     )
-    template: str = plan_field(
-        AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|alpaca|trl|FILE"
-    )
-    date: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")
-    prefix_token: str = plan_field(AUTO, COMPARED, metavar="auto|none|bos|eos|TEXT")
-    windows: int | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="STRIDE", minimum=1)
-    trained_length: str = plan_field(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|N")
-    canaries: str | None = plan_field(None, SUBJECT | OWN, metavar="MANIFEST", panel="privacy")
-    phone_region: str | None = plan_field(
-        None, OWN | RECORDS | ATTACKS, metavar="DE,US", panel="privacy"
-    )
-    forget: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="DATA", panel="privacy")
+    template: str = plan_field(AUTO, SUBJECT | OWN | RECORDS)
+    date: str | None = plan_field(None, SUBJECT | OWN | RECORDS)
+    prefix_token: str = plan_field(AUTO, COMPARED)
+    windows: int | None = plan_field(None, SUBJECT | OWN | RECORDS, minimum=1)
+    trained_length: str = plan_field(AUTO, SUBJECT | OWN | RECORDS)
+    canaries: str | None = plan_field(None, SUBJECT | OWN, panel="privacy")
+    phone_region: str | None = plan_field(None, OWN | RECORDS | ATTACKS, panel="privacy")
+    forget: str | None = plan_field(None, SUBJECT | OWN | RECORDS, panel="privacy")
 
     def check(self) -> None:
         """Raise AuditError for an invalid --knows, --prefix-token, --template, --date or length."""
@@ -282,27 +269,24 @@ class DataPlan:
 class AttackPlan:
     """Which attacks and probes, at which access.
 
-    attack: Attack or probe, see `audit list`; repeatable. [default: ethicist]
-    attack_options: Option of an attack, as ethicist.samples=20; repeatable.
-    setting: Access: sampled text only, as privacy claims about text assume, or everything (white
-        box).
+    attack (--attack, -a): Attack or probe, see `audit list`; repeatable. [default: ethicist]
+    attack_options (-A [ATTACK.]OPTION=VALUE): Option of an attack, as ethicist.samples=20;
+        repeatable.
+    setting (text-only|white-box|both): Access: sampled text only, as privacy claims about text
+        assume, or everything (white box).
     samples: Samples per prefix, in every attack. [default: each attack has its own]
-    until: Ask secrets in random order, and stop a configuration once --gate's rules are decided, or
-        an interval is so narrow.
+    until (decided|'METRIC ± N%'): Ask secrets in random order, and stop a configuration once
+        --gate's rules are decided, or an interval is so narrow.
     sizes: Defaults of the options of attacks and defenses: the papers' own, or those of the lab.
     """
 
     panel: ClassVar[str] = "attacks"
-    attack: tuple[str, ...] = plan_field(("ethicist",), flags=("--attack", "-a"))
-    attack_options: Options = plan_field(
-        dict, ATTACKS, metavar="[ATTACK.]OPTION=VALUE", flags=("-A",)
-    )
-    setting: Literal["text-only", "white-box", "both"] = plan_field(
-        "both", metavar="text-only|white-box|both"
-    )
+    attack: tuple[str, ...] = plan_field(("ethicist",))
+    attack_options: Options = plan_field(dict, ATTACKS)
+    setting: Literal["text-only", "white-box", "both"] = plan_field("both")
     samples: int | None = plan_field(None, ATTACKS, minimum=1)
-    until: str | None = plan_field(None, metavar="decided|'METRIC ± N%'")
-    sizes: Literal["paper", "lab"] = plan_field("paper", flags=None)
+    until: str | None = plan_field(None)
+    sizes: Literal["paper", "lab"] = plan_field("paper", has_flag=False)
 
     def check(self) -> None:
         """Raise AuditError without an attack, and for an invalid --until."""
@@ -333,21 +317,24 @@ class AttackPlan:
 class DefensePlan:
     """Which defenses, and what stands beside them.
 
-    defense: Defense to audit next to the undefended model, see `audit list`; repeatable.
-    defense_options: Option of a defense, as pmixed.epsilon=4; repeatable.
-    controls: Audit each defense's controls too: only they show what causes an effect.
+    defense (--defense, -d): Defense to audit next to the undefended model, see `audit list`;
+        repeatable.
+    defense_options (-D [DEFENSE.]OPTION=VALUE): Option of a defense, as pmixed.epsilon=4;
+        repeatable.
+    controls (--controls/--no-controls): Audit each defense's controls too: only they show what
+        causes an effect.
     ensemble_limit: Attack at most N members of a target with an ensemble. [default: all; in the lab
         60]
-    relearn: Train a copy on auxiliary data for STEPS: do forgotten records return?
+    relearn (STEPS): Train a copy on auxiliary data for STEPS: do forgotten records return?
     relearn_rate: Learning rate of --relearn. [default: 5e-5; in the lab 1e-4]
     """
 
     panel: ClassVar[str] = "defenses"
-    defense: tuple[str, ...] = plan_field((), flags=("--defense", "-d"))
-    defense_options: Options = plan_field(dict, metavar="[DEFENSE.]OPTION=VALUE", flags=("-D",))
-    controls: bool = plan_field(True, flags=("--controls/--no-controls",))
+    defense: tuple[str, ...] = plan_field(())
+    defense_options: Options = plan_field(dict)
+    controls: bool = plan_field(True)
     ensemble_limit: int | None = plan_field(None, COMPARED, minimum=1)
-    relearn: int | None = plan_field(None, PROVIDED, metavar="STEPS", panel="privacy", minimum=1)
+    relearn: int | None = plan_field(None, PROVIDED, panel="privacy", minimum=1)
     relearn_rate: float | None = plan_field(None, PROVIDED, panel="privacy")
 
     def check(self) -> None:
@@ -364,18 +351,16 @@ class DefensePlan:
 class EngineOptions:
     """The engine of the work: this process, or workers of a Ray cluster with GPUs or parts of one.
 
-    engine: Work in this process, or on workers of Ray.
+    engine (local|ray): Work in this process, or on workers of Ray.
     workers: Workers of --engine ray. [default: one per processor here]
-    ray_address: Ray cluster to use. [default: one started on this machine]
+    ray_address (HOST:PORT|auto): Ray cluster to use. [default: one started on this machine]
     gpus_per_worker: GPUs of each worker; a fraction shares one. [default: 0]
     """
 
     panel: ClassVar[str] = "compute"
-    engine: Literal["local", "ray"] = plan_field("local", metavar="local|ray")
+    engine: Literal["local", "ray"] = plan_field("local")
     workers: int | None = plan_field(None)
-    ray_address: str | None = plan_field(
-        None, metavar="HOST:PORT|auto", risk="the records would be read and attacked there"
-    )
+    ray_address: str | None = plan_field(None, risk="the records would be read and attacked there")
     gpus_per_worker: float = plan_field(0.0)
 
     def check(self, device: str) -> None:
@@ -409,10 +394,10 @@ LOCAL = EngineOptions()
 class ComputePlan(EngineOptions):
     """How the program goes about it: no number depends on it.
 
-    batch_size: Prefixes or texts per batch; changes no result. [default: auto]
+    batch_size (N|auto): Prefixes or texts per batch; changes no result. [default: auto]
     """
 
-    batch_size: int | None = plan_field(None, metavar="N|auto", minimum=1)
+    batch_size: int | None = plan_field(None, minimum=1)
 
     @property
     def engine_options(self) -> EngineOptions:
@@ -423,16 +408,16 @@ class ComputePlan(EngineOptions):
 class OutputPlan:
     """What is written beside the run folder, and by which command. No number depends on it.
 
-    submission: Write an LM-Extraction submission, with one attack on the undefended model: its
-        first guess per record, most confident first, white-box if that was run. Private text, as
-        token ids.
+    submission (FILE): Write an LM-Extraction submission, with one attack on the undefended model:
+        its first guess per record, most confident first, white-box if that was run. Private text,
+        as token ids.
     """
 
     panel: ClassVar[str] = "output"
     submission: str | None = plan_field(
-        None, ATTACKS, metavar="FILE", risk="token ids of private text would be written there"
+        None, ATTACKS, risk="token ids of private text would be written there"
     )
-    command: str = plan_field("audit run", flags=None)
+    command: str = plan_field("audit run", has_flag=False)
 
 
 # Names of credentials, and of special tokens, whose names end alike.

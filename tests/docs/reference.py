@@ -15,7 +15,7 @@ import typer
 
 from auditor.cli import EXIT_CODES, app
 from auditor.commands.panels import ParsedCommandDocstring, group_flags
-from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan, format_field_flag
+from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan
 from auditor.gate import decision_log
 from auditor.plugins import registry
 from auditor.plugins.options import get_option_defaults
@@ -127,10 +127,9 @@ def _field(name: str) -> list[str]:
     meaning = _DEFAULT.sub("", one.help)
     if one.definition.risk:
         meaning += f" **Risk:** {one.definition.risk}."
-    own = one.definition.flags
-    spelt = "" if own is None else ", ".join(own).replace("/", " / ") or format_field_flag(name)
-    if spelt and one.definition.metavar:
-        spelt += f" {one.definition.metavar}"
+    spelt = ""
+    if one.definition.has_flag:
+        spelt = f"{', '.join(one.flags).replace('/', ' / ')} {one.metavar}".strip()
     default = (
         _given(one)
         if found is None or (found[1].startswith("--") and one.kind is bool)
