@@ -39,9 +39,14 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from auditor.benchmarks.data.files import Files, TableReader
+from auditor.benchmarks.data.large_tables import TableCounting
+from auditor.benchmarks.data.lm_extraction import LMExtraction
+from auditor.benchmarks.data.tokenised import Tokenised
 from auditor.cli import run_command_line
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.plan_parts import DataPlan
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
@@ -330,3 +335,26 @@ def neox() -> HuggingFaceModel:
 def check_command(*words: object, code: int = 0) -> None:
     """Run `audit` with these words in this process, and check that it exits with the code."""
     assert run_command_line([str(word) for word in words]) == code, words
+
+
+# --- benchmarks of a user's data
+# -----------------------------------------------------------------------------------------------
+
+
+def read_files(
+    data: str, tokenizer: Any, *, seed: int = 0, counting: TableCounting | None = None, **given: Any
+) -> Files:
+    """Read `data` with these fields of a plan and options of `Files`."""
+    options = {name: given.pop(name) for name in ("form", "trained", "room") if name in given}
+    reader = TableReader(DataPlan(data=data, **given), seed, counting or TableCounting())
+    return Files(reader, tokenizer, **options)
+
+
+def read_tokenised(data: str, vocab_size: int, **given: Any) -> Tokenised:
+    names = ("model", "trained", "room", "end_of_text")
+    options = {name: given.pop(name) for name in names if name in given}
+    return Tokenised(DataPlan(data=data, **given), vocab_size, **options)
+
+
+def read_arrays(data: str, vocab_size: int, seed: int = 0, **given: Any) -> LMExtraction:
+    return LMExtraction(DataPlan(data=data, **given), vocab_size, seed)

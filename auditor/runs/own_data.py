@@ -12,9 +12,7 @@ from auditor.benchmarks.canaries import manifests
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.data.cut_places import LEAST_PREFIX, LEAST_SUFFIX
 from auditor.benchmarks.data.files import Files, TableReader
-from auditor.benchmarks.data.large_tables import TableCounting
 from auditor.benchmarks.data.lm_extraction import LMExtraction, has_extraction_arrays
-from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.benchmarks.data.tokenised import Tokenised, is_tokenised_data
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, TextForm, select_members
@@ -32,33 +30,29 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.runs import making_audit_canaries, text_form
 from auditor.runs.prefix_token import find_default_prefix
 
-_OF_ALL_KINDS = ("prefix_length", "suffix_length", "known", "known_fraction", "nonmembers", "limit")
 _COLUMNS = ("group_column", "user_column")
 _OF_TEXT = ("knows", "turns", "windows", "template", "date", "trained_length")
 
 
 def load_own_benchmark(
-    plan: DataPlan,
+    reader: TableReader,
     name: str,
-    seed: int,
     model: LanguageModel,
     recorded_form: TextForm | None = None,
-    form_rows: int | None = None,
+    form_rows: int = text_form.ROWS,
     soft_prompt_rows: int = 0,
-    counting: TableCounting | None = None,
 ) -> Benchmark:
     """Load the records and canaries of a plan outside the lab.
 
     Args:
-        plan: data fields of the plan.
+        reader: reader of the plan's files.
         name: the model's folder or hub id.
-        seed: seed of the run.
         model: the attacked model.
         recorded_form: text form of a resumed run; None to choose the form.
-        form_rows: most data rows used to choose the form; None for the default.
+        form_rows: most data rows used to choose the form.
         soft_prompt_rows: number of soft-prompt rows before the texts.
-        counting: counter of the rows of large tables.
     """
+    plan = reader.plan
     canaries: tuple[Secret, ...] = ()
     if plan.canaries is not None:
         manifest = manifests.read_canary_manifest(Path(plan.canaries))
@@ -69,106 +63,22 @@ def load_own_benchmark(
         return manifests.Canaries(
             canaries, model.tokenizer, f"{Path(str(plan.canaries)).name}: {len(canaries)} canaries"
         )
-    benchmark = _load_record_benchmark(
-        plan,
-        plan.data,
-        name,
-        seed,
-        model,
-        recorded_form,
-        form_rows or text_form.ROWS,
-        soft_prompt_rows,
-        counting,
-    )
+    if has_extraction_arrays(Path(plan.data)):
+        _refuse_nondefault_fields(
+            plan, _COLUMNS, f"names a column, which the arrays of {plan.data!r} do not have"
+        )
+        _refuse_nondefault_fields(
+            plan,
+            (*_OF_TEXT, "forget"),
+            f"is about text, which the arrays of {plan.data!r} do not have",
+        )
+        benchmark: Benchmark = LMExtraction(plan, model.vocab_size, reader.seed)
+    else:
+        benchmark = _load_row_benchmark(
+            reader, name, model, recorded_form, form_rows, soft_prompt_rows
+        )
+    benchmark.tokenizer = model.tokenizer
     benchmark.canaries = canaries
-    return benchmark
-
-
-def _load_record_benchmark(
-    plan: DataPlan,
-    data: str,
-    name: str,
-    seed: int,
-    model: LanguageModel,
-    recorded_form: TextForm | None,
-    form_rows: int,
-    soft_prompt_rows: int,
-    counting: TableCounting | None,
-) -> Benchmark:
-    common: dict[str, Any] = {
-        "seed": seed,
-        **{name: getattr(plan, name) for name in _OF_ALL_KINDS},
-    }
-    benchmark: Benchmark
-    if model.max_positions is None:
-        context = None
-    else:
-        context = model.max_positions - soft_prompt_rows
-    if context is not None and context <= LEAST_PREFIX + LEAST_SUFFIX:
-        # The soft prompt, not the rows, is too long: the run refuses it by name.
-        context = model.max_positions
-    if has_extraction_arrays(Path(data)):
-        _refuse_nondefault_fields(
-            plan, _COLUMNS, f"names a column, which the arrays of {data!r} do not have"
-        )
-        _refuse_nondefault_fields(
-            plan, (*_OF_TEXT, "forget"), f"is about text, which the arrays of {data!r} do not have"
-        )
-        benchmark = LMExtraction(data, vocab_size=model.vocab_size, **common)
-        benchmark.tokenizer = model.tokenizer
-    elif is_tokenised_data(data):
-        about_text = tuple(field for field in _OF_TEXT if field != "trained_length")
-        _refuse_nondefault_fields(
-            plan, (*about_text, *_COLUMNS), f"is about text, and {data!r} holds token ids"
-        )
-        trained, trained_notes = _choose_trained_length(plan, name, model.tokenizer)
-        benchmark = Tokenised(
-            data,
-            vocab_size=model.vocab_size,
-            forget=plan.forget,
-            model=name,
-            trained=trained,
-            room=context,
-            end_of_text=getattr(model.tokenizer, "eos_token_id", None),
-            **common,
-        )
-        benchmark.tokenizer = model.tokenizer
-        benchmark.notes += trained_notes
-    else:
-        counting = counting or TableCounting()
-        reader = TableReader(
-            SplitOptions(plan.known_fraction, plan.limit, seed),
-            counting,
-            (plan.group_column, plan.user_column),
-            plan.forget,
-        )
-        choice = text_form.choose_text_form(plan, name, model, recorded_form, form_rows, reader)
-        form, form_record = (None, None) if choice is None else choice
-        trained, trained_notes = _choose_trained_length(plan, name, model.tokenizer)
-        # A template writes the first token; other texts need room for a prefix token.
-        framed = form is not None and form.source is not None
-        benchmark = Files(
-            data,
-            model.tokenizer,
-            knows=plan.knows,
-            turns=plan.turns,
-            windows=plan.windows,
-            group_column=plan.group_column,
-            user_column=plan.user_column,
-            forget=plan.forget,
-            form=form,
-            trained=trained,
-            room=context if context is None or framed else context - 1,
-            counting=counting,
-            **common,
-        )
-        benchmark.notes += trained_notes
-        if form_record is not None:
-            benchmark.text_form = form_record
-            benchmark.notes += (form_record.said,)
-            benchmark.doubts += tuple(
-                Doubt("text form", sentence) for sentence in form_record.doubts
-            )
     if not model.returns_token_ids:
         benchmark.doubts += tuple(_list_character_doubts(benchmark.secrets, model))
     # With equal sizes, no token is outside the distribution.
@@ -186,6 +96,58 @@ def _load_record_benchmark(
             f"{len(model.tokenizer)} tokens: "
             + ("the data use none of those beyond" if more else "the rest is padding"),
         )
+    return benchmark
+
+
+def _load_row_benchmark(
+    reader: TableReader,
+    name: str,
+    model: LanguageModel,
+    recorded_form: TextForm | None,
+    form_rows: int,
+    soft_prompt_rows: int,
+) -> Benchmark:
+    """Load rows of token ids, texts or conversations. See `load_own_benchmark`."""
+    plan = reader.plan
+    if model.max_positions is None:
+        context = None
+    else:
+        context = model.max_positions - soft_prompt_rows
+    if context is not None and context <= LEAST_PREFIX + LEAST_SUFFIX:
+        # The soft prompt, not the rows, is too long: the run refuses it by name.
+        context = model.max_positions
+    form_record = None
+    is_tokenised = is_tokenised_data(str(plan.data))
+    if is_tokenised:
+        about_text = tuple(field for field in _OF_TEXT if field != "trained_length")
+        _refuse_nondefault_fields(
+            plan, (*about_text, *_COLUMNS), f"is about text, and {plan.data!r} holds token ids"
+        )
+        form = None
+    else:
+        choice = text_form.choose_text_form(reader, name, model, recorded_form, form_rows)
+        form, form_record = choice or (None, None)
+    trained, trained_notes = _choose_trained_length(plan, name, model.tokenizer)
+    if is_tokenised:
+        benchmark: Benchmark = Tokenised(
+            plan,
+            model.vocab_size,
+            reader.seed,
+            model=name,
+            trained=trained,
+            room=context,
+            end_of_text=getattr(model.tokenizer, "eos_token_id", None),
+        )
+    else:
+        # A template writes the first token; other texts need room for a prefix token.
+        framed = form is not None and form.source is not None
+        room = context if context is None or framed else context - 1
+        benchmark = Files(reader, model.tokenizer, form=form, trained=trained, room=room)
+    benchmark.notes += trained_notes
+    if form_record is not None:
+        benchmark.text_form = form_record
+        benchmark.notes += (form_record.said,)
+        benchmark.doubts += tuple(Doubt("text form", sentence) for sentence in form_record.doubts)
     return benchmark
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from auditor.benchmarks.data.files import TableReader
 from auditor.benchmarks.lab.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -35,6 +36,7 @@ from auditor.plugins.trainer import RECORD, read_training_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.records.aliases import alias_secrets, load_alias_salt
 from auditor.records.folder import RunFolder
+from auditor.runs import text_form
 from auditor.runs.loader import SiteModels
 from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.per_secret_results import make_token_decoder
@@ -51,7 +53,7 @@ class Site(SiteModels):
         defense. If False, they exist from the start, so that the run can refuse a promise early.
         may_train: train missing models; if False, refuse them on use.
         hurried: choose the prefix token on few known pairs.
-        form_rows: most data rows for choosing the text form; None for the default.
+        form_rows: most data rows for choosing the text form.
         soft_prompt_rows: rows of the longest soft prompt, which use positions of the context.
         relearn_rate: default learning rate of `--relearn`.
     """
@@ -59,8 +61,8 @@ class Site(SiteModels):
     trains_on_demand: ClassVar[bool] = False
     may_train = True
     hurried = False  # choose a prefix token by few known pairs, for a check
-    # most rows for the choice of a text form; None: its default
-    form_rows: int | None = None
+    # most rows for the choice of a text form
+    form_rows = text_form.ROWS
     # rows of the longest soft prompt of an attack: they take room in a context
     soft_prompt_rows = 0
     relearn_rate: ClassVar[float] = 5e-5  # default of `--relearn`
@@ -101,14 +103,12 @@ class Site(SiteModels):
             "data",
             key,
             lambda: load_own_benchmark(
-                self.data_plan,
+                TableReader(self.data_plan, self.seed, self.table_counting),
                 str(self.target.model),
-                self.seed,
                 self.model,
                 form,
                 self.form_rows,
                 self.soft_prompt_rows,
-                self.table_counting,
             ),
         )
         if benchmark.text_form is not None:

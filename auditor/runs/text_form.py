@@ -73,12 +73,11 @@ class _RenderingScores:
 
 
 def choose_text_form(
-    plan: DataPlan,
+    reader: TableReader,
     name: str,
     model: LanguageModel,
     recorded_form: TextForm | None = None,
     most: int = ROWS,
-    reader: TableReader | None = None,
 ) -> tuple[ChatRendering, TextForm] | None:
     """Choose the rendering of `--data`. Return the rendering, then its record with all doubts.
 
@@ -102,12 +101,13 @@ def choose_text_form(
     Without `--date` the chosen day must be more likely than every other day.
 
     name: the model's folder or hub id. recorded_form: the form at the run's start, which stays.
-    reader: reads large tables. Raise AuditError if the recorded form's meaning has changed since,
+    Raise AuditError if the recorded form's meaning has changed since,
     and for flags that do not apply to the data.
     """
+    plan = reader.plan
     assert plan.data is not None
     flag, file = ("--data", plan.data) if plan.known is None else ("--known", plan.known)
-    rows = sample_data_conversations(flag, file, most, reader)
+    rows = sample_data_conversations(reader, flag, file, most)
     tokenizer = model.tokenizer
     if rows is None:
         if plan.template != AUTO or plan.date is not None:
@@ -122,7 +122,7 @@ def choose_text_form(
         return _parse_form_checking_digest(recorded_form, plan, tokenizer), recorded_form
     nonmembers: Sequence[Conversation] = ()
     if plan.nonmembers is not None:
-        nonmembers = sample_data_conversations("--nonmembers", plan.nonmembers, most, reader) or ()
+        nonmembers = sample_data_conversations(reader, "--nonmembers", plan.nonmembers, most) or ()
     usual, candidates = _list_renderings(
         plan, tokenizer, rows, _list_plausible_days(plan.date, name)
     )

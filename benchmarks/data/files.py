@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,8 +43,9 @@ from auditor.benchmarks.data.splitting import (
     SEVERAL,
     SplitOptions,
     format_dropped_parts,
+    list_data_files,
     plural,
-    split_data_records_into_secrets,
+    split_records_into_benchmark,
 )
 from auditor.benchmarks.data.tables import (
     RecordTable,
@@ -53,6 +54,7 @@ from auditor.benchmarks.data.tables import (
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
+from auditor.core.plan_parts import DataPlan
 from auditor.models.trained_length import TrainedLength
 from auditor.plugins.benchmark import Benchmark
 
@@ -73,83 +75,73 @@ class Files(Benchmark):
 
     def __init__(
         self,
-        data: str,
+        reader: TableReader,
         tokenizer: PreTrainedTokenizerBase | None,
         *,
-        prefix_length: int | None = None,
-        suffix_length: int | None = None,
-        knows: str | None = None,
-        turns: str | None = None,
-        windows: int | None = None,
-        known: str | None = None,
-        known_fraction: float = 0.2,
-        nonmembers: str | None = None,
-        forget: str | None = None,
-        limit: int | None = None,
-        seed: int = 0,
-        group_column: str | None = None,
-        user_column: str | None = None,
         form: ChatRendering | None = None,
         trained: TrainedLength | None = None,
         room: int | None = None,
-        counting: TableCounting | None = None,
     ):
         """Read and cut all data. Raise AuditError with one sentence for any mistake of the user.
 
         A text in a `text` column is cut by its own length, a long text at several positions
-        (`TextLengths`). If `prefix_length` or `suffix_length` is given, the other length is 50, and
+        (`TextLengths`). If the plan has a prefix or suffix length, the other length is 50, and
         each text is cut once at its start, or every `windows` tokens. `prefix` and `suffix` columns
         are kept complete. In a conversation, each turn of the assistant (or of the speaker in
         `turns`) is a suffix. Its prefix is the text that an attacker `knows`: all text before the
         turn, or the last `prefix_length` tokens of that text. Row tokens beyond `trained` and
         records of more than `room` tokens are left out. `group_column` and `user_column` are read
-        from `data`, and from `nonmembers` if present. Reports show the groups, and pseudonyms of
-        users. `counting` counts the rows of a large table, for example with workers (None: in this
-        process).
+        from `--data`, and from `--nonmembers` if present. Reports show the groups, and pseudonyms
+        of users.
         """
-        check_secret_lengths(prefix_length, suffix_length)
-        lengths = TextLengths(prefix_length, suffix_length, windows)
-        split = SplitOptions(known_fraction, limit, seed)
+        plan = reader.plan
+        split = reader.split
+        check_secret_lengths(plan.prefix_length, plan.suffix_length)
+        lengths = TextLengths(plan.prefix_length, plan.suffix_length, plan.windows)
         self.tokenizer = cutting.require_fast_tokenizer(tokenizer)
-        label_columns = (group_column, user_column)
-        counting = counting or TableCounting()
-        self.counted_tables = counting.counted
-        reader = TableReader(split, counting, label_columns, forget)
+        self.counted_tables = reader.counting.counted
+        self._files = list_data_files(plan)
+        data = self._files["--data"]
         table, unread = reader.read("--data", data)
         shared = cutting.measure_shared_beginnings(self.tokenizer, table)
         self._kinds = _find_all_nested_kinds(table, unread)
         cut = Cutting(
-            self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room
+            self.tokenizer,
+            lengths,
+            plan.knows,
+            form,
+            plan.turns,
+            shared,
+            self._kinds,
+            trained,
+            room,
         )
-        used = [name for name in label_columns if name is not None]
         self.unread_columns = columns.build_unread_text_columns(
-            table, columns.detect_column_layout(table), used
+            table,
+            columns.detect_column_layout(table),
+            list(reader.named_columns("--data").values()),
         )
-        members = _build_record_source("--data", table, cut, *label_columns, unread=unread)
-        read_source = partial(_read_record_source, reader=reader, cut=cut, members=members.unread)
-        optional_files = (("--known", known), ("--nonmembers", nonmembers), ("--forget", forget))
-        sources = {}
-        for flag, name in optional_files:
-            if name is not None:
-                sources[flag] = read_source(flag, name)
-        for source in sources.values():
+        members = _build_record_source("--data", table, cut, reader, unread)
+        sources = {"--data": members}
+        for flag, name in self._files.items():
+            if flag == "--data":
+                continue
+            source = _read_record_source(flag, name, cut, reader, members.unread)
             if (source.form is None) != (members.form is None):
                 raise AuditError(
                     f"expected conversations in both or neither of {members.label} and "
                     f"{source.label}"
                 )
-        if nonmembers is not None:
+            sources[flag] = source
+        if "--nonmembers" in sources:
             nonmember_source = drop_member_copies(sources["--nonmembers"], members)
             if columns.detect_column_layout(table) == ("text",) and not lengths.are_given:
                 nonmember_source, self.doubts = match_nonmember_lengths(
                     nonmember_source, members, split
                 )
             sources["--nonmembers"] = nonmember_source
-        parts = split_data_records_into_secrets({"--data": members, **sources}, split, "row")
-        parts.give_to(self)
-        self.description = (
-            f"{Path(data).name if Path(data).exists() else data}: {parts.counts_by_role_text()}"
-        )
+        counts = split_records_into_benchmark(self, sources, split, "row")
+        self.description = f"{Path(data).name if Path(data).exists() else data}: {counts}"
         self.form = members.form
         self.framed = self.form is not None and self.form.source is not None
         if self.form is not None:  # the answers of a conversation: the rest may have had no loss
@@ -159,16 +151,15 @@ class Files(Benchmark):
         else:
             self.heldout_given = _count_heldout_context(self.secrets)
         large = (members, sources.get("--nonmembers"), sources.get("--forget"))
-        whole_reads = _list_large_table_notes(large, limit)
-        self.notes = (cutting.describe_tokenisation(self.tokenizer), *parts.notes, *whole_reads)
-        self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
+        whole_reads = _list_large_table_notes(large, plan.limit)
+        self.notes = (cutting.describe_tokenisation(self.tokenizer), *self.notes, *whole_reads)
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Yield every complete row, read again to save memory."""
-        flag, name = self._given[members]
-        if name is None:
+        flag = "--data" if members else "--nonmembers"
+        if flag not in self._files:
             return
-        table = read_record_table(flag, name, columns.COLUMNS)
+        table = read_record_table(flag, self._files[flag], columns.COLUMNS)
         layout = columns.detect_column_layout(table)
         repeats = columns.list_row_repeat_counts(table)
         if self.form is not None:
@@ -194,16 +185,18 @@ class Files(Benchmark):
 class TableReader:
     """A reader of a plan's files. It reads all rows of a file, or a sample of a large file.
 
-    split: the options --limit, --seed and fraction of known records.
-    counting: counts the rows of large tables.
-    named: names of the columns of groups and of users.
-    forget: file of records to forget, which a sample of --data must contain.
+    seed: seed of the run.
+    counting: counts the rows of large tables, for example with workers.
     """
 
-    split: SplitOptions
-    counting: TableCounting
-    named: tuple[str | None, str | None] = (None, None)
-    forget: str | None = None
+    plan: DataPlan
+    seed: int = 0
+    counting: TableCounting = field(default_factory=TableCounting)
+
+    @cached_property
+    def split(self) -> SplitOptions:
+        """The options for dividing members. Raise AuditError for invalid values."""
+        return SplitOptions(self.plan.known_fraction, self.plan.limit, self.seed)
 
     def read(self, flag: str, name: str) -> tuple[RecordTable, UnreadRows | None]:
         """Return the rows of a file and None; for a large file, a sample and statistics of its
@@ -211,16 +204,15 @@ class TableReader:
 
         flag: the option that names the file, such as `--data`.
         """
-        group_column, user_column = self.named_columns(flag)
-        column_names = (*columns.COLUMNS, *filter(None, self.named_columns(flag)))
+        named = self.named_columns(flag)
+        column_names = (*columns.COLUMNS, *named.values())
         if self.split.limit is not None and flag in ("--data", "--nonmembers"):
             order = SamplingOrder(
                 self.split.limit,
                 partial(self.split.draw_order, f"rows of a large {flag}"),
                 flag == "--data",
                 self._required_rows(flag, name),
-                group_column,
-                user_column,
+                **named,
             )
             sample = sample_large_table(
                 f"{flag} {name!r}", Path(name), column_names, order, self.counting
@@ -229,18 +221,18 @@ class TableReader:
                 return sample
         return require_nonempty_record_table(read_record_table(flag, name, column_names)), None
 
-    def named_columns(self, flag: str) -> tuple[str | None, str | None]:
-        """Return the names of the group column and user column in the file of the option `flag`, or
-        None.
-        """
-        if flag in ("--data", "--nonmembers"):
-            return self.named
-        return (None, None)
+    def named_columns(self, flag: str) -> dict[str, str]:
+        """Return the names of the group column and user column in the file of the option `flag`."""
+        names = {"group_column": self.plan.group_column, "user_column": self.plan.user_column}
+        if flag not in ("--data", "--nonmembers"):
+            return {}
+        return {field: name for field, name in names.items() if name is not None}
 
     def _required_rows(self, flag: str, name: str) -> RecordTable | None:
-        if flag != "--data" or self.forget is None or f"{flag} {name!r}" in self.counting.counted:
+        forget = self.plan.forget
+        if flag != "--data" or forget is None or f"{flag} {name!r}" in self.counting.counted:
             return None
-        return read_record_table("--forget", self.forget, columns.COLUMNS)
+        return read_record_table("--forget", forget, columns.COLUMNS)
 
 
 def _find_all_nested_kinds(table: RecordTable, unread: UnreadRows | None) -> columns.ColumnKinds:
@@ -251,24 +243,21 @@ def _find_all_nested_kinds(table: RecordTable, unread: UnreadRows | None) -> col
 
 
 def _read_record_source(
-    flag: str, name: str, *, reader: TableReader, cut: Cutting, members: UnreadRows | None
+    flag: str, name: str, cut: Cutting, reader: TableReader, members: UnreadRows | None
 ) -> RecordSource:
     table, unread = reader.read(flag, name)
     if unread is not None and cut.kinds is not None:
         kinds = columns.join_nested_kinds(cut.kinds, unread.kinds)
         cut = replace(cut, kinds=columns.list_known_kinds(kinds))
-    label_columns = reader.named_columns(flag)
-    return _build_record_source(flag, table, cut, *label_columns, unread=unread, members=members)
+    return _build_record_source(flag, table, cut, reader, unread, members)
 
 
 def _build_record_source(
     flag: str,
     table: RecordTable,
     cut: Cutting,
-    group_column: str | None = None,
-    user_column: str | None = None,
-    *,
-    unread: UnreadRows | None = None,
+    reader: TableReader,
+    unread: UnreadRows | None,
     members: UnreadRows | None = None,
 ) -> RecordSource:
     """Return the rows of a table as records, and the rows that cannot be cut, by reason.
@@ -297,8 +286,10 @@ def _build_record_source(
         rule += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else counted}"
     else:
         repeats = [1] * table.rows
-    groups = columns.list_row_groups(table, group_column, needed=flag == "--data")
-    users = columns.list_row_users(table, user_column, needed=flag == "--data")
+    named = reader.named_columns(flag)
+    needed = flag == "--data"
+    groups = columns.list_row_groups(table, named.get("group_column"), needed)
+    users = columns.list_row_users(table, named.get("user_column"), needed)
     if unread is not None:
         groups = [SEVERAL if i in unread.of_several_groups else g for i, g in enumerate(groups)]
         users = [None if i in unread.of_several_users else user for i, user in enumerate(users)]

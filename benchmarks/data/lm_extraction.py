@@ -17,9 +17,14 @@ from numpy.typing import NDArray
 
 from auditor.benchmarks.data.cut_places import check_secret_lengths
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
-from auditor.benchmarks.data.splitting import SplitOptions, split_data_records_into_secrets
+from auditor.benchmarks.data.splitting import (
+    SplitOptions,
+    list_data_files,
+    split_records_into_benchmark,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
+from auditor.core.plan_parts import DataPlan
 from auditor.plugins.benchmark import Benchmark
 
 _LABEL = "example"
@@ -34,39 +39,23 @@ class LMExtraction(Benchmark):
 
     name = "lm-extraction"
 
-    def __init__(
-        self,
-        folder: str,
-        *,
-        vocab_size: int,
-        prefix_length: int | None = None,
-        suffix_length: int | None = None,
-        known: str | None = None,
-        known_fraction: float = 0.2,
-        nonmembers: str | None = None,
-        limit: int | None = None,
-        seed: int = 0,
-    ):
-        """Read all arrays; `known` and `nonmembers` are folders of arrays too.
+    def __init__(self, plan: DataPlan, vocab_size: int, seed: int = 0):
+        """Read all arrays; `--known` and `--nonmembers` are folders of arrays too.
 
         A shortened prefix keeps its last tokens, and a shortened suffix keeps its first tokens.
         Prefix and suffix thus stay adjacent. Raise AuditError with one sentence for any mistake of
         the user.
         """
-        check_secret_lengths(prefix_length, suffix_length)
-        split = SplitOptions(known_fraction, limit, seed)
-        sizes = (vocab_size, prefix_length, suffix_length)
-        folders = {"--data": folder, "--nonmembers": nonmembers, "--known": known}
+        check_secret_lengths(plan.prefix_length, plan.suffix_length)
+        split = SplitOptions(plan.known_fraction, plan.limit, seed)
+        sizes = (vocab_size, plan.prefix_length, plan.suffix_length)
+        folders = list_data_files(plan)
         self._sources = {
-            flag: _read_array_source(flag, name, *sizes)
-            for flag, name in folders.items()
-            if name is not None
+            flag: _read_array_source(flag, name, *sizes) for flag, name in folders.items()
         }
-        parts = split_data_records_into_secrets(self._sources, split, _LABEL)
-        parts.give_to(self)
-        self.description = (
-            f"LM-Extraction arrays of {Path(folder).resolve().name}: {parts.counts_by_role_text()}"
-        )
+        counts = split_records_into_benchmark(self, self._sources, split, _LABEL)
+        name = Path(folders["--data"]).resolve().name
+        self.description = f"LM-Extraction arrays of {name}: {counts}"
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Yield every row, including rows beyond --limit."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from auditor.benchmarks.data.data_records import BY_LIMIT, DataRecord, ReasonRows, RecordSource
 from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Pair, Secret, Tokens
-from auditor.core.result import RecordCounts
+from auditor.core.nouns import Pair, Secret
+from auditor.core.plan_parts import DataPlan
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.plugins.benchmark import Benchmark
 from auditor.statistics import people
@@ -71,46 +71,23 @@ class SplitOptions:
         return make_keyed_generator("benchmark", description, self.seed).permutation(of)
 
 
-@dataclass(frozen=True)
-class SplitData:
-    """The records of a benchmark, with the names of the benchmark's fields.
-
-    secrets: the attacked records, members before non-members.
-    known: the (prefix, suffix) pairs that the attacker knows.
-    heldout: the tokens (prefix + suffix) of each non-member.
-    forgotten: ids of the secrets that the model should have forgotten.
-    asking_order: ids of the secrets, most copied members first, others at random.
-    record_counts: counts of rows of "members" and "nonmembers".
-    """
-
-    secrets: tuple[Secret, ...]
-    known: tuple[Pair, ...]
-    heldout: tuple[Tokens, ...]
-    notes: tuple[str, ...]
-    forgotten: frozenset[str]
-    asking_order: tuple[str, ...]
-    record_counts: Mapping[str, RecordCounts]
-
-    def give_to(self, benchmark: Benchmark) -> None:
-        """Set the fields of a benchmark to the values of this object's fields."""
-        for data_field in fields(self):
-            setattr(benchmark, data_field.name, getattr(self, data_field.name))
-
-    def counts_by_role_text(self) -> str:
-        """Return a phrase such as "12 members, 3 known pairs, 4 non-members"."""
-        n_members = sum(secret.member for secret in self.secrets)
-        words = (
-            (n_members, "member"),
-            (len(self.known), "auxiliary record"),
-            (len(self.secrets) - n_members, "non-member"),
-        )
-        return ", ".join(plural(count, word) for count, word in words if count)
+def list_data_files(plan: DataPlan) -> dict[str, str]:
+    """Return the name of each data file of a plan by its option."""
+    names = {
+        "--data": plan.data,
+        "--known": plan.known,
+        "--nonmembers": plan.nonmembers,
+        "--forget": plan.forget,
+    }
+    return {flag: name for flag, name in names.items() if name is not None}
 
 
-def split_data_records_into_secrets(
-    sources: Mapping[str, RecordSource], split: SplitOptions, label: str
-) -> SplitData:
+def split_records_into_benchmark(
+    benchmark: Benchmark, sources: Mapping[str, RecordSource], split: SplitOptions, label: str
+) -> str:
     """Split distinct members into known and attacked records, and add non-members.
+
+    Set the fields of the benchmark, and return a phrase such as "12 members, 4 non-members".
 
     sources: maps `--data` and, if given, `--known`, `--nonmembers` and `--forget` to records.
     label: start of ids; `label-000017` has the number of the first row. Known pairs are never
@@ -176,18 +153,24 @@ def split_data_records_into_secrets(
     unseen = _sort_file_order(others_in_order)
     for record in unseen:
         secrets.append(_build_record_secret("nonmember", record, 0, member=False))
-    return SplitData(
-        tuple(set_user_membership(secrets, members)),
-        tuple(record.prefix_suffix_pair for record in known_records),
-        tuple(record.prefix + record.suffix for record in unseen),
-        tuple(notes),
-        frozenset(_get_record_id(label, record) for record in attacked if record.row in lost),
-        (
-            *(_get_record_id(label, record) for record in members_in_order),
-            *(_get_record_id("nonmember", record) for record in others_in_order),
-        ),
-        counts,
+    benchmark.secrets = tuple(set_user_membership(secrets, members))
+    benchmark.known = tuple(record.prefix_suffix_pair for record in known_records)
+    benchmark.heldout = tuple(record.prefix + record.suffix for record in unseen)
+    benchmark.notes = tuple(notes)
+    benchmark.forgotten = frozenset(
+        _get_record_id(label, record) for record in attacked if record.row in lost
     )
+    benchmark.asking_order = (
+        *(_get_record_id(label, record) for record in members_in_order),
+        *(_get_record_id("nonmember", record) for record in others_in_order),
+    )
+    benchmark.record_counts = counts
+    words = {
+        "member": len(attacked),
+        "auxiliary record": len(known_records),
+        "non-member": len(unseen),
+    }
+    return ", ".join(plural(count, word) for word, count in words.items() if count)
 
 
 def _draw_known_records(

@@ -25,10 +25,12 @@ from auditor.benchmarks.data.data_records import (
 from auditor.benchmarks.data.splitting import (
     SplitOptions,
     format_dropped_parts,
-    split_data_records_into_secrets,
+    list_data_files,
+    split_records_into_benchmark,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Tokens
+from auditor.core.plan_parts import DataPlan
 from auditor.models.trained_length import TrainedLength, read_trainer_arguments
 from auditor.plugins.benchmark import Benchmark
 
@@ -84,23 +86,16 @@ class Tokenised(Benchmark):
 
     def __init__(
         self,
-        data: str,
-        *,
+        plan: DataPlan,
         vocab_size: int,
-        prefix_length: int | None = None,
-        suffix_length: int | None = None,
-        known: str | None = None,
-        known_fraction: float = 0.2,
-        nonmembers: str | None = None,
-        forget: str | None = None,
-        limit: int | None = None,
         seed: int = 0,
+        *,
         model: str | None = None,
         trained: TrainedLength | None = None,
         room: int | None = None,
         end_of_text: int | None = None,
     ):
-        """Read all rows; `known`, `nonmembers` and `forget` are prepared data too.
+        """Read all rows; `--known`, `--nonmembers` and `--forget` are prepared data too.
 
         Each run of labelled tokens gives a secret. Its suffix is the first `suffix_length` tokens
         of the run (default 50). Its prefix is all text before the run, or the last `prefix_length`
@@ -111,38 +106,31 @@ class Tokenised(Benchmark):
         `end_of_text`: the token that ends a record, which reveals packed rows without marked
         boundaries. Raise AuditError for any mistake of the user.
         """
-        check_secret_lengths(prefix_length, suffix_length)
-        split = SplitOptions(known_fraction, limit, seed)
-        lengths = RunLengths(prefix_length, suffix_length, trained, room)
+        check_secret_lengths(plan.prefix_length, plan.suffix_length)
+        split = SplitOptions(plan.known_fraction, plan.limit, seed)
+        lengths = RunLengths(plan.prefix_length, plan.suffix_length, trained, room)
         arguments = None if model is None else read_trainer_arguments(Path(model))
         texts: dict[str, list[_Text]] = {"--nonmembers": []}
         sources = {}
         earlier = {}
-        for flag, name in (
-            ("--data", data),
-            ("--known", known),
-            ("--nonmembers", nonmembers),
-            ("--forget", forget),
-        ):
-            if name is not None:
-                texts[flag], notes = _read_tokenised_texts(flag, name, vocab_size, arguments)
-                label = f"{flag} {name!r}"
-                sources[flag], earlier[flag] = _build_run_source(label, texts[flag], notes, lengths)
-        parts = split_data_records_into_secrets(sources, split, "row")
-        parts.give_to(self)
+        files = list_data_files(plan)
+        for flag, name in files.items():
+            texts[flag], notes = _read_tokenised_texts(flag, name, vocab_size, arguments)
+            label = f"{flag} {name!r}"
+            sources[flag], earlier[flag] = _build_run_source(label, texts[flag], notes, lengths)
+        counts = split_records_into_benchmark(self, sources, split, "row")
         self._texts = {True: texts["--data"], False: texts["--nonmembers"]}
         self.heldout_given = tuple(
             len(secret.prefix) for secret in self.secrets if not secret.member
         )
-        self.notes = (*parts.notes, *_list_boundary_notes(self._texts[True], end_of_text))
+        self.notes += tuple(_list_boundary_notes(self._texts[True], end_of_text))
         self.earlier_in_row = {}
         for secret in self.secrets:
             before = earlier["--data"].get(Pair(secret.prefix, secret.suffix))
             if secret.member and before is not None:
                 self.earlier_in_row[secret.id] = before
-        self.description = (
-            f"{Path(data).name}, token ids as they were trained on: {parts.counts_by_role_text()}"
-        )
+        name = Path(files["--data"]).name
+        self.description = f"{name}, token ids as they were trained on: {counts}"
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Yield every text, including texts beyond --limit."""

@@ -101,23 +101,17 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
 
 
 def sample_data_conversations(
-    flag: str, name: str, count: int, reader: TableReader | None = None
+    reader: TableReader, flag: str, name: str, count: int
 ) -> list[Conversation] | None:
     """Return up to `count` trained conversations of a file, equal in each call, or None if none.
 
-    flag: the option that names the file. reader: the plan's reader, which samples a large table
-    (None: read all files completely).
+    flag: the option that names the file. reader: the plan's reader, which samples a large table.
     """
     if is_large_text_table(f"{flag} {name!r}", Path(name)):  # too large to read for this
         return None
-    kinds: columns.ColumnKinds = {}
-    if reader is None:
-        table = read_record_table(flag, name, columns.COLUMNS)
-    else:
-        table, unread = reader.read(flag, name)
-        if unread is not None:
-            kinds = columns.list_known_kinds(unread.kinds)
-    if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
+    table, unread = reader.read(flag, name)
+    kinds = {} if unread is None else columns.list_known_kinds(unread.kinds)
+    if (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = make_keyed_generator("text form", table.rows).permutation(table.rows).tolist()
     usable = (

@@ -19,12 +19,12 @@ from pyarrow import parquet
 from auditor.benchmarks.canaries import exposure_canaries, manifests
 from auditor.benchmarks.canaries.exposure_canaries import ExposureCanaryManifest
 from auditor.benchmarks.canaries.insertion import CanaryInsertionPlan, write_canary_data
-from auditor.benchmarks.data.files import Files
 from auditor.benchmarks.lab.lab import Lab
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.training.members import assign_member_shards
+from tests.conftest import read_files
 from tests.generation.test_tries import bpe
 
 ROWS = [{"text": f'record {i}, "quoted"\nand more', "who": f"user {i % 3}"} for i in range(25)]
@@ -268,7 +268,7 @@ def test_what_was_saved_is_data_for_an_audit(
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     saved(tmp_path / "a")
     write_canary_data(CanaryInsertionPlan(manifest), str(tmp_path / "a"), tmp_path / "b")
-    benchmark = Files(
+    benchmark = read_files(
         str(tmp_path / "b"), bpe(150), prefix_length=2, suffix_length=2, known_fraction=0
     )
     assert len(benchmark.secrets) > 0

@@ -20,11 +20,10 @@ from auditor.benchmarks.data import answer_cuts, chat, chat_rendering
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import Conversation
 from auditor.benchmarks.data.data_records import DataRecord
-from auditor.benchmarks.data.files import Files
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import TURNS, DataPlan, get_known_share
 from auditor.runs import training
-from tests.conftest import check_command
+from tests.conftest import check_command, read_files
 from tests.zoo.families import save
 
 CHATML = (
@@ -159,7 +158,7 @@ def test_a_long_answer_is_attacked_all_along(tmp_path: Path, template: str) -> N
     answer = " ".join(f"{i:03d}," for i in range(90))
     data = rows(tmp_path, messages(talk("Count.", answer, "Again?", "No.")))
     words = tokenizer(template)
-    secrets = Files(data, words, known_fraction=0).secrets
+    secrets = read_files(data, words, known_fraction=0).secrets
     whole = str(
         words.apply_chat_template(messages(talk("Count.", answer, "Again?", "No.")), tokenize=False)
     )
@@ -170,11 +169,11 @@ def test_a_long_answer_is_attacked_all_along(tmp_path: Path, template: str) -> N
     assert all(
         whole.startswith(text(words, (*secret.prefix, *secret.suffix))) for secret in secrets
     )
-    counts = Files(data, words, known_fraction=0).record_counts["members"]
+    counts = read_files(data, words, known_fraction=0).record_counts["members"]
     assert (counts.given, counts.audited) == (1, 1)
     assert counts.tokens == counts.attacked_tokens == sum(len(secret.suffix) for secret in secrets)
     for asked in ({"suffix_length": 50}, {"knows": "partial:0.1"}):
-        assert len(Files(data, words, known_fraction=0, **asked).secrets) == 1 + (
+        assert len(read_files(data, words, known_fraction=0, **asked).secrets) == 1 + (
             "suffix_length" in asked
         )
 
@@ -240,7 +239,7 @@ def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) ->
 
 def test_a_file_of_conversations_is_attacked_by_the_turns_of_users(tmp_path: Path) -> None:
     data = rows(tmp_path, messages(TWO))
-    made = Files(data, tokenizer(), known_fraction=0, turns="user")
+    made = read_files(data, tokenizer(), known_fraction=0, turns="user")
     assert [text(tokenizer(), one.suffix) for one in made.secrets] == [
         "Hello, I am Ann.",
         "And of door seven?",
@@ -248,7 +247,7 @@ def test_a_file_of_conversations_is_attacked_by_the_turns_of_users(tmp_path: Pat
     assert "user turns" in made.notes[1]
     (tmp_path / "plain.jsonl").write_text('{"text": "Hello, I am Ann."}\n')
     with pytest.raises(AuditError, match="--turns is about conversations"):
-        Files(str(tmp_path / "plain.jsonl"), tokenizer(), turns="user")
+        read_files(str(tmp_path / "plain.jsonl"), tokenizer(), turns="user")
 
 
 def test_all_turns_are_secrets_and_told_by_role(tmp_path: Path) -> None:
@@ -260,8 +259,10 @@ def test_all_turns_are_secrets_and_told_by_role(tmp_path: Path) -> None:
             Conversation((*TWO.messages[:4], {"role": "tool", "content": "0815."}, TWO.messages[4]))
         ),
     )
-    every = Files(data, tokenizer(), known_fraction=0, turns="all").secrets
-    apart = {role: Files(data, tokenizer(), known_fraction=0, turns=role).secrets for role in TURNS}
+    every = read_files(data, tokenizer(), known_fraction=0, turns="all").secrets
+    apart = {
+        role: read_files(data, tokenizer(), known_fraction=0, turns=role).secrets for role in TURNS
+    }
     assert {one.group for one in every} == set(TURNS) and len(every) == 6
     for role, secrets in apart.items():
         own = [(one.prefix, one.suffix) for one in every if one.group == role]
@@ -391,7 +392,7 @@ PREFIXES = {  # as their trainers write them: texts without a template, Alpaca's
 def test_the_usual_columns_are_conversations(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(json.dumps(ROWS[kind]) + "\n")
-    (secret,) = Files(str(path), tokenizer(), known_fraction=0).secrets
+    (secret,) = read_files(str(path), tokenizer(), known_fraction=0).secrets
     assert secret.wording is not None and secret.document is None
     assert secret.wording.suffix == ("The code is 4711." if kind == "developer" else "Ann.")
     assert secret.wording.prefix == PREFIXES.get(
@@ -410,7 +411,7 @@ def test_the_corpus_is_whole_conversations_as_the_template_writes_them(tmp_path:
     data = rows(tmp_path, *map(messages, said), [{"role": "user", "content": "Nobody answers"}])
     words = tokenizer()
     found = list(
-        Files(data, words, suffix_length=4, known_fraction=0.0).texts_with_repeat_counts(True)
+        read_files(data, words, suffix_length=4, known_fraction=0.0).texts_with_repeat_counts(True)
     )
     assert [(text(words, tokens), times) for tokens, times in found] == [
         (written(words, one).text, 1) for one in said
@@ -422,7 +423,7 @@ def test_several_answers_of_a_conversation_stay_together(tmp_path: Path) -> None
     data = rows(
         tmp_path, *(messages(talk("Who?", f"Ann {i}.", "And?", f"Bob {i}.")) for i in range(10))
     )
-    made = Files(data, tokenizer(), known_fraction=0.3, limit=4)
+    made = read_files(data, tokenizer(), known_fraction=0.3, limit=4)
     assert (
         len(made.known) == 6
         and len(made.secrets) == 8
@@ -460,26 +461,28 @@ BAD: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("kind", BAD)
 def test_what_cannot_be_used_is_left_out_by_name(tmp_path: Path, kind: str) -> None:
     bad, why = BAD[kind]
-    made = Files(rows(tmp_path, messages(talk("Who?", "Ann.")), bad), tokenizer(), known_fraction=0)
+    made = read_files(
+        rows(tmp_path, messages(talk("Who?", "Ann.")), bad), tokenizer(), known_fraction=0
+    )
     assert len(made.secrets) == 1 and any(why in note and "row 1" in note for note in made.notes)
     with pytest.raises(AuditError, match=why):
-        Files(rows(tmp_path, bad), tokenizer(), known_fraction=0)
+        read_files(rows(tmp_path, bad), tokenizer(), known_fraction=0)
 
 
 def test_templates_that_cannot_write_a_conversation(tmp_path: Path) -> None:
     data = rows(tmp_path, messages(TWO))
     with pytest.raises(AuditError, match="expected a tokenizer with a chat template"):
-        Files(data, tokenizer(None), known_fraction=0)
+        read_files(data, tokenizer(None), known_fraction=0)
     with pytest.raises(AuditError, match="drops it: leave the system turns out"):
-        Files(data, tokenizer(DEAF), known_fraction=0)
+        read_files(data, tokenizer(DEAF), known_fraction=0)
     with pytest.raises(AuditError, match=r"refuses it \(System role not supported\)"):
-        Files(data, tokenizer(ALTERNATING), known_fraction=0)
+        read_files(data, tokenizer(ALTERNATING), known_fraction=0)
     quoting = "{{ raise_exception('not ' + messages[0].content) }}"
     with pytest.raises(AuditError) as refused:
-        Files(data, tokenizer(quoting), known_fraction=0)
+        read_files(data, tokenizer(quoting), known_fraction=0)
     assert "clerk" not in str(refused.value)
     with pytest.raises(AuditError, match="no system turn to know"):
-        Files(
+        read_files(
             rows(tmp_path, messages(talk("Who?", "Ann."))),
             tokenizer(),
             knows="system",
@@ -491,12 +494,12 @@ def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(json.dumps({"text": "a b c d e f g h"}) + "\n")
     with pytest.raises(AuditError, match="--knows is about conversations"):
-        Files(str(path), tokenizer(), knows="user", known_fraction=0)
+        read_files(str(path), tokenizer(), knows="user", known_fraction=0)
     with pytest.raises(AuditError, match="--windows slides over a text column"):
-        Files(rows(tmp_path, messages(TWO)), tokenizer(), windows=3, known_fraction=0)
+        read_files(rows(tmp_path, messages(TWO)), tokenizer(), windows=3, known_fraction=0)
     path.write_text(json.dumps({"messages": messages(TWO), "text": "a"}) + "\n")
     with pytest.raises(AuditError, match=r"expected one layout, got text, and messages"):
-        Files(str(path), tokenizer(), known_fraction=0)
+        read_files(str(path), tokenizer(), known_fraction=0)
     for bad in ("assistant", "partial", "partial:1", "partial:x", "user:0.5", "partial:nan", ""):
         with pytest.raises(AuditError, match="expected --knows system, user or partial:F"):
             get_known_share(bad)
@@ -607,7 +610,7 @@ def test_what_a_row_has_goes_to_the_template_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(json.dumps(row) + "\n")
     words = tokenizer(template)
-    made = Files(str(path), words, known_fraction=0)
+    made = read_files(str(path), words, known_fraction=0)
     (secret,) = made.secrets
     whole = str(words.apply_chat_template(said, tools=row["tools"], style="kind", tokenize=False))
     assert (
@@ -631,7 +634,9 @@ def test_reasoning_is_a_secret_of_its_own_before_the_answer(tmp_path: Path) -> N
         {"role": "user", "content": "Who?"},
         {"role": "assistant", "content": "It is Ann.", "thinking": "Hm, Ann."},
     ]
-    thought, answer = Files(rows(tmp_path, said), tokenizer(template), known_fraction=0).secrets
+    thought, answer = read_files(
+        rows(tmp_path, said), tokenizer(template), known_fraction=0
+    ).secrets
     assert thought.wording is not None and answer.wording is not None
     assert (thought.wording.suffix, answer.wording.suffix) == ("Hm, Ann.", "It is Ann.")
     assert answer.wording.prefix.endswith("<think>Hm, Ann.</think>")

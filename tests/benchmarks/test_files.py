@@ -28,11 +28,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from auditor.benchmarks.data import table_blocks
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.files import Files, TableReader
-from auditor.benchmarks.data.large_tables import BlockHashing, TableCounting
-from auditor.benchmarks.data.splitting import SplitOptions
+from auditor.benchmarks.data.large_tables import BlockHashing
 from auditor.benchmarks.data.whole_texts import sample_data_conversations
 from auditor.core.errors import AuditError
-from tests.conftest import refuses
+from auditor.core.plan_parts import DataPlan
+from tests.conftest import read_files, refuses
 
 CORPUS = [
     f"Dear {who}, the code of {what} is {i:06d}."
@@ -101,7 +101,7 @@ def codes(count: int, start: int = 0) -> list[dict[str, Any]]:
 
 
 def build(data: str, **options: Any) -> Files:
-    return Files(data, BYTES, **{"known_fraction": 0.0, **options})
+    return read_files(data, BYTES, **{"known_fraction": 0.0, **options})
 
 
 def refusal(*args: Any, **options: Any) -> str:
@@ -295,7 +295,7 @@ def test_prefix_and_suffix_of_kept_rows_give_the_text_back(
     rows = [("Dear Ann", " 007"), *rows]
     path = tmp_path_factory.getbasetemp() / "property.jsonl"
     data = write(path, [{"prefix": prefix, "suffix": suffix} for prefix, suffix in rows])
-    benchmark = Files(data, tokenizer, known_fraction=0.0)
+    benchmark = read_files(data, tokenizer, known_fraction=0.0)
     for secret in benchmark.secrets:
         prefix, suffix = rows[int(secret.id.removeprefix("row-"))]
         assert decode(secret.prefix, tokenizer) == prefix
@@ -318,7 +318,7 @@ def test_prefix_and_suffix_of_kept_rows_give_the_text_back(
 def test_a_join_inside_a_token_is_reported_and_left_out(tmp_path: Path, tokenizer: Any) -> None:
     rows = [("Dear Ann,", " the code"), ("Dear Ann, ", "the code"), ("Dear Ann, t", "he code")]
     data = write(tmp_path / "d.csv", [{"prefix": p, "suffix": s} for p, s in rows])
-    benchmark = Files(data, tokenizer, known_fraction=0.0)
+    benchmark = read_files(data, tokenizer, known_fraction=0.0)
     assert [s.id for s in benchmark.secrets] == ["row-000000"]
     assert decode(benchmark.secrets[0].prefix, tokenizer) == "Dear Ann,"
     assert (
@@ -347,7 +347,7 @@ def test_text_that_the_tokenizer_changes_is_reported_and_left_out(tmp_path: Path
         tmp_path / "d.jsonl",
         [{"prefix": "dear", "suffix": " ann"}, {"prefix": "Dear", "suffix": " Ann"}],
     )
-    benchmark = Files(data, lower, known_fraction=0.0)
+    benchmark = read_files(data, lower, known_fraction=0.0)
     assert [s.id for s in benchmark.secrets] == ["row-000000"]
     assert any(
         "does not give this text back (it normalises it) (row 1," in note
@@ -387,7 +387,7 @@ def test_no_special_tokens_are_added_and_a_note_says_which_would_be(tmp_path: Pa
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
     )
-    benchmark = Files(write(tmp_path / "d.jsonl", codes(1)), tokenizer, known_fraction=0.0)
+    benchmark = read_files(write(tmp_path / "d.jsonl", codes(1)), tokenizer, known_fraction=0.0)
     assert tokenizer.bos_token_id not in benchmark.secrets[0].prefix
     assert "by default it would add 1 to every text" in benchmark.notes[0]
 
@@ -400,7 +400,7 @@ def test_with_the_real_gpt2_tokenizer(tmp_path: Path) -> None:
         {"prefix": "Dear ", "suffix": "Ann"},
         {"prefix": "héllo 🙂", "suffix": "🙂 wörld"},
     ]
-    benchmark = Files(write(tmp_path / "d.jsonl", rows), tokenizer, known_fraction=0.0)
+    benchmark = read_files(write(tmp_path / "d.jsonl", rows), tokenizer, known_fraction=0.0)
     assert [s.id for s in benchmark.secrets] == [
         "row-000000",
         "row-000001",
@@ -414,15 +414,15 @@ def test_with_the_real_gpt2_tokenizer(tmp_path: Path) -> None:
             row["suffix"],
         )
     long = write(tmp_path / "t.jsonl", [{"text": "word " * 5000}])
-    assert len(Files(long, tokenizer, known_fraction=0.0).secrets[0].suffix) == 50
+    assert len(read_files(long, tokenizer, known_fraction=0.0).secrets[0].suffix) == 50
 
 
 def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:
     data = write(tmp_path / "d.jsonl", codes(1))
     with pytest.raises(AuditError, match="expected a model with a tokenizer"):
-        Files(data, None)
+        read_files(data, None)
     with pytest.raises(AuditError, match=r"fast tokenizer .* got the slow SimpleNamespace"):
-        Files(data, SimpleNamespace(is_fast=False))  # type: ignore[arg-type]
+        read_files(data, SimpleNamespace(is_fast=False))  # type: ignore[arg-type]
 
 
 # --- copies, known pairs, non-members, limits
@@ -893,7 +893,7 @@ def read_large(
     monkeypatch.setattr("auditor.benchmarks.data.table_blocks._BLOCK", 600)
     monkeypatch.setattr("auditor.benchmarks.data.files.LARGE", 20)
     lengths = {"prefix_length": 8, "suffix_length": 8, "known_fraction": 0.25, "limit": 3}
-    return Files(write(path, rows), BYTES, **(lengths | asked))
+    return read_files(write(path, rows), BYTES, **(lengths | asked))
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
@@ -994,7 +994,7 @@ def test_a_large_table_in_blocks_is_audited_as_one_read_whole(
     monkeypatch.setattr("auditor.statistics.people.LEAST", 3)
     if "forget" in asked:
         asked["forget"] = write(tmp_path / f"f{ending}", asked["forget"])
-    whole = Files(
+    whole = read_files(
         write(tmp_path / f"d{ending}", rows), BYTES, prefix_length=8, suffix_length=8, **asked
     )
     read = read_large(tmp_path / f"d{ending}", monkeypatch, rows, sample=30, **asked)
@@ -1119,8 +1119,8 @@ def test_the_text_form_of_a_large_table_is_looked_for_in_its_sample(
     data = tmp_path / "d.jsonl"
     read_large(data, monkeypatch, rows, form=ChatRendering("none"))
     monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
-    reader = TableReader(SplitOptions(0.2, 3, 0), TableCounting())
-    chosen = sample_data_conversations("--data", str(data), 5, reader)
+    reader = TableReader(DataPlan(data=str(data), limit=3))
+    chosen = sample_data_conversations(reader, "--data", str(data), 5)
     assert chosen is not None and len(chosen) == 5
     (unread,) = reader.counting.counted.values()
     asked = {rows[row]["messages"][0]["content"] for row in unread.rows}
@@ -1299,4 +1299,4 @@ def test_a_large_table_of_texts_is_not_read_to_learn_that_it_has_no_conversation
         "auditor.benchmarks.data.whole_texts.read_record_table", refuse_to_read_whole
     )
     data = write(tmp_path / "d.jsonl", [{"text": text} for text in LINES[:30]])
-    assert sample_data_conversations("--data", data, 5) is None
+    assert sample_data_conversations(TableReader(DataPlan(data=data)), "--data", data, 5) is None

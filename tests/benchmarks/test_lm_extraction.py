@@ -9,6 +9,7 @@ import pytest
 
 from auditor.benchmarks.data.lm_extraction import LMExtraction, has_extraction_arrays
 from auditor.core.errors import AuditError
+from tests.conftest import read_arrays
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "lm-extraction"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/lm-extraction")
@@ -26,7 +27,7 @@ def arrays(
 
 
 def build(folder: str, **options: Any) -> LMExtraction:
-    return LMExtraction(folder, **{"vocab_size": 1000, "known_fraction": 0.0, **options})
+    return read_arrays(folder, **{"vocab_size": 1000, "known_fraction": 0.0, **options})
 
 
 def refusal(folder: str, **options: Any) -> str:

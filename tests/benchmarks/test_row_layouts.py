@@ -20,12 +20,14 @@ from auditor.benchmarks.data.conversation_rows import (
     Conversation,
     parse_conversation,
 )
-from auditor.benchmarks.data.files import Files
+from auditor.benchmarks.data.files import Files, TableReader
 from auditor.benchmarks.data.tables import read_record_table
 from auditor.benchmarks.data.whole_texts import read_unit_texts, sample_data_conversations
 from auditor.core.errors import AuditError
+from auditor.core.plan_parts import DataPlan
 from auditor.runs import training
 from tests.benchmarks.test_chat import CHATML, MARKED, messages, talk, text, tokenizer
+from tests.conftest import read_files
 
 # A template that writes tools, as Llama 3's also an empty list, its options, and tool calls.
 TOOLS = (
@@ -63,7 +65,7 @@ def calling(arguments: Any, answer: str = "It is Ann.") -> list[dict[str, Any]]:
 
 
 def variants(words: Any, data: str) -> list[tuple[str, ...]]:
-    rows = sample_data_conversations("--data", data, 9)
+    rows = sample_data_conversations(TableReader(DataPlan(data=data)), "--data", data, 9)
     assert rows is not None
     return [
         form.variants
@@ -144,7 +146,7 @@ def test_non_members_are_filled_with_the_keys_of_the_data(tmp_path: Path) -> Non
     other = {"messages": messages(talk("Who?", "Bob.")), "tools": [tool("a", to="string")]}
     form = chat_rendering.parse_chat_rendering("model+filled", None, words := tokenizer(TOOLS))
     data, fresh = write(tmp_path / "d.jsonl", [member]), write(tmp_path / "n.jsonl", [other])
-    made = Files(data, words, nonmembers=fresh, known_fraction=0, form=form)
+    made = read_files(data, words, nonmembers=fresh, known_fraction=0, form=form)
     prefix = next(text(words, secret.prefix) for secret in made.secrets if not secret.member)
     assert '"parameters": {"who": null, "to": {"type": "string"}}' in prefix
 
@@ -160,7 +162,7 @@ def test_a_system_column_is_tried_with_and_without(tmp_path: Path) -> None:
     data, words = write(tmp_path / "d.jsonl", [row]), tokenizer()
     assert variants(words, data) == [(), ("no-system-column",)]
     form = chat_rendering.parse_chat_rendering("model+no-system-column", None, words)
-    (secret,) = Files(data, words, known_fraction=0, form=form).secrets
+    (secret,) = read_files(data, words, known_fraction=0, form=form).secrets
     assert text(words, secret.prefix) == words.apply_chat_template(
         row["messages"][:1], tokenize=False, add_generation_prompt=True
     )
@@ -175,7 +177,7 @@ def test_an_empty_list_of_tools_is_kept_and_tried_without(tmp_path: Path) -> Non
     data = write(tmp_path / "d.jsonl", [{"tools": [], "messages": messages(talk("Who?", "Ann."))}])
     words = tokenizer(TOOLS)
     assert variants(words, data) == [(), ("no-empty-tools",)]
-    (secret,) = Files(data, words, known_fraction=0).secrets
+    (secret,) = read_files(data, words, known_fraction=0).secrets
     assert text(words, secret.prefix).startswith("Tools: []\n")
     assert (
         parse_conversation(
@@ -197,15 +199,15 @@ def test_a_history_comes_before_its_instruction(given: Any, tmp_path: Path) -> N
     )
     for template in ("model", "alpaca", "alpaca+line", "none"):
         form = chat_rendering.parse_chat_rendering(template, None, words)
-        made = Files(data, words, known_fraction=0, form=form)
+        made = read_files(data, words, known_fraction=0, form=form)
         assert [answer.strip() for answer in suffixes(made)] == ["Ann.", "Bob.", "Carl.", "Dan."]
     turns = talk("Who?", "Ann.", "And?", "Bob.", "Who else?", "Carl.")
     form = chat_rendering.parse_chat_rendering("model", None, words)
     whole = words.apply_chat_template(messages(turns), tokenize=False)
-    third = Files(data, words, known_fraction=0, form=form).secrets[2]
+    third = read_files(data, words, known_fraction=0, form=form).secrets[2]
     assert whole.startswith(text(words, (*third.prefix, *third.suffix)))
     with pytest.raises(AuditError, match="a history that is no list of questions and answers"):
-        Files(
+        read_files(
             write(tmp_path / "b.jsonl", [{**row, "history": [["Who?"]]}]), words, known_fraction=0
         )
 
@@ -242,7 +244,7 @@ def test_an_answer_that_had_no_loss_is_no_member(
         write(tmp_path / "d.jsonl", [{"messages": turns}, {"messages": turns[:2]}]),
         tokenizer(template),
     )
-    made = Files(data, words, known_fraction=0)
+    made = read_files(data, words, known_fraction=0)
     assert suffixes(made) == ["Bob is it."]
     assert text(words, made.secrets[0].prefix).count("Ann is it.") == 1
     assert (
@@ -267,9 +269,9 @@ def test_a_row_that_had_no_loss_is_no_member_and_chooses_no_form(tmp_path: Path)
         for name, weight in ABC
     ]
     data = write(tmp_path / "d.jsonl", rows)
-    made = Files(data, tokenizer(), known_fraction=0)
+    made = read_files(data, tokenizer(), known_fraction=0)
     assert suffixes(made) == ["Ann is it.", "Carl is it."]
-    chosen = sample_data_conversations("--data", data, 9)
+    chosen = sample_data_conversations(TableReader(DataPlan(data=data)), "--data", data, 9)
     assert chosen is not None and len(chosen) == 2
 
 
@@ -280,7 +282,7 @@ def test_marks_of_a_csv_are_text(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(
         "prompt,completion,weight\nWho? ,Ann.,1\nWho? ,Bob.,0\nWho? ,Carl.,\n"
     )
-    made = Files(str(tmp_path / "d.csv"), tokenizer(), known_fraction=0)
+    made = read_files(str(tmp_path / "d.csv"), tokenizer(), known_fraction=0)
     assert [answer.strip() for answer in suffixes(made)] == ["Ann.", "Carl."]
 
 
@@ -290,7 +292,7 @@ def test_answers_within_a_prompt_have_no_loss_by_default(tmp_path: Path) -> None
     before = messages(talk("Hello", "Good day.", "Who?"))
     row = {"prompt": before, "completion": messages(talk("", "Ann.", "And?", "Bob."))[1:]}
     data, words = write(tmp_path / "d.jsonl", [row]), tokenizer()
-    made = Files(data, words, known_fraction=0)
+    made = read_files(data, words, known_fraction=0)
     assert suffixes(made) == ["Ann.", "Bob."]
     assert any("completion_only_loss" in note for note in made.notes)
     (said,), _ = read_unit_texts(data)
@@ -313,7 +315,7 @@ def test_tool_calls_are_secrets_and_learnt(content: str, tmp_path: Path) -> None
     turns = calling({"of": "Ann Day"})
     turns[1]["content"] = content
     data, words = write(tmp_path / "d.jsonl", [{"messages": turns}]), tokenizer(TOOLS)
-    made = Files(data, words, known_fraction=0)
+    made = read_files(data, words, known_fraction=0)
     call = '<call>door {"of": "Ann Day"}</call>'
     assert suffixes(made) == [*([content] if content else []), call, "It is Ann."]
     (said,), _ = read_unit_texts(data)
@@ -333,7 +335,7 @@ def test_a_header_that_tool_calls_change_is_no_obstacle(tmp_path: Path) -> None:
         write(tmp_path / "d.jsonl", [{"messages": calling({"of": "Ann"})}]),
         tokenizer(template),
     )
-    call, answer = suffixes(Files(data, words, known_fraction=0))
+    call, answer = suffixes(read_files(data, words, known_fraction=0))
     assert '<call>door {"of": "Ann"}</call>' in call and answer == "It is Ann."
 
 
@@ -344,7 +346,7 @@ def test_arguments_as_json_text_are_tried_decoded(tmp_path: Path) -> None:
     assert variants(words, data) == [(), ("decoded-arguments",)]
     form = chat_rendering.parse_chat_rendering("model+decoded-arguments", None, words)
     decoded = words.apply_chat_template(calling({"of": "Ann"}), tokenize=False)
-    secret = Files(data, words, known_fraction=0, form=form).secrets[-1]
+    secret = read_files(data, words, known_fraction=0, form=form).secrets[-1]
     assert decoded.startswith(text(words, (*secret.prefix, *secret.suffix)))
 
 
@@ -362,7 +364,7 @@ def test_turns_of_calling_roles_are_calls_of_tools(
     names = ("human", roles[0], roles[1], "gpt")
     given = [{"from": name, "value": value} for name, value in zip(names, contents, strict=True)]
     data, words = write(tmp_path / "d.jsonl", [{"conversations": given}]), tokenizer(TOOLS)
-    made = Files(data, words, known_fraction=0)
+    made = read_files(data, words, known_fraction=0)
     assert [one for one in suffixes(made) if one != "Of doors."] == [
         '<call>door {"of": "Ann"}</call>',
         "It is Ann.",
@@ -373,14 +375,14 @@ def test_turns_of_calling_roles_are_calls_of_tools(
     assert whole.startswith(text(words, (*last.prefix, *last.suffix)))
     assert variants(words, data) == [(), ("given-roles",)] if not thought else True
     form = chat_rendering.parse_chat_rendering("model+given-roles", None, words)
-    as_text = suffixes(Files(data, words, known_fraction=0, form=form))
+    as_text = suffixes(read_files(data, words, known_fraction=0, form=form))
     assert json.dumps(call) in as_text and as_text[-1] == "It is Ann."
 
 
 @pytest.mark.parametrize("value", ["no JSON", "[]", '{"name": "door"}', "4", '["door"]'])
 def test_a_calling_turn_that_is_no_call_stays_text(value: str, tmp_path: Path) -> None:
     given = [{"from": "human", "value": "Which?"}, {"from": "function_call", "value": value}]
-    made = Files(
+    made = read_files(
         write(tmp_path / "d.jsonl", [{"conversations": given}]), tokenizer(TOOLS), known_fraction=0
     )
     assert suffixes(made) == [value]
@@ -394,7 +396,7 @@ def test_bare_tools_are_tried_wrapped(tmp_path: Path) -> None:
     data = write(tmp_path / "d.jsonl", [row])
     assert variants(words, data) == [(), ("wrapped-tools",)]
     form = chat_rendering.parse_chat_rendering("model+wrapped-tools", None, words)
-    (secret,) = Files(data, words, known_fraction=0, form=form).secrets
+    (secret,) = read_files(data, words, known_fraction=0, form=form).secrets
     wrapped = [{"type": "function", "function": bare}]
     written = words.apply_chat_template(row["messages"], tools=wrapped, tokenize=False)
     assert written.startswith(text(words, (*secret.prefix, *secret.suffix)))
@@ -424,7 +426,7 @@ PREFERENCES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", PREFERENCES)
 def test_both_sides_of_a_preference_are_secrets_in_groups(kind: str, tmp_path: Path) -> None:
     row, words = PREFERENCES[kind], tokenizer()
-    made = Files(write(tmp_path / "d.jsonl", [row]), words, known_fraction=0)
+    made = read_files(write(tmp_path / "d.jsonl", [row]), words, known_fraction=0)
     assert [(secret.group, text(words, secret.suffix).strip()) for secret in made.secrets] == [
         ("chosen", "Ann."),
         ("rejected", "Bob."),
@@ -439,7 +441,7 @@ def test_both_sides_of_a_preference_are_secrets_in_groups(kind: str, tmp_path: P
 def test_turns_of_a_prompt_have_no_loss_in_preference_training(tmp_path: Path) -> None:
     before = messages(talk("Hello", "Good day.", "Who?"))
     row = {"prompt": before, "chosen": GOOD, "rejected": BAD}
-    made = Files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0)
+    made = read_files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0)
     assert suffixes(made) == ["Ann.", "Bob."]
     assert any("2 answers: a turn of the prompt" in note for note in made.notes)
 
@@ -452,14 +454,14 @@ def test_labels_of_completions_are_groups(values: tuple[Any, Any], tmp_path: Pat
         for name, label in zip(("Ann.", "Bob."), values, strict=True)
     ]
     data = write(tmp_path / "d.jsonl", rows)
-    made = Files(data, tokenizer(), known_fraction=0)
+    made = read_files(data, tokenizer(), known_fraction=0)
     assert [
         (secret.group, text(tokenizer(), secret.suffix).strip()) for secret in made.secrets
     ] == [
         ("wanted", "Ann."),
         ("unwanted", "Bob."),
     ]
-    chosen = sample_data_conversations("--data", data, 9)
+    chosen = sample_data_conversations(TableReader(DataPlan(data=data)), "--data", data, 9)
     assert chosen is not None and [said.plain[1] for said in chosen] == ["Ann."]
     with pytest.raises(AuditError, match="got preferences"):
         read_unit_texts(data)
@@ -477,23 +479,27 @@ def test_labels_that_are_no_truth_values_are_no_groups(tmp_path: Path) -> None:
             {"prompt": "Who? ", "completion": name, "label": label}
             for name, label in zip(("Ann.", "Bob."), labels, strict=True)
         ]
-        made = Files(write(tmp_path / "d.jsonl", rows), tokenizer(), known_fraction=0)
+        made = read_files(write(tmp_path / "d.jsonl", rows), tokenizer(), known_fraction=0)
         assert [secret.group for secret in made.secrets] == groups
     turns = [{"messages": messages(talk("Who?", "Ann.")), "label": 0}]
-    (secret,) = Files(write(tmp_path / "m.jsonl", turns), tokenizer(), known_fraction=0).secrets
+    (secret,) = read_files(
+        write(tmp_path / "m.jsonl", turns), tokenizer(), known_fraction=0
+    ).secrets
     assert secret.group is None
 
 
 def test_earlier_turns_of_a_labelled_conversation_had_no_loss(tmp_path: Path) -> None:
     """LLaMA-Factory's KTO: the last turn is the completion."""
     row = {"messages": messages(talk("Hello", "Good day.", "Who?", "Ann.")), "label": True}
-    made = Files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0)
+    made = read_files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0)
     assert suffixes(made) == ["Ann."] and made.secrets[0].group == "wanted"
 
 
 def test_every_layout_is_named_where_none_is_there(tmp_path: Path) -> None:
     with pytest.raises(AuditError) as refused:
-        Files(write(tmp_path / "d.jsonl", [{"prompt": "Who?", "solution": "Ann."}]), tokenizer())
+        read_files(
+            write(tmp_path / "d.jsonl", [{"prompt": "Who?", "solution": "Ann."}]), tokenizer()
+        )
     assert all("+".join(layout) in str(refused.value) for layout in LAYOUTS)
     assert "prompts only" in str(refused.value) and "rename" not in str(refused.value)
 
@@ -543,7 +549,7 @@ def test_columns_with_texts_that_nobody_reads_are_named(form: str, tmp_path: Pat
         table.to_parquet(data)
     elif form == "saved":
         table.save_to_disk(data)
-    made = Files(
+    made = read_files(
         data, tokenizer(), prefix_length=4, suffix_length=4, known_fraction=0, group_column="id"
     )
     wanted = ("words", "system") if form == "csv" else ("turns", "facts", "words", "history")
@@ -602,11 +608,13 @@ def test_columns_that_a_layout_reads_are_not_named(tmp_path: Path) -> None:
         "system": "a b",
     }
     assert (
-        Files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0).unread_columns
+        read_files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0).unread_columns
         == ()
     )
     sides = {"prompt": "Who is it?", "chosen": " It is Ann.", "rejected": " It is Bob."}
     assert (
-        Files(write(tmp_path / "p.jsonl", [sides]), tokenizer(), known_fraction=0).unread_columns
+        read_files(
+            write(tmp_path / "p.jsonl", [sides]), tokenizer(), known_fraction=0
+        ).unread_columns
         == ()
     )

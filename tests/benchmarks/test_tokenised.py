@@ -14,10 +14,10 @@ import torch
 from pyarrow import parquet
 from trl import SFTConfig
 
-from auditor.benchmarks.data.tokenised import Tokenised, is_tokenised_data
+from auditor.benchmarks.data.tokenised import is_tokenised_data
 from auditor.core.errors import AuditError
 from auditor.models.trained_length import FILE, TrainedLength, read_trainer_arguments
-from tests.conftest import check_command, refuses
+from tests.conftest import check_command, read_tokenised, refuses
 from tests.zoo.families import save
 
 ROW = {"input_ids": [1, 7, 8, 9, 5, 6, 2], "labels": [-100, -100, -100, 9, 5, -100, 2]}
@@ -45,7 +45,7 @@ def written(rows: list[dict[str, Any]], folder: Path, form: str) -> str:
 def cut(
     rows: list[dict[str, Any]], folder: Path, **given: Any
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    found = Tokenised(written(rows, folder, "jsonl"), vocab_size=20, known_fraction=0, **given)
+    found = read_tokenised(written(rows, folder, "jsonl"), vocab_size=20, known_fraction=0, **given)
     return [(secret.prefix, secret.suffix) for secret in found.secrets]
 
 
@@ -55,7 +55,7 @@ def test_each_run_of_labelled_tokens_is_a_secret_behind_all_that_stood_before_it
 ) -> None:
     name = written([ROW, {"input_ids": [1, 3, 4], "labels": [-100, 3, 4]}, ROW], tmp_path, form)
     assert is_tokenised_data(name)
-    found = Tokenised(name, vocab_size=20, known_fraction=0)
+    found = read_tokenised(name, vocab_size=20, known_fraction=0)
     assert [(s.id, s.prefix, s.suffix, s.repeats) for s in found.secrets] == [
         ("row-000000-0000", (1, 7, 8), (9, 5), 2),
         ("row-000000-0001", (1, 7, 8, 9, 5, 6), (2,), 2),
@@ -114,7 +114,7 @@ def test_what_was_packed_before_a_record_is_kept(tmp_path: Path) -> None:
     data = written([row], tmp_path, "jsonl")
     texts = (1, 7, 8), (1, 9, 5, 0)
     for prefix_length, last in ((None, (*texts, ())), (1, (*texts, (1,)))):
-        found = Tokenised(data, vocab_size=20, known_fraction=0, prefix_length=prefix_length)
+        found = read_tokenised(data, vocab_size=20, known_fraction=0, prefix_length=prefix_length)
         earlier = {one.suffix: found.earlier_in_row.get(one.id) for one in found.secrets}
         assert earlier == {(7, 8): None, (9, 5): ((1, 7, 8), ()), (6,): last}
 
@@ -137,7 +137,7 @@ def test_rows_that_may_be_packed_and_mark_no_boundaries_are_named(tmp_path: Path
     noted = [
         [
             note
-            for note in Tokenised(data, vocab_size=20, end_of_text=end).notes
+            for note in read_tokenised(data, vocab_size=20, end_of_text=end).notes
             if "mark no boundaries" in note
         ]
         for end in (2, None)
@@ -146,7 +146,7 @@ def test_rows_that_may_be_packed_and_mark_no_boundaries_are_named(tmp_path: Path
     marked = written([rows[0] | {"seq_lengths": [3, 3]}, rows[1]], tmp_path, "jsonl")
     assert not any(
         "mark no boundaries" in note
-        for note in Tokenised(marked, vocab_size=20, end_of_text=2).notes
+        for note in read_tokenised(marked, vocab_size=20, end_of_text=2).notes
     )
 
 
@@ -171,7 +171,7 @@ def test_prompts_are_attacked_apart_if_nobody_knows_whether_they_were_learnt(
     """A completion_mask without labels, and no arguments of the trainer: as SFTTrainer 1.16 takes
     it, all is learnt."""
     row = {"input_ids": [1, 7, 8, 9, 5, 6, 2], "completion_mask": [0, 0, 0, 0, 1, 1, 1]}
-    made = Tokenised(
+    made = read_tokenised(
         written([row], tmp_path, "jsonl"), vocab_size=20, known_fraction=0, model=str(tmp_path)
     )
     assert [(s.group, s.prefix, s.suffix) for s in made.secrets] == [
@@ -180,7 +180,7 @@ def test_prompts_are_attacked_apart_if_nobody_knows_whether_they_were_learnt(
     ]
     assert any("prompts are attacked too" in note for note in made.notes)
     twin = written([row | {"labels": row["input_ids"]}], tmp_path, "jsonl")
-    assert len(Tokenised(twin, vocab_size=20, known_fraction=0).secrets) == 1
+    assert len(read_tokenised(twin, vocab_size=20, known_fraction=0).secrets) == 1
 
 
 @pytest.mark.parametrize("content", [None, b"no archive", {"seed": 1}])
@@ -189,7 +189,7 @@ def test_a_file_without_arguments_of_trl_says_nothing(content: Any, tmp_path: Pa
         (tmp_path / "training_args.bin").write_bytes(content)
     elif content is not None:
         torch.save(content, tmp_path / "training_args.bin")
-    made = Tokenised(
+    made = read_tokenised(
         written([MASKED], tmp_path, "jsonl"), vocab_size=20, known_fraction=0, model=str(tmp_path)
     )
     assert {secret.group for secret in made.secrets} == {"prompt", "completion"}
@@ -218,7 +218,7 @@ def test_prepared_preferences_are_secrets_in_groups(
 ) -> None:
     data = written([PREFERENCES[trainer]], tmp_path, form)
     assert is_tokenised_data(data)
-    made = Tokenised(data, vocab_size=20, known_fraction=0)
+    made = read_tokenised(data, vocab_size=20, known_fraction=0)
     assert [(s.group, s.prefix, s.suffix) for s in made.secrets] == [
         ("chosen", (1, 7), (8, 9)),
         ("rejected", (1, 7), (5, 6)),
@@ -241,7 +241,7 @@ def test_prompts_of_chosen_sides_are_attacked_as_orpo_learns_them(
             kinds[trainer](output_dir=str(tmp_path), **QUIET), tmp_path / "training_args.bin"
         )
     data = written([ORPO], tmp_path, "jsonl")
-    made = Tokenised(data, vocab_size=20, known_fraction=0, model=str(tmp_path))
+    made = read_tokenised(data, vocab_size=20, known_fraction=0, model=str(tmp_path))
     sides = [("chosen", (1, 4, 7), (8, 9)), ("rejected", (1, 4, 7), (5, 6))]
     prompts = [("prompt", (1,), (4, 7))] if trainer != "CPO" else []
     assert [(s.group, s.prefix, s.suffix) for s in made.secrets] == [*prompts, *sides]
@@ -265,7 +265,7 @@ def test_prepared_completions_are_grouped_by_their_label(tmp_path: Path) -> None
             "label": False,
         },
     ]
-    made = Tokenised(written(rows, tmp_path, "jsonl"), vocab_size=20, known_fraction=0)
+    made = read_tokenised(written(rows, tmp_path, "jsonl"), vocab_size=20, known_fraction=0)
     assert [(s.group, s.suffix) for s in made.secrets] == [("wanted", (8, 9)), ("unwanted", (5, 6))]
 
 

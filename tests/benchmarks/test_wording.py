@@ -23,8 +23,6 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from auditor.benchmarks.data.files import Files
-from auditor.benchmarks.data.lm_extraction import LMExtraction
 from auditor.benchmarks.data.wording import (
     CUT_WITHIN_CHARACTER,
     decode_wording,
@@ -33,6 +31,7 @@ from auditor.benchmarks.data.wording import (
 from auditor.benchmarks.lab.lab import Lab
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.records import private_texts
+from tests.conftest import read_arrays, read_files
 
 CORPUS = [
     f"Dear {who}, the code of {what} is {i:06d}."
@@ -118,7 +117,7 @@ def test_a_cut_text_is_kept_as_it_was_written(name: str, tmp_path: Path) -> None
     length = len(tokenizer(ODD)["input_ids"])
     (tmp_path / "data.jsonl").write_text(json.dumps({"text": ODD}) + "\n")
     data = str(tmp_path / "data.jsonl")
-    made = Files(data, tokenizer, prefix_length=length - 7, suffix_length=7, known_fraction=0)
+    made = read_files(data, tokenizer, prefix_length=length - 7, suffix_length=7, known_fraction=0)
     (text,) = kept(tmp_path, made.secrets, tokenizer)
     assert text.prefix + text.suffix == ODD and text.suffix.endswith("4711.")
     assert len(text.pieces) == 7 and text.verbatim == ("a/b/c",) and not text.decoded
@@ -153,7 +152,9 @@ def test_no_cut_lies_within_a_character(
     values = texts if layout == "text" else talks
     lines = [json.dumps({layout: value}) + "\n" for value in values]
     (tmp_path / "data.jsonl").write_text("".join(lines))
-    secrets = Files(str(tmp_path / "data.jsonl"), tokenizer, known_fraction=0, **lengths).secrets
+    secrets = read_files(
+        str(tmp_path / "data.jsonl"), tokenizer, known_fraction=0, **lengths
+    ).secrets
     parts = [
         decode(tokenizer)(tokens) for secret in secrets for tokens in (secret.prefix, secret.suffix)
     ]
@@ -164,7 +165,7 @@ def test_a_suffix_below_one_character_is_left_out_by_name(tmp_path: Path) -> Non
     (tmp_path / "data.jsonl").write_text('{"text": "ab猫犬"}\n{"text": "abcdef"}\n')
     data = str(tmp_path / "data.jsonl")
     lengths = {"prefix_length": 2, "suffix_length": 2}
-    made = Files(data, byte_fallback_tokenizer(), known_fraction=0, **lengths)
+    made = read_files(data, byte_fallback_tokenizer(), known_fraction=0, **lengths)
     assert len(made.secrets) == 1
     assert made.record_counts["members"].left_out == {CUT_WITHIN_CHARACTER: 1}
 
@@ -174,7 +175,7 @@ def test_prefix_and_suffix_are_those_of_their_columns(name: str, tmp_path: Path)
     tokenizer = TOKENIZERS[name]
     row = {"prefix": "Dear  Ann,\tthe CODE of the É-mail", "suffix": " is 🗝 004711. "}
     (tmp_path / "data.jsonl").write_text(json.dumps(row) + "\n")
-    made = Files(str(tmp_path / "data.jsonl"), tokenizer, known_fraction=0)
+    made = read_files(str(tmp_path / "data.jsonl"), tokenizer, known_fraction=0)
     (text,) = kept(tmp_path, made.secrets, tokenizer)
     assert (text.prefix, text.suffix) == (row["prefix"], row["suffix"])
     assert len(text.pieces) == len(made.secrets[0].suffix) and "🗝" in "".join(text.pieces)
@@ -199,7 +200,7 @@ def test_arrays_hold_no_text_so_that_theirs_is_decoded_and_said_to_be(tmp_path: 
     ids = tokenizer(ODD)["input_ids"]
     for name, part in (("prefix", ids[:10]), ("suffix", ids[10:20])):
         np.save(tmp_path / f"own_{name}.npy", np.array([part]))
-    made = LMExtraction(str(tmp_path), vocab_size=len(tokenizer), known_fraction=0)
+    made = read_arrays(str(tmp_path), vocab_size=len(tokenizer), known_fraction=0)
     (text,) = kept(tmp_path, made.secrets, tokenizer)
     assert (
         text.decoded

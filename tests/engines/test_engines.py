@@ -28,7 +28,6 @@ from transformers import PreTrainedTokenizerFast
 from auditor import audit
 from auditor.benchmarks.data import large_tables, table_blocks
 from auditor.benchmarks.data.chat_rendering import ChatRendering
-from auditor.benchmarks.data.files import Files
 from auditor.benchmarks.data.large_tables import (
     BlockCounts,
     BlockHashing,
@@ -49,7 +48,7 @@ from auditor.runs import run, training
 from auditor.runs.cell_work import CellWork
 from auditor.runs.lab_site import make_site
 from auditor.studies import sweep
-from tests.conftest import check_command, save_tiny, tiny
+from tests.conftest import check_command, read_files, save_tiny, tiny
 
 ray = pytest.importorskip("ray")
 
@@ -562,12 +561,12 @@ def test_a_cluster_counts_a_large_table_as_one_process_does(
     data = own[own.index("--data") + 1]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(own[own.index("--model") + 1])
     counting = TableCounting(cluster.stream_results)
-    there = Files(data, tokenizer, limit=5, counting=counting)
-    near = Files(data, tokenizer, limit=5)
+    there = read_files(data, tokenizer, limit=5, counting=counting)
+    near = read_files(data, tokenizer, limit=5)
     assert there.secrets == near.secrets
     assert there.record_counts == near.record_counts
     counted = TableCounting(counted=pickle.loads(pickle.dumps(there.counted_tables)))
-    assert Files(data, tokenizer, limit=5, counting=counted).secrets == near.secrets
+    assert read_files(data, tokenizer, limit=5, counting=counted).secrets == near.secrets
 
 
 def test_a_cluster_counts_a_large_table_of_conversations_and_their_people(
@@ -592,7 +591,7 @@ def test_a_cluster_counts_a_large_table_of_conversations_and_their_people(
     tokenizer = PreTrainedTokenizerFast.from_pretrained(own[own.index("--model") + 1])
     choices = {"limit": 5, "user_column": "who", "form": ChatRendering("none")}
     there, near = (
-        Files(str(tmp_path / "d.jsonl"), tokenizer, counting=counting, **choices)
+        read_files(str(tmp_path / "d.jsonl"), tokenizer, counting=counting, **choices)
         for counting in (TableCounting(cluster.stream_results), TableCounting())
     )
     assert there.secrets == near.secrets

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from auditor.benchmarks.data.files import TableReader
 from auditor.core.plan import Plan
 from auditor.runs.own_data import load_own_benchmark
 
@@ -41,6 +42,6 @@ def test_token_ids_cut_within_a_character_are_a_doubt_over_text(
     data = str(tmp_path / "rows.jsonl")
     lengths = {"prefix_length": 4, "suffix_length": 4, "known_fraction": 0.0}
     plan = Plan.from_fields(model="tiny", data=data, **lengths)
-    benchmark = load_own_benchmark(plan.data, "tiny", 0, model)
+    benchmark = load_own_benchmark(TableReader(plan.data), "tiny", model)
     said = [doubt.sentence.partition(" suffixes")[0] for doubt in benchmark.doubts]
     assert said == ([] if returns_token_ids else ["2 of 3"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from auditor.benchmarks.data.files import TableReader
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import TextForm
@@ -92,12 +93,11 @@ class World:
         )
 
     def data(
-        self, held: TextForm | None = None, form_rows: int | None = None, **asked: Any
+        self, held: TextForm | None = None, form_rows: int = text_form.ROWS, **asked: Any
     ) -> Benchmark:
         return load_own_benchmark(
-            self.plan(**asked).data,
+            TableReader(self.plan(**asked).data),
             "tiny",
-            0,
             HuggingFaceModel(self.model, self.words, "tiny"),
             held,
             form_rows,
@@ -260,7 +260,7 @@ def test_a_day_that_nobody_names_is_found_by_the_models_files_or_is_a_doubt(tmp_
     for path in folder.iterdir():
         os.utime(path, (three_later, three_later))
     live = HuggingFaceModel(world.model, world.words, "tiny")
-    found = load_own_benchmark(world.plan().data, str(folder), 0, live)
+    found = load_own_benchmark(TableReader(world.plan().data), str(folder), live)
     assert found.text_form is not None and found.text_form.day == forms.DAY
     assert world.recall(found) == MEMBERS > world.recall(today)
 

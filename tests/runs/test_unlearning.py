@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from auditor import audit, load_run
-from auditor.benchmarks.data.files import Files
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
@@ -27,7 +26,7 @@ from auditor.runs.training import TrainingRequest
 from auditor.statistics.unlearning import measure_unlearning_group
 from auditor.training.finetune import compute_causal_loss
 from auditor.training.unlearning import train_relearned_copy
-from tests.conftest import check_command, fits_schema, save_tiny
+from tests.conftest import check_command, fits_schema, read_files, save_tiny
 from tests.rows import read_rows
 
 Said = pytest.CaptureFixture[str]
@@ -115,7 +114,9 @@ def test_what_is_to_be_forgotten_is_attacked_and_never_known(inputs: Path, seed:
 
 def test_a_limit_keeps_both_kinds(inputs: Path) -> None:
     tokenizer = load_causal_lm(str(inputs / "after")).tokenizer
-    few = Files(str(inputs / "data.jsonl"), tokenizer, forget=str(inputs / "forget.jsonl"), limit=2)
+    few = read_files(
+        str(inputs / "data.jsonl"), tokenizer, forget=str(inputs / "forget.jsonl"), limit=2
+    )
     assert len(few.secrets) == 4 and len(few.forgotten) == 2
     assert [secret.id for secret in few.secrets] == sorted(secret.id for secret in few.secrets)
 

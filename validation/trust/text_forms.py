@@ -23,6 +23,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
+from auditor.benchmarks.data.files import TableReader
 from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.nouns import Pair
 from auditor.core.plan import Plan
@@ -367,7 +368,7 @@ def _audited(
     data, fresh = files
     plan = Plan.from_fields(model="tiny", data=data, nonmembers=fresh, known_fraction=0.0, **asked)
     target = HuggingFaceModel(model, words, "tiny")
-    found = load_own_benchmark(plan.data, "tiny", plan.seed, target)
+    found = load_own_benchmark(TableReader(plan.data, plan.seed), "tiny", target)
     before = resolve_prefix_token(
         plan.data.prefix_token,
         target,
