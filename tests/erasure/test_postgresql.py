@@ -4,13 +4,12 @@ it.
 
 from __future__ import annotations
 
+import base64
 import os
+import random
 import shutil
-import socket
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import pytest
 
 from auditor.erasure.examine import Erasure
 from tests.conftest import check_command
+from tests.erasure.postgresql import Database, find_programs, serve_postgresql
 from tests.erasure.stored import (
-    Row,
     count_leftovers,
     examine,
     make_rows,
@@ -32,85 +31,15 @@ TABLES, LOG, STATISTICS = "bytes of tables", "bytes of pg_wal", "bytes of pg_sta
 VIEW, WORD_INDEX, ROWS = "planner's statistics", "bytes of index public.notes_words", "rows"
 
 
-def find_programs() -> Path:
-    """Return the folder of a server's programs; one with pgvector if there is one."""
-    folders = [Path(os.environ.get("AUDIT_TEST_POSTGRESQL", "/nowhere"))]
-    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    for folder in folders:
-        if (folder / "initdb").is_file():
-            return folder
-    pytest.skip("apt-get install postgresql")
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """Yield the address of a new server on loopback, without the database."""
     pytest.importorskip("psycopg", reason="pip install 'audit-lm[stores]'")
     programs = find_programs()
-    user = "postgres" if os.getuid() == 0 else None  # the server refuses root
-    folder = Path(tempfile.mkdtemp(prefix="audit-postgresql-"))
-    if user:
-        shutil.chown(folder, user)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    data = folder / "data"
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-    start = ["pg_ctl", "-D", data, "-w", "-l", folder / "log", "-o", options, "start"]
-
-    def run(*words: Any) -> None:
-        command = [programs / words[0], *words[1:]]
-        subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
-
-    try:
-        run("initdb", "-D", data, "-U", "audit", "-A", "trust", "--no-sync", "-E", "UTF8")
-        run(*start)
-        try:
-            yield f"postgresql://audit@127.0.0.1:{port}/"
-        finally:
-            run("pg_ctl", "-D", data, "-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder)
-
-
-class Database:
-    """A new database with a table of notes."""
-
-    def __init__(self, server: str, name: str) -> None:
-        import psycopg
-
-        with psycopg.connect(f"{server}postgres", autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        self.address = f"{server}{name}"
-        self.connection = psycopg.connect(self.address, autocommit=True)
-        found = self.run("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone()
-        self.vector = "vector(32)" if found else "real[]"
-        if found:
-            self.run("CREATE EXTENSION vector")
-        self.run(f"CREATE TABLE notes (id text PRIMARY KEY, text text, embedding {self.vector})")
-        self.run("CREATE INDEX notes_words ON notes USING gin (to_tsvector('simple', text))")
-
-    def run(self, *statements: str, values: Sequence[Any] = ()) -> Any:
-        for statement in statements:
-            result = self.connection.execute(statement, values or None)
-        return result
-
-    def insert(self, rows: Sequence[Row]) -> None:
-        statement = f"INSERT INTO notes VALUES (%s, %s, %s::{self.vector})"
-        for row in rows:
-            listed = str(row["embedding"])
-            vector = listed if self.vector == "vector(32)" else f"{{{listed[1:-1]}}}"
-            self.run(statement, values=(row["id"], row["text"], vector))
-
-    def delete(self, rows: Sequence[Row]) -> None:
-        self.run("DELETE FROM notes WHERE id = ANY(%s)", values=([row["id"] for row in rows],))
-
-    def overwrite_log(self) -> None:
-        """Follow the advice for pg_wal."""
-        switch = ("SELECT pg_logical_emit_message(true, 'audit', 'x')", "SELECT pg_switch_wal()")
-        self.run(*switch, "CHECKPOINT")
-        (n_files,) = self.run("SELECT count(*) FROM pg_ls_waldir()").fetchone()
-        self.run(*switch * n_files)
+    if programs is None:
+        pytest.skip("apt-get install postgresql")
+    with serve_postgresql(programs) as address:
+        yield address
 
 
 @pytest.fixture
@@ -202,6 +131,117 @@ def test_compressed_texts_cannot_be_judged_by_short_ones(
     long = [one for one in erasure.verdicts if "tables, texts from" in one.layer]
     assert [one.verdict for one in long] == ["cannot tell"]
     assert (TABLES, "text") not in verdicts_by_layer(erasure)
+
+
+def test_kept_texts_that_do_not_shrink_are_no_control_for_long_texts(
+    tmp_path: Path, database: Database
+) -> None:
+    rows = make_rows(seed=310)
+    deleted, kept = split_rows(rows, 12)
+    for row in kept:  # base64 of random bytes does not shrink by a fourth
+        row["text"] = base64.b64encode(random.Random(row["id"]).randbytes(3_000)).decode()
+    for row in deleted:
+        row["text"] = f"{row['text']} " * 20
+    database.insert(rows)
+    database.delete(deleted)
+    database.run("CHECKPOINT")
+    erasure = examine(tmp_path, deleted, kept, database.address)
+    for layer in (TABLES, LOG):
+        (long,) = [one for one in erasure.verdicts if f"{layer}, texts from" in one.layer]
+        assert long.verdict == "cannot tell" and "notes.text" in long.why
+        assert long.n_control_seen == len(kept)
+
+
+def test_long_texts_that_are_never_compressed_are_judged_by_kept_ones_of_their_length(
+    tmp_path: Path, database: Database
+) -> None:
+    rows = make_rows(seed=320)
+    deleted, kept = split_rows(rows, 12)
+    for row in (*deleted, *kept[:50]):  # in TOAST, as the other texts are not
+        row["text"] = f"{row['text']} " * 20
+    database.run("ALTER TABLE notes ALTER COLUMN text SET STORAGE EXTERNAL")
+    database.insert(rows)
+    database.delete(deleted)
+    database.run("CHECKPOINT")
+    layer = f"{TABLES}, texts from 2,032 bytes"
+    left = examine(tmp_path, deleted, kept, database.address)
+    (long,) = [one for one in left.verdicts if one.layer == layer]
+    assert len(long.leftovers) == 12 and long.n_control == 50
+    assert set(long.places) == {"UTF-8 in TOAST of table notes"}
+    database.run("VACUUM FULL notes", "CHECKPOINT")
+    left = examine(tmp_path, deleted, kept, database.address)
+    assert verdicts_by_layer(left)[layer, "text"] == "gone"
+
+
+def test_a_log_with_compressed_pages_cannot_tell_whatever_the_setting_is_now(
+    tmp_path: Path, database: Database
+) -> None:
+    rows = make_rows(seed=330)
+    for row in rows:
+        row["text"] = " ".join(f"{word} {word} {word}" for word in row["text"].split())
+    deleted, kept = split_rows(rows, 12)
+    database.insert(rows)
+    database.overwrite_log()
+    database.run("CHECKPOINT", "SET wal_compression = on")
+    database.delete(deleted)  # writes whole pages to the log, as the first change since CHECKPOINT
+    database.run("SET wal_compression = off", "VACUUM FULL notes", "CHECKPOINT")
+    erasure = examine(tmp_path, deleted, kept, database.address)
+    (log,) = [one for one in erasure.verdicts if (one.layer, one.kind) == (LOG, "text")]
+    assert log.verdict == "cannot tell" and "compressed" in log.why
+    assert log.n_control_seen == len(kept)
+    database.overwrite_log()
+    database.run("VACUUM FULL notes", "CHECKPOINT")
+    left = examine(tmp_path, deleted, kept, database.address)
+    assert verdicts_by_layer(left)[LOG, "text"] == "gone"
+
+
+def test_a_table_in_another_tablespace_is_examined(tmp_path: Path, database: Database) -> None:
+    rows = make_rows(seed=340)
+    deleted, kept = split_rows(rows, 12)
+    (directory,) = database.run("SHOW data_directory").fetchone()
+    folder = Path(directory).parent / "space"
+    folder.mkdir()
+    if os.getuid() == 0:
+        shutil.chown(folder, "postgres")
+    database.run(f"CREATE TABLESPACE space LOCATION '{folder}'")
+    database.run("ALTER TABLE notes SET TABLESPACE space")
+    database.insert(rows)
+    database.delete(deleted)
+    database.run("CHECKPOINT")
+    left = count_leftovers(examine(tmp_path, deleted, kept, database.address))
+    assert left[TABLES, "text"] == left[TABLES, "vectors"] == 12
+    database.run("VACUUM FULL notes", "CHECKPOINT")
+    left = examine(tmp_path, deleted, kept, database.address)
+    assert verdicts_by_layer(left)[TABLES, "text"] == "gone"
+
+
+@pytest.mark.parametrize(
+    ("type", "index"),
+    [
+        ("halfvec(32)", "hnsw (embedding halfvec_l2_ops)"),
+        ("vector(32)", "ivfflat (embedding vector_l2_ops) WITH (lists = 60)"),
+    ],
+)
+def test_vectors_of_half_precision_and_in_ivfflat_indexes_are_found(
+    tmp_path: Path, database: Database, type: str, index: str
+) -> None:
+    if database.vector != "vector(32)":
+        pytest.skip("the server has no pgvector")
+    rows = make_rows(seed=350)
+    deleted, kept = split_rows(rows, 12)
+    database.vector = type
+    database.run(f"ALTER TABLE notes ALTER COLUMN embedding TYPE {type}")
+    database.insert(rows)
+    database.run(f"CREATE INDEX near ON notes USING {index}")
+    database.delete(deleted)
+    database.run("CHECKPOINT")
+    near = ("bytes of index public.near", "vectors")
+    left = examine(tmp_path, deleted, kept, database.address)
+    assert count_leftovers(left)[near] == count_leftovers(left)[TABLES, "vectors"] == 12
+    assert verdicts_by_layer(left)["nearest neighbours", "vectors"] == "gone"
+    database.run("VACUUM FULL notes", "CHECKPOINT")
+    left = examine(tmp_path, deleted, kept, database.address)
+    assert verdicts_by_layer(left)[near] == verdicts_by_layer(left)[TABLES, "vectors"] == "gone"
 
 
 def test_older_versions_of_an_updated_row_and_a_dropped_table(

@@ -1,14 +1,17 @@
 """Measure the errors and the cost of `audit erase` on stores whose truth is known.
 
-    python -m validation.trust.erasure [--stores 50] [--seed 0] [--out FOLDER]  (ten minutes)
+    python -m validation.trust.erasure [--stores 50] [--seed 0] [--kinds postgresql ...]
+        [--out FOLDER]  (15 minutes)
     python -m validation.trust.erasure --rows 1000000 [--kinds sqlite lancedb]  (ten minutes)
 
 Clean stores never contained the deleted records; in the others, only the store's own delete call
-removed them. With --rows: processor time and peak memory of the command.
+removed them. PostgreSQL runs on loopback (Debian: apt-get install postgresql). With --rows:
+processor time and peak memory of the command.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import multiprocessing
@@ -18,16 +21,20 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from auditor.core.errors import AuditError
 from auditor.erasure.examine import examine_stores
 from auditor.erasure.records import read_erasure_records
+from tests.erasure.postgresql import Database, find_programs, serve_postgresql
 from validation.harness import Page, run, share, write_rows
 
 DIMENSIONS = 32
@@ -182,7 +189,36 @@ def fill_parquet(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Pat
     return path / "notes.parquet"
 
 
-FILLERS: dict[str, Callable[[Path, Sequence[Row], Sequence[int]], Path]] = {
+def fill_postgresql(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> str:
+    database = Database(start_postgresql(), f"notes{time.monotonic_ns()}")
+    database.insert(rows)
+    database.run("ANALYZE notes")
+    database.delete([rows[number] for number in deleted])
+    database.run("CHECKPOINT")
+    database.connection.close()
+    return database.address
+
+
+@cache
+def start_postgresql() -> str:
+    """Start a server that stops at the end of this process, and return its address."""
+    programs = find_programs()
+    if programs is None:
+        raise AuditError("no PostgreSQL server is installed: expected other --kinds")
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(serve_postgresql(programs, "-c max_wal_size=64MB"))
+
+
+def drop_database(address: str) -> None:
+    import psycopg
+
+    server, _, name = address.rpartition("/")
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name}")  # type: ignore[arg-type]
+
+
+FILLERS: dict[str, Callable[[Path, Sequence[Row], Sequence[int]], Path | str]] = {
     name.removeprefix("fill_"): value
     for name, value in list(globals().items())
     if name.startswith("fill_")
@@ -208,7 +244,11 @@ def examine_made(kind: str, seed: int, is_clean: bool) -> tuple[int, int, int]:
         else:
             store = FILLERS[kind](top / "store", rows, deleted)
         records = read_erasure_records(top / "gone.jsonl", top / "kept.jsonl")
-        erasure = examine_stores([f"{kind}:{store}"], records, lambda _: None)
+        if isinstance(store, str):
+            erasure = examine_stores([store], records, lambda _: None)
+            drop_database(store)
+        else:
+            erasure = examine_stores([f"{kind}:{store}"], records, lambda _: None)
     return len(deleted), erasure.n_left, sum(v.verdict == "cannot tell" for v in erasure.verdicts)
 
 
@@ -269,6 +309,8 @@ def main(
         for kind in kinds or ("sqlite", "lancedb"):
             measure_large_store(kind, rows, seed, page)
         return
+    if "postgresql" in (kinds or FILLERS):
+        start_postgresql()
     page.head("store", "clean stores", "false alarms", "layers that cannot tell", "planted", "seen")
     for kind in kinds or tuple(FILLERS):
         clean = [examine_made(kind, seed + i, True) for i in range(stores)]

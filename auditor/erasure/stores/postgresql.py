@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -26,6 +26,7 @@ from auditor.erasure.windows import TEXT, VECTORS, WORDS
 _SERVERS = (15, 16, 18)  # tested major versions
 _AT_ONCE = 2_000  # rows
 _LARGEST_ROW = 1_800  # bytes; PostgreSQL compresses and moves values of rows from 2,032 bytes
+_LONG_TEXT = 2_032  # bytes; no row of a table holds longer texts uncompressed
 _LARGEST_KEY = 500  # bytes of a value in an index; larger ones are compressed
 _LARGEST_NAME = 64  # bytes; an index of shorter values, such as ids, has no texts of records
 _OTHER = "other files"
@@ -37,7 +38,20 @@ _KINDS = {"r": "table", "m": "view", "i": "index"}
 _TEXT_CATEGORIES = ("S", "U", "A", "C", "X", "Z")  # of pg_type: texts, JSON, lists, and so on
 _SYSTEM = ("pg_catalog", "pg_toast", "information_schema")
 _VECTOR_TYPES = ("vector", "halfvec")
+_NUMBER_LISTS = (*_VECTOR_TYPES, "_float4", "_float8")
 _VECTOR = re.compile(r"\[([-+0-9.eE,]+)\]")
+_COMPRESSED = "xm"  # pg_attribute.attstorage of columns whose values may be compressed
+# Header of a compressed page in the log (XLogRecordBlockImageHeader), as the first block of a
+# record: its number 0, flags, length of data, length of the page, offset of its hole, flags of the
+# page, and the length of the hole. Then the tablespace and the database follow.
+_COMPRESSED_PAGE = re.compile(
+    rb"\0([\x10-\x13\x30-\x33\x50-\x53\x70-\x73])(..)(..)(..)"
+    rb"(?:[\x04\x06\x08\x0a\x10\x12]()|[\x05\x07\x09\x0b\x11\x13](..))\Z",
+    re.DOTALL,
+)
+_HEADER = 11  # bytes that the pattern needs at most
+_HAS_DATA = 0x20  # flag of a block
+_PAGE = 8_192  # bytes
 # Fields: path in the data directory, schema, name, kind, and the table of a TOAST table.
 _RELATIONS = """
 SELECT pg_relation_filepath(c.oid), n.nspname, c.relname, c.relkind::text,
@@ -46,7 +60,7 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_class t ON t.reltoastrelid = c.oid LEFT JOIN pg_namespace tn ON tn.oid = t.relnamespace
 WHERE pg_relation_filepath(c.oid) IS NOT NULL"""
 _COLUMNS = """
-SELECT n.nspname, c.relname, a.attname, t.typname, t.typcategory::text
+SELECT n.nspname, c.relname, a.attname, t.typname, t.typcategory::text, a.attstorage::text
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid
 WHERE c.relkind IN ('r', 'm') AND a.attnum > 0 AND NOT a.attisdropped
@@ -76,18 +90,23 @@ _SETTINGS = """
 SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'data_directory',
     'wal_level', 'wal_compression', 'default_toast_compression')
 UNION ALL SELECT extname, extversion FROM pg_extension WHERE extname = 'vector'"""
+_DATABASE = "SELECT oid::bigint FROM pg_database WHERE datname = current_database()"
 _IDENTIFIER = "SELECT system_identifier FROM pg_control_system()"
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a table. schema, table, name: not quoted; type, category: of pg_type."""
+    """A column of a table.
+
+    schema, table, name: not quoted; type, category: of pg_type; storage: pg_attribute.attstorage.
+    """
 
     schema: str
     table: str
     name: str
     type: str
     category: str
+    storage: str = ""
 
     @property
     def quoted_table(self) -> str:
@@ -204,20 +223,48 @@ class PostgreSQLStore(Store):
                 group = _OTHER
             groups.setdefault(group, []).append((path, place))
         limit = self._find_largest_plain_text()
+        doubt = self._doubt_long_texts()
         for group, files in sorted(groups.items()):
             layer = Layer(f"{BYTES}{group}", partial(read_files, files))
             if group in indexes:
                 layer = replace(layer, kinds=indexes[group])
-                yield from _split_lengths(layer, min(limit, _LARGEST_KEY))
+                yield from _split_lengths(layer, min(limit, _LARGEST_KEY), doubt)
             elif group == _STATISTICS:
                 yield replace(layer, quotes=True)
             elif group == _LOG:
-                doubt = ""
-                if self.settings.get("wal_compression") != "off":
-                    doubt = "wal_compression is not off: pages there may be compressed"
-                yield from _split_lengths(replace(layer, doubt=doubt), limit)
+                if self._has_compressed_pages(path for path, _ in files):
+                    layer = replace(layer, doubt="pages there are compressed (wal_compression)")
+                yield from _split_lengths(layer, limit, doubt)
             else:
-                yield from _split_lengths(layer, limit)
+                yield from _split_lengths(layer, limit, doubt)
+
+    def _doubt_long_texts(self) -> str:
+        """Return why no deleted long text may be visible although kept ones are, or ""."""
+        with self._begin() as connection:
+            for column in self._columns:
+                is_text = column.category in _TEXT_CATEGORIES and column.type not in _NUMBER_LISTS
+                if not is_text or column.storage not in _COMPRESSED:
+                    continue
+                if _measure_longest(connection, column) > _LARGEST_NAME:
+                    name = f"{column.table}.{column.name}"
+                    return f"PostgreSQL compresses texts of {name} of this length if they shrink"
+        return ""
+
+    def _has_compressed_pages(self, files: Iterable[Path]) -> bool:
+        """Test if files of the log contain a compressed page of this database."""
+        with self._begin() as connection:
+            (number,) = connection.execute(_DATABASE).fetchone()
+        database = int(number).to_bytes(4, sys.byteorder)
+        for path in files:
+            content = path.read_bytes()
+            place = content.find(database)
+            while place >= 0:
+                end = max(0, place - 4)  # before the tablespace
+                header = _COMPRESSED_PAGE.search(content, max(0, end - _HEADER), end)
+                if header is not None and _is_consistent(header):
+                    return True
+                place = content.find(database, place + 1)
+        return False
 
     def _name_relations(self) -> dict[str, tuple[str, str]]:
         """Return the layer and the place of each relation's file, by path."""
@@ -297,7 +344,7 @@ class PostgreSQLStore(Store):
             for column in self._columns:
                 place = f"table {column.table}"
                 name = quote(column.name)
-                if column.type in (*_VECTOR_TYPES, "_float4", "_float8"):
+                if column.type in _NUMBER_LISTS:
                     question = f"SELECT {name}::real[] FROM {column.quoted_table}"
                 elif column.type == "bytea":
                     question = f"SELECT {name} FROM {column.quoted_table}"
@@ -337,6 +384,17 @@ class PostgreSQLStore(Store):
                         yield Piece(f"table {column.table}", np.array([rows[0][0]]))
 
 
+def _is_consistent(header: re.Match[bytes]) -> bool:
+    """Test if what looks like the header of a compressed page may be one."""
+    flags, *numbers = [part or b"\0" for part in header.group(1, 2, 3, 4, 6)]
+    data, page, offset, hole = [int.from_bytes(part, sys.byteorder) for part in numbers]
+    if data and not flags[0] & _HAS_DATA:
+        return False
+    if bool(hole) != bool(offset):
+        return False
+    return 0 < page < _PAGE and offset + hole <= _PAGE
+
+
 def _make_piece(place: str, cells: Sequence[Any]) -> Piece:
     if isinstance(cells[0], str):
         return Piece(place, cells)
@@ -362,17 +420,26 @@ def _ask_least(connection: Any, question: str, limit: int) -> int:
     return min(limit, answer)
 
 
-def _split_lengths(layer: Layer, limit: int) -> Iterator[Layer]:
-    """Yield the layer for short texts, and again for texts that PostgreSQL may compress.
+def _split_lengths(layer: Layer, limit: int, doubt: str) -> Iterator[Layer]:
+    """Yield the layer for short texts, and again for texts that PostgreSQL may compress or move.
 
-    A search cannot find compressed texts, so short kept records say nothing of long deleted ones.
-    limit: length of the shortest long text, in bytes.
+    limit: length of the shortest long text, in bytes; doubt: why the absence of a long text proves
+        nothing, or "".
     """
+    if layer.kinds == (WORDS,):  # words are keys of their own
+        yield layer
+        return
     yield replace(layer, text_bytes=range(limit))
     kinds = tuple(kind for kind in layer.kinds if kind != VECTORS)
+    if not kinds:
+        return
+    layer = replace(layer, kinds=kinds, doubt=layer.doubt or doubt)
+    if not doubt:
+        name = f"{layer.name}, texts of {limit:,} to {_LONG_TEXT - 1:,} bytes"
+        yield replace(layer, name=name, text_bytes=range(limit, _LONG_TEXT))
+        limit = max(limit, _LONG_TEXT)
     name = f"{layer.name}, texts from {limit:,} bytes"
-    if kinds:
-        yield replace(layer, name=name, kinds=kinds, text_bytes=range(limit, sys.maxsize))
+    yield replace(layer, name=name, text_bytes=range(limit, sys.maxsize))
 
 
 def _copy_data_directory(directory: str, identifier: int, scratch: Path) -> str:
