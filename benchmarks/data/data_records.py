@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.large_tables import UnreadRows
@@ -11,7 +12,6 @@ from auditor.core.nouns import Pair, Tokens, Wording
 from auditor.core.result import RecordCounts
 
 BY_LIMIT = "beyond --limit"
-ReasonRows = tuple[tuple[str, tuple[int, ...]], ...]  # reasons with row numbers
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class RecordSource:
     """The records of a file or folder, and the rows that gave no record.
 
     label: the user's flag and file, such as "--data 'private.csv'".
-    left_out: (reason, row numbers) of the unusable rows.
+    unusable: (row number, reason) of each unusable row or part of a row.
+    part_noun: name of a part of a row in notes.
     form: the rendering of conversations (None: no conversations).
-    parts_left_out: (reason, row number of each part) for unusable parts of rows with other parts.
     row_tokens: number of tokens by row; empty if not counted.
     texts: texts of the rows, if needed again.
     not_attacked: usable rows without a record, by reason.
@@ -70,15 +70,36 @@ class RecordSource:
 
     label: str
     records: tuple[DataRecord, ...]
-    left_out: ReasonRows = ()
+    unusable: tuple[tuple[int, str], ...] = ()
     notes: tuple[str, ...] = ()
+    part_noun: str = "part"
     form: ChatRendering | None = None
-    parts_left_out: ReasonRows = ()
     row_tokens: Mapping[int, int] = field(default_factory=dict)
     texts: Sequence[str] = field(default=(), repr=False)
     # usable rows without a record, by rule
     not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unread: UnreadRows | None = None  # of a large table: the rows that were only counted
+
+    @cached_property
+    def usable_rows(self) -> set[int]:
+        """The rows with a record, and usable rows that are not attacked."""
+        return {record.row for record in self.records}.union(*self.not_attacked.values())
+
+    @property
+    def left_out(self) -> dict[str, list[int]]:
+        """The rows without any usable part, each once, by reason."""
+        # Reversed, so that the first reason of a row stays.
+        first_reasons = {
+            row: reason for row, reason in reversed(self.unusable) if row not in self.usable_rows
+        }
+        return _group_rows_by_reason(sorted(first_reasons.items()))
+
+    @property
+    def parts_left_out(self) -> dict[str, list[int]]:
+        """The row of each unusable part of rows with other parts, by reason."""
+        return _group_rows_by_reason(
+            [(row, reason) for row, reason in self.unusable if row in self.usable_rows]
+        )
 
     def count_records(
         self,
@@ -92,18 +113,18 @@ class RecordSource:
         own. not_attacked: number of usable rows without an attack, by reason. attacked: the
         attacked records.
         """
-        all_left_out = {reason: len(rows) for reason, rows in self.left_out}
+        left_out_rows = self.left_out
+        all_left_out = {reason: len(rows) for reason, rows in left_out_rows.items()}
         all_left_out |= {reason: n for reason, n in left_out.items() if n}
         by_rule = {rule: len(rows) for rule, rows in self.not_attacked.items()}
         by_rule |= {rule: n for rule, n in not_attacked.items() if n}
-        without_record = [*(rows for _, rows in self.left_out), *self.not_attacked.values()]
-        n_rows = len({record.row for record in self.records}.union(*without_record))
+        n_rows = len(self.usable_rows.union(*left_out_rows.values()))
         if self.unread is not None:
             by_rule[BY_LIMIT] = by_rule.get(BY_LIMIT, 0) + self.unread.n_distinct
             n_rows = self.unread.n_rows
         audited_rows = {record.row for record in attacked}
         copies = n_rows - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
-        parts = {reason: len(rows) for reason, rows in self.parts_left_out}
+        parts = {reason: len(rows) for reason, rows in self.parts_left_out.items()}
         tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)
         attacked_tokens = 0
         if tokens:
@@ -118,31 +139,12 @@ def format_too_long(room: int) -> str:
     return f"longer than the {max(0, room):,} tokens that the model reads at once"
 
 
-def group_reason_rows(reasons_of_rows: Sequence[tuple[int, str]]) -> ReasonRows:
-    """Return (reason, its row numbers) for each reason, in order; duplicates stay.
-
-    reasons_of_rows: (row number, reason).
-    """
+def _group_rows_by_reason(reasons_of_rows: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    """Return the row numbers of each reason, in order. reasons_of_rows: (row number, reason)."""
     rows: dict[str, list[int]] = {}
     for row, reason in reasons_of_rows:
         rows.setdefault(reason, []).append(row)
-    return tuple((reason, tuple(of_reason)) for reason, of_reason in rows.items())
-
-
-def group_unusable_parts(
-    unusable: Sequence[tuple[int, str]], records: Sequence[DataRecord]
-) -> tuple[ReasonRows, ReasonRows]:
-    """Group unusable rows and unusable parts by reason; return two lists of (reason, row numbers).
-
-    The first list has the rows without any record, each row once. The second list has the row of
-    each other unusable part. unusable: (row, reason) of each unusable part.
-    """
-    usable_rows = {record.row for record in records}
-    first_reasons = dict(
-        reversed([(row, reason) for row, reason in unusable if row not in usable_rows])
-    )
-    parts = [(row, reason) for row, reason in unusable if row in usable_rows]
-    return group_reason_rows(sorted(first_reasons.items())), group_reason_rows(parts)
+    return rows
 
 
 def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:

@@ -21,9 +21,7 @@ from auditor.benchmarks.data.cut_places import TextLengths, check_secret_lengths
 from auditor.benchmarks.data.cutting import Cutting
 from auditor.benchmarks.data.data_records import (
     DataRecord,
-    ReasonRows,
     RecordSource,
-    group_unusable_parts,
 )
 from auditor.benchmarks.data.large_tables import (
     LARGE,
@@ -42,7 +40,6 @@ from auditor.benchmarks.data.splitting import (
     ALSO_MEMBER,
     SEVERAL,
     SplitOptions,
-    format_dropped_parts,
     list_data_files,
     plural,
     split_records_into_benchmark,
@@ -311,19 +308,17 @@ def _build_record_source(
         records = _add_copy_counts(records, counts.texts)
     if columns.PII in table.columns:
         records = _add_personal_data_marks(records, table)
-    left_out, parts_left_out = group_unusable_parts(unusable, records)
     part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
     notes = [f"{table.label}: {rule}"]
-    notes += format_dropped_parts(table.label, part_noun, parts_left_out)
     for why, count in counts.remarks.items():
         notes.append(f"{table.label}: {why} ({plural(count, row_noun)})")
     source = RecordSource(
         table.label,
         tuple(records),
-        left_out,
+        tuple(unusable),
         tuple(notes),
+        part_noun,
         form,
-        parts_left_out,
         counts.row_tokens,
         counts.texts if flag == "--data" else (),
     )
@@ -337,10 +332,6 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
 
     A note on the unread rows is added.
     """
-
-    def renumber(reasons: ReasonRows) -> ReasonRows:
-        return tuple((reason, tuple(unread.rows[row] for row in rows)) for reason, rows in reasons)
-
     n_distinct = unread.n_distinct + len(unread.rows)
     noun = "text" if source.form is None else "conversation"
     note = (
@@ -351,8 +342,7 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
     return replace(
         source,
         records=tuple(replace(record, row=unread.rows[record.row]) for record in source.records),
-        left_out=renumber(source.left_out),
-        parts_left_out=renumber(source.parts_left_out),
+        unusable=tuple((unread.rows[row], reason) for row, reason in source.unusable),
         row_tokens={unread.rows[row]: n for row, n in source.row_tokens.items()},
         notes=(*source.notes, note),
         unread=unread,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
-from auditor.benchmarks.data.data_records import ReasonRows, RecordSource
+from auditor.benchmarks.data.data_records import RecordSource
 from auditor.benchmarks.data.occurrences import (
     count_text_occurrences,
     is_occurrence_end_inside_word,
@@ -39,32 +38,18 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
         (f" {_normalise_text_words(text)} " for text in members.texts),
     )
     records = []
-    copied_rows = []
+    unusable = list(nonmembers.unusable)
     for record, words in zip(nonmembers.records, words_of_record, strict=True):
         if counts.get(words):
-            copied_rows.append(record.row)
+            unusable.append((record.row, STANDS_IN_MEMBER))
         else:
             records.append(record)
-    if not copied_rows:
-        return nonmembers
-    if not records:
+    if nonmembers.records and not records:
         raise AuditError(
             f"nothing is left of {nonmembers.label}: every row {STANDS_IN_MEMBER}; expected "
             "records that were not trained on"
         )
-    rows = {record.row for record in records}
-    dropped_rows = [row for row in dict.fromkeys(copied_rows) if row not in rows]
-    parts = [row for row in copied_rows if row in rows]
-    return replace(
-        nonmembers,
-        records=tuple(records),
-        left_out=(*nonmembers.left_out, *_give_reason(dropped_rows)),
-        parts_left_out=(*nonmembers.parts_left_out, *_give_reason(parts)),
-    )
-
-
-def _give_reason(rows: Sequence[int]) -> ReasonRows:
-    return ((STANDS_IN_MEMBER, tuple(rows)),) if rows else ()
+    return replace(nonmembers, records=tuple(records), unusable=tuple(unusable))
 
 
 def _normalise_text_words(text: str) -> str:

@@ -6,10 +6,10 @@ Messages name row numbers and never a row's text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from auditor.benchmarks.data.data_records import BY_LIMIT, DataRecord, ReasonRows, RecordSource
+from auditor.benchmarks.data.data_records import BY_LIMIT, DataRecord, RecordSource
 from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret
@@ -322,7 +322,7 @@ def _list_distinct_records(source: RecordSource) -> list[DataRecord]:
 def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ...]:
     if not source.records:
         reasons = "; ".join(
-            f"{plural(len(rows), 'row')}: {cause}" for cause, rows in source.left_out
+            f"{plural(len(rows), 'row')}: {cause}" for cause, rows in source.left_out.items()
         )
         raise AuditError(
             f"nothing is left of {source.label} after leaving out unusable rows ({reasons})"
@@ -452,19 +452,12 @@ def format_row_numbers(rows: Sequence[int]) -> str:
     return f"row{'' if len(rows) == 1 else 's'} {numbers}, counted from 0"
 
 
-def format_dropped_parts(label: str, noun: str, parts_left_out: ReasonRows) -> Iterator[str]:
-    """Yield a note on each reason for leaving out parts. noun: name of a part."""
-    for reason, rows in parts_left_out:
-        numbers = format_row_numbers(sorted(set(rows)))
-        yield f"{label}: left out {plural(len(rows), noun)}: {reason} ({numbers})"
-
-
 def _record_source_notes(source: RecordSource) -> list[str]:
     notes = []
-    for cause, rows in source.left_out:
-        n_rows = plural(len(rows), "row")
-        numbers = format_row_numbers(rows)
-        notes.append(f"{source.label}: left out {n_rows}: {cause} ({numbers})")
+    for noun, reasons in ((source.part_noun, source.parts_left_out), ("row", source.left_out)):
+        for cause, rows in reasons.items():
+            numbers = format_row_numbers(sorted(set(rows)))
+            notes.append(f"{source.label}: left out {plural(len(rows), noun)}: {cause} ({numbers})")
     copies = len(source.records) - len({record.prefix_suffix_pair for record in source.records})
     if copies:
         notes.append(f"{source.label}: merged {plural(copies, 'row')} identical to an earlier row")

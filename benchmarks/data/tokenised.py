@@ -20,11 +20,9 @@ from auditor.benchmarks.data.data_records import (
     DataRecord,
     RecordSource,
     format_too_long,
-    group_unusable_parts,
 )
 from auditor.benchmarks.data.splitting import (
     SplitOptions,
-    format_dropped_parts,
     list_data_files,
     split_records_into_benchmark,
 )
@@ -497,12 +495,8 @@ def _build_run_source(
     )
     if packed:
         rule += f"; {packed} packed rows cut into their texts"
-    left_out, parts_left_out = group_unusable_parts(unusable, records)
-    dropped = format_dropped_parts(where, "run", parts_left_out)
     return (
-        RecordSource(
-            where, tuple(records), left_out, (rule, *notes, *dropped), parts_left_out=parts_left_out
-        ),
+        RecordSource(where, tuple(records), tuple(unusable), (rule, *notes), "run"),
         earlier,
     )
 

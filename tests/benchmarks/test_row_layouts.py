@@ -507,10 +507,10 @@ def test_every_layout_is_named_where_none_is_there(tmp_path: Path) -> None:
 def test_an_answer_in_another_column_is_named_with_its_prompt(tmp_path: Path) -> None:
     answered = [{"prompt": "Who was it?", "response": "It was Ann."}]
     with pytest.raises(AuditError, match="rename to completion what was trained on: response"):
-        Files(write(tmp_path / "d.jsonl", answered), tokenizer())
+        read_files(write(tmp_path / "d.jsonl", answered), tokenizer())
     asked = [{"question": "Who was it?", "answer": "It was Ann."}]
     with pytest.raises(AuditError, match="got question, answer: rename the columns"):
-        Files(write(tmp_path / "q.jsonl", asked), tokenizer())
+        read_files(write(tmp_path / "q.jsonl", asked), tokenizer())
 
 
 # --- columns that nobody reads
