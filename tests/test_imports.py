@@ -7,7 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-SLOW = ("matplotlib", "pandas", "scipy.optimize", "scipy.stats", "sklearn", "torch", "transformers")
+SLOW = (
+    "matplotlib",
+    "pandas",
+    "scipy.optimize",
+    "scipy.sparse",
+    "scipy.special",
+    "scipy.stats",
+    "sklearn",
+    "torch",
+    "transformers",
+)
 PROGRAM = f"""
 import sys
 from pathlib import Path
@@ -18,6 +28,7 @@ from auditor.records import table
 from auditor.reports import export, files, html, markdown
 from auditor.runs import gate_inputs
 from auditor.statistics import blind_classifier, copies_effect, exposure, rank_tests, strata
+from auditor.statistics import distributions, intervals, ngram_scores
 
 ids = [f"s{{i}}" for i in range(40)]
 column = table.Column(table.MEASURED, CellKey("t", "claim", "a"), "q", ids, np.arange(40.0))
@@ -25,6 +36,8 @@ tokens = table.Column(table.TOKENS, CellKey("t", "", ""), "log_prob", ids, -np.a
 table.write_secrets_table(Path(sys.argv[1]), [column], [tokens])
 assert table.read_secrets_table(Path(sys.argv[1]), table.MEASURED)[0].values[39] == 39
 assert table.read_suffix_token_log_probs(Path(sys.argv[1]))["t"]["s39"] == (-39.0,)
+assert intervals.clopper_pearson(0, 59)[1] < 0.061 < intervals.clopper_pearson(59, 59)[0]
+assert distributions.compute_normal_quantile(0.5) == 0
 print(*sorted(set({SLOW!r}) & sys.modules.keys()))
 """
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from scipy.special import ndtri
-
 from auditor.conclusions.disagreements import is_measured
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.statistics.bootstrap import CONFIDENCE
+from auditor.statistics.distributions import compute_normal_quantile
 from auditor.statistics.intervals import (
     clopper_pearson,
     compute_wilson_interval,
@@ -301,4 +300,4 @@ def widen_leak_measurement(m: Measurement, looks: int) -> Measurement:
 @cache
 def _compute_look_factor(looks: int) -> float:
     tail = (1 - CONFIDENCE) / 2
-    return float(ndtri(tail / max(1, looks)) / ndtri(tail))
+    return compute_normal_quantile(tail / max(1, looks)) / compute_normal_quantile(tail)

@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
 
 from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
 from auditor.gate.policy import Rule
 from auditor.statistics.anytime import simulate_stopping_sizes
 from auditor.statistics.bounds import LEVEL
-from auditor.statistics.distributions import compute_binomial_sf, find_binomial_upper_quantile
+from auditor.statistics.distributions import (
+    compute_binomial_sf,
+    compute_normal_quantile,
+    find_binomial_upper_quantile,
+)
 from auditor.statistics.metrics import SHARES, find_metric
 
 _MOST = 1_000_000
@@ -282,7 +285,8 @@ def count_pair_secrets(
     # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least
     # |E d|
     spread = (max(discordant, abs(truth)) - truth**2, max(discordant, abs(margin)) - margin**2)
-    z = float(-ndtri(level)) * math.sqrt(spread[1]) + float(ndtri(power)) * math.sqrt(spread[0])
+    z = -compute_normal_quantile(level) * math.sqrt(spread[1])
+    z += compute_normal_quantile(power) * math.sqrt(spread[0])
     n = (z / distance) ** 2 + 2 / distance  # the second term: a paired sum moves in whole steps
     # without any observed change: (1 - margin)^n <= level
     if 0 < margin < 1:

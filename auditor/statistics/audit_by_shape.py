@@ -29,7 +29,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import betainc, ndtr
+import scipy
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
@@ -160,8 +160,8 @@ def compute_final_model_distribution(
     mass = np.diff(compute_binomial_cdf(counts, draws, q), prepend=0.0)
     noise = math.sqrt(steps) * noise_multiplier
     x = np.linspace(-_TAILS * noise, highest + _TAILS * noise, _CELLS)
-    out = np.diff(ndtr(x / noise))
-    inside = np.diff(ndtr((x[:, None] - counts) / noise) @ mass)
+    out = np.diff(scipy.special.ndtr(x / noise))
+    inside = np.diff(scipy.special.ndtr((x[:, None] - counts) / noise) @ mass)
     with np.errstate(divide="ignore", invalid="ignore"):
         # a cell of no mass on either side has no ratio, and is never met
         at = np.nan_to_num(np.log(inside) - np.log(out), nan=0.0, posinf=np.inf, neginf=-np.inf)
@@ -170,8 +170,8 @@ def compute_final_model_distribution(
 
 def _compute_step_cdfs(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
     """Return P[a step outputs at most x] for an included canary and for an excluded canary."""
-    out = ndtr(x / noise)
-    return (1 - q) * out + q * ndtr((x - 1) / noise), out
+    out = scipy.special.ndtr(x / noise)
+    return (1 - q) * out + q * scipy.special.ndtr((x - 1) / noise), out
 
 
 def _compose_steps(step: Floats, steps: int) -> Floats:
@@ -215,7 +215,7 @@ def compute_canary_shape_p_value(m: int, r: int, v: int, noise: float, sampling:
         return float(
             compute_binomial_upper_tail(v, r, np.minimum(right[-1:] / as_sure[-1:], 1.0))[0],
         )
-    mass = np.diff(betainc(r + 1, m - r, as_sure), prepend=0.0)
+    mass = np.diff(scipy.special.betainc(r + 1, m - r, as_sure), prepend=0.0)
     nonempty = mass > _NOTHING
     # Of a canary that is as sure as this or surer, how likely it is right.
     chance = np.minimum(right[nonempty] / np.maximum(as_sure[nonempty], 1e-300), 1.0)

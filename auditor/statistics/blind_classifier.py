@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array, hstack
+import scipy
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Secret, Tokens
@@ -162,10 +162,12 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
     words, of = np.unique([token for text in texts for token in text], return_inverse=True)
     at = np.repeat(np.arange(len(texts)), counts)
     # how often each word is in each text
-    bag = csr_array((np.ones(len(at)), (at, of)), shape=(len(texts), len(words)))
+    bag = scipy.sparse.csr_array((np.ones(len(at)), (at, of)), shape=(len(texts), len(words)))
     # Weights of words by how rare they are come from all texts: they tell no label.
     bag = TfidfTransformer(sublinear_tf=True).fit_transform(bag)
-    return hstack([bag, csr_array(standardise_columns(sizes))], format="csr")
+    return scipy.sparse.hstack(
+        [bag, scipy.sparse.csr_array(standardise_columns(sizes))], format="csr"
+    )
 
 
 def combine_membership_scores(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import stdtrit
+import scipy
 
 from auditor.core.arrays import Floats, Ints
 from auditor.core.secret_randomness import make_keyed_generator
@@ -169,7 +169,7 @@ def estimate_rate_statistic(
     )
     if beyond.any():
         return float(value), *compute_percentile_interval(values, "inverted_cdf")
-    reach = stdtrit(n - 1, (1 + CONFIDENCE) / 2)
+    reach = scipy.special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)
     spread = errors > 1e-9 * error  # what is less is rounding
     # Bootstrap-t turns round: the upper quantile of t gives the lower end.
     low_t, high_t = (

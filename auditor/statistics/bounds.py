@@ -14,12 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
 from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.distributions import compute_binomial_pmf, compute_binomial_sf
+from auditor.statistics.distributions import (
+    compute_binomial_pmf,
+    compute_binomial_sf,
+    compute_normal_quantile,
+)
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import find_largest_refuted_value
 
@@ -162,7 +165,7 @@ class ShareOfParts:
 
 
 def _compute_interval_stretch(level: float) -> float:
-    return max(1.0, float(ndtri(level) / ndtri(0.025)))
+    return max(1.0, compute_normal_quantile(level) / compute_normal_quantile(0.025))
 
 
 @dataclass(frozen=True)

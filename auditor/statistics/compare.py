@@ -20,8 +20,8 @@ import math
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
 
 from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
@@ -172,7 +172,7 @@ def compute_welch_interval(
         variance**2 / (len(side) - 1)
         for variance, side in zip(variances, (first, second), strict=True)
     )
-    reach = float(stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(sum(variances))
+    reach = float(scipy.special.stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(sum(variances))
     difference = float(first.mean() - second.mean())
     return difference - reach, difference + reach
 

@@ -5,13 +5,19 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.special import betainc, betaincc, chdtrc, gammaln, xlog1py, xlogy
 
 from auditor.core.arrays import Floats, Ints
+
+
+def compute_normal_quantile(p: float) -> float:
+    """Return the standard normal quantile of p in (0, 1), without the import of scipy.special."""
+    return NormalDist().inv_cdf(p)
 
 
 def compute_binomial_cdf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
@@ -19,7 +25,7 @@ def compute_binomial_cdf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
 
     The result is 0 for k < 0, and 1 for k >= n.
     """
-    return _compute_binomial_tail(betaincc, k, n, p, at_end=1.0)
+    return _compute_binomial_tail(scipy.special.betaincc, k, n, p, at_end=1.0)
 
 
 def compute_binomial_sf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
@@ -27,13 +33,17 @@ def compute_binomial_sf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
 
     The result is 1 for k < 0, and 0 for k >= n.
     """
-    return _compute_binomial_tail(betainc, k, n, p, at_end=0.0)
+    return _compute_binomial_tail(scipy.special.betainc, k, n, p, at_end=0.0)
 
 
 def compute_binomial_pmf(k: Ints, n: int, p: Floats) -> Floats:
     """Return P[B = k] for a binomial B of n draws with probability p."""
-    log_ways = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
-    return np.exp(log_ways + xlogy(k, p) + xlog1py(n - k, -p))
+    log_ways = (
+        scipy.special.gammaln(n + 1)
+        - scipy.special.gammaln(k + 1)
+        - scipy.special.gammaln(n - k + 1)
+    )
+    return np.exp(log_ways + scipy.special.xlogy(k, p) + scipy.special.xlog1py(n - k, -p))
 
 
 def compute_sign_test_p_value(k: int, n: int) -> float:
@@ -53,7 +63,7 @@ def compute_homogeneity_p_value(counts: ArrayLike) -> float:
     n_free = (table.shape[0] - 1) * (table.shape[1] - 1)
     if n_free == 1:
         distance = distance - np.minimum(0.5, distance)
-    return float(chdtrc(n_free, (distance**2 / expected).sum()))
+    return float(scipy.special.chdtrc(n_free, (distance**2 / expected).sum()))
 
 
 def find_binomial_quantile(share: float, n: ArrayLike, p: ArrayLike) -> Ints:

@@ -8,7 +8,7 @@ formula uses records known to be members or non-members.
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from auditor.core.arrays import Bools, Floats, Ints
 
@@ -138,7 +138,9 @@ def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats
     per_record = references.shape[1] >= SHADOWS
     out_mean, out_deviation = _estimate_moments(references, ~saw, per_record)
     if not has_both_model_kinds(saw):
-        return np.asarray(log_ndtr((target - out_mean) / out_deviation), dtype=np.float64)
+        return np.asarray(
+            scipy.special.log_ndtr((target - out_mean) / out_deviation), dtype=np.float64
+        )
     in_mean, in_deviation = _estimate_moments(references, saw, per_record)
     ratio: Floats = _compute_normal_log_density(target, in_mean, in_deviation)
     return ratio - _compute_normal_log_density(target, out_mean, out_deviation)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
+import scipy
 
 from auditor.core.arrays import Floats
 from auditor.core.nouns import Tokens
@@ -169,7 +169,7 @@ def measure_jaccard_similarity(
     return similarities
 
 
-def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> sparse.csr_matrix:
+def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> scipy.sparse.csr_matrix:
     """Return a sparse (texts, kinds + 1) matrix that is 1 if the text contains the word."""
     different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
     ends = np.concatenate([[0], np.cumsum([len(words_of_text) for words_of_text in different])])
@@ -177,7 +177,7 @@ def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> sparse.c
         words = np.concatenate(different)
     else:
         words = np.empty(0, np.int64)
-    return sparse.csr_matrix(
+    return scipy.sparse.csr_matrix(
         (np.ones(len(words), np.float32), words, ends),
         shape=(len(texts), kinds + 1),
     )

@@ -38,7 +38,6 @@ from itertools import pairwise
 
 import numpy as np
 import scipy
-from scipy.special import betainc, betainccinv, betaincinv, gammaln, log_ndtr, ndtr, ndtri
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
@@ -272,7 +271,11 @@ def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) ->
         min(n, int(mean + _FAR * spread) + 30) + 1,
     )
     mass: Floats = np.exp(
-        gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * right + (n - k) * wrong
+        scipy.special.gammaln(n + 1)
+        - scipy.special.gammaln(k + 1)
+        - scipy.special.gammaln(n - k + 1)
+        + k * right
+        + (n - k) * wrong
     )
     return int(k[0]), mass
 
@@ -312,7 +315,7 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
         right = level * v / m
         wrong = level * (r - v) / m
         for i in range(v - 1, -1, -1):
-            raised = max(wrong, float(ndtr(ndtri(right) - mu)))
+            raised = max(wrong, float(scipy.special.ndtr(scipy.special.ndtri(right) - mu)))
             if raised == wrong:
                 break
             right = min(1.0, right + i / (r - i) * (raised - wrong))
@@ -330,7 +333,7 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
 def compute_binomial_upper_tail(v: int, r: int, q: Floats) -> Floats:
     """Return P[B >= v] for binomial B of r draws with probability q."""
     if v:
-        tail: Floats = betainc(v, r - v + 1, q)
+        tail: Floats = scipy.special.betainc(v, r - v + 1, q)
     else:
         tail = np.ones_like(q)
     return tail
@@ -350,7 +353,7 @@ def compute_gaussian_epsilon(mu: float, delta: float) -> float:
     # second only takes away.
     return find_largest_refuted_value(
         lambda epsilon: compute_gaussian_delta(epsilon, mu) > delta,
-        mu * mu / 2 + mu * float(-ndtri(delta)),
+        mu * mu / 2 + mu * float(-scipy.special.ndtri(delta)),
     )
 
 
@@ -360,7 +363,8 @@ def compute_gaussian_delta(epsilon: float, mu: float) -> float:
     delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).
     """
     # In logs: e^epsilon overflows where Phi vanishes.
-    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
+    log_false_positive = scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
+    return float(scipy.special.ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_false_positive))
 
 
 def compute_group_delta(epsilon: float, delta: float, copies: int) -> float:
@@ -406,7 +410,9 @@ def bound_share_logit(r: int, v: int, level: float) -> float:
         return math.log(level) / r - math.log(-math.expm1(math.log(level) / r))
     # 1 minus the bound is taken from the mirrored beta law: it keeps its digits where the bound is
     # near 1.
-    return float(np.log(betaincinv(v, r - v + 1, level)) - np.log(betainccinv(r - v + 1, v, level)))
+    bound = scipy.special.betaincinv(v, r - v + 1, level)
+    complement = scipy.special.betainccinv(r - v + 1, v, level)
+    return float(np.log(bound) - np.log(complement))
 
 
 def check_audit_parameters(delta: float, level: float) -> None:

@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
 
 from auditor.core.arrays import Bools, Floats
 from auditor.core.result import Measurement
@@ -24,6 +23,7 @@ from auditor.statistics.bounds import (
 from auditor.statistics.distributions import (
     compute_binomial_cdf,
     compute_binomial_sf,
+    compute_normal_quantile,
     find_binomial_quantile,
     find_binomial_upper_quantile,
 )
@@ -162,10 +162,10 @@ class AucDifference:
     deviation: float
 
     def low(self, level: float) -> float:
-        return self.value - float(-ndtri(level)) * self.deviation
+        return self.value + compute_normal_quantile(level) * self.deviation
 
     def high(self, level: float) -> float:
-        return self.value + float(-ndtri(level)) * self.deviation
+        return self.value - compute_normal_quantile(level) * self.deviation
 
 
 def compute_auc_difference(

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import ndtri
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
@@ -22,6 +21,7 @@ from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import bootstrap, roc
 from auditor.statistics.adjusted_auc import OverlapWeights, estimate_adjusted_auc
 from auditor.statistics.bounds import SharedLevel, make_measurement
+from auditor.statistics.distributions import compute_normal_quantile
 from auditor.statistics.intervals import Z
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES
 from auditor.statistics.metrics import (
@@ -137,7 +137,7 @@ def compute_simultaneous_widening(
     if records.unit is None:
         # With few records the resamples of an AUC near 1 have long tails: Bonferroni's bound is
         # then the sharper one.
-        reach = min(reach, float(-ndtri((1 - bootstrap.CONFIDENCE) / 2 / len(entries))))
+        reach = min(reach, -compute_normal_quantile((1 - bootstrap.CONFIDENCE) / 2 / len(entries)))
     return max(1.0, reach / Z)
 
 

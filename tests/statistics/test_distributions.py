@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from auditor.statistics import distributions
+from auditor.statistics import distributions, intervals
 
 SIZES, SHARES = (1, 5, 59, 1000, 10**6), (0.0, 1e-6, 0.01, 0.5, 0.999, 1.0)
 
@@ -45,3 +45,19 @@ def test_a_sign_test_is_exact() -> None:
 def test_homogeneity_is_tested_as_by_scipy(table: list[list[int]]) -> None:
     expected = stats.chi2_contingency(table).pvalue
     assert distributions.compute_homogeneity_p_value(table) == pytest.approx(expected, rel=1e-12)
+
+
+def test_quantiles_and_exact_intervals_without_scipy_are_those_of_scipy() -> None:
+    assert stats.norm.ppf((1 + intervals.CONFIDENCE) / 2) == intervals.Z
+    for p in (1e-12, 0.025, 0.4, 0.5, 0.999):
+        assert distributions.compute_normal_quantile(p) == pytest.approx(
+            stats.norm.ppf(p), rel=1e-14
+        )
+    for n in (1, 59, 10**6):
+        for confidence in (0.95, 1 - 1e-9):
+            exact = stats.binomtest(0, n).proportion_ci(confidence)
+            assert intervals.clopper_pearson(0, n, confidence) == pytest.approx(exact, rel=1e-9)
+            exact = stats.binomtest(n, n).proportion_ci(confidence)
+            assert intervals.clopper_pearson(n, n, confidence) == pytest.approx(exact, rel=1e-9)
+    assert intervals.clopper_pearson(0, 0) == (0, 1)
+    assert intervals.clopper_pearson(0, 9, 1.0) == (0, 1)
