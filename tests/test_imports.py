@@ -72,3 +72,20 @@ def test_an_audit_without_adapters_imports_neither_peft_nor_faker() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+COLLECTED = """
+import atexit, gc, sys
+from auditor.cli import main
+atexit.register(lambda: print(*gc.get_threshold()))
+sys.argv = ["audit", "--version"]
+main()
+"""
+
+
+def test_a_command_searches_what_it_imported_for_garbage_ten_times_more_rarely() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=True
+    )
+    threshold, young, old = map(int, done.stdout.splitlines()[-1].split())
+    assert threshold * young * old >= 10 * 700 * 10 * 10
