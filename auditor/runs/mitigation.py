@@ -19,11 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks.data.columns import COLUMNS, list_row_repeat_counts
-from auditor.benchmarks.data.reduced_data import (
-    WRITERS,
-    format_data_row,
-    write_kept_data,
-)
+from auditor.benchmarks.data.reduced_data import format_data_row, write_kept_data
+from auditor.benchmarks.data.rewriting import WRITERS
 from auditor.benchmarks.data.tables import read_record_table
 from auditor.benchmarks.data.whole_texts import read_unit_texts, repeat_rows
 from auditor.conclusions import secret_details
