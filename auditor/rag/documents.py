@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks.data import columns
-from auditor.benchmarks.data.tables import read_record_table, require_nonempty_record_table
+from auditor.benchmarks.data.tables import read_record_table
 from auditor.benchmarks.data.words import RUN, split_into_words
 from auditor.core import disk
 from auditor.core.arrays import Bools
@@ -71,9 +71,7 @@ class RagDocuments:
 
 def read_rag_documents(name: str, seed: int) -> RagDocuments:
     """Read the documents, and draw a coin for each. Raise AuditError for an invalid file."""
-    table = require_nonempty_record_table(
-        read_record_table(_FLAG, name, (*columns.COLUMNS, "id", IDENTITY))
-    )
+    table = read_record_table(_FLAG, name, (*columns.COLUMNS, "id", IDENTITY))
     texts = columns.list_joined_layout_texts(table, columns.require_text_layout(table))
     marks = columns.list_row_personal_data_marks(table)
     names = list(map(str, range(table.rows)))

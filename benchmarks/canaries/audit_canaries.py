@@ -11,13 +11,13 @@ import re
 import secrets as randomness
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from auditor.benchmarks.canaries.exposure_canaries import (
     check_canary_counts,
     list_prefix_free_canary_words,
 )
+from auditor.benchmarks.data.cut_places import count_common_beginning
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
 from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
@@ -327,9 +327,7 @@ def build_audit_secrets(
     )
     for entry, begun, row in zip(manifest.canaries, prefixes, rows, strict=True):
         # A token across the end of the prefix belongs to the secret.
-        cut = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(begun, row, strict=False))
-        )
+        cut = count_common_beginning(begun, row)
         if manifest.kind == "new-tokens" and len(row) != cut + 1:
             raise AuditError(
                 f"expected the secret of {entry.id} to be one new token, but the model's tokenizer "

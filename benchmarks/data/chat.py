@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any
 
 from auditor.benchmarks.data import chat_rendering
@@ -28,6 +27,7 @@ from auditor.benchmarks.data.conversation_rows import (
     is_assistant,
     normalise_role,
 )
+from auditor.benchmarks.data.cut_places import count_common_beginning
 from auditor.benchmarks.data.wording import split_byte_runs
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
@@ -394,12 +394,7 @@ def _find_answer_turn_bounds(
     with_prompt = _render_chat_or_none(rendered, so_far[:-1], True)
     without = _render_chat_or_none(rendered, so_far[:-1])
     if with_prompt is not None and without is not None and with_prompt.startswith(without):
-        shared = sum(
-            1
-            for _ in takewhile(
-                lambda pair: pair[0] == pair[1], zip(with_prompt, text, strict=False)
-            )
-        )
+        shared = count_common_beginning(with_prompt, text)
         if len(without) <= shared <= start:
             start = shared
     ending = (_render_chat_or_none(rendered, so_far) or "").partition(_MARK)[2]

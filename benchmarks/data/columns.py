@@ -35,8 +35,8 @@ CHAT = (*_READ, *BESIDE)
 _LABEL = "label"
 _INSTRUCTED = {"input", "history"}
 _READ_WITH = {"instruction": _INSTRUCTED, "chosen": {"prompt", "instruction", *_INSTRUCTED}}
-ColumnKinds = Mapping[str, Any]  # pyarrow.DataType of each nested column
-MaybeKinds = Mapping[str, Any]  # the same, or None if its rows differ too much for Arrow
+# pyarrow.DataType of each nested column, or None if its rows differ too much for Arrow
+ColumnKinds = Mapping[str, Any]
 # how often a row was trained on; the personal data in it
 REPEATS = "repeats"
 PII = "pii"
@@ -217,8 +217,7 @@ def parse_row_conversations(
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
         columns[_LABEL] = _parse_labels(columns[_LABEL])
-    row_kinds = find_nested_kinds(table)
-    kinds = list_known_kinds(join_nested_kinds(kinds or {}, row_kinds))
+    kinds = join_nested_kinds(kinds or {}, infer_nested_kinds(table))
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
@@ -256,22 +255,11 @@ def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
     return _parse_labels(labels) is labels
 
 
-def find_nested_kinds(table: RecordTable) -> ColumnKinds:
-    """Map each conversation column that holds objects to its Arrow type.
+def infer_nested_kinds(table: RecordTable) -> ColumnKinds:
+    """Return the Arrow type of each conversation column that holds objects; None without a type.
 
-    The types are those that `Dataset.from_list` infers. A column without an Arrow type is left out,
-    because no trainer can read such a table.
+    The types are those that `Dataset.from_list` infers.
     """
-    return list_known_kinds(infer_nested_kinds(table))
-
-
-def list_known_kinds(kinds: MaybeKinds) -> ColumnKinds:
-    """Return the column types without unknown types (None)."""
-    return {name: kind for name, kind in kinds.items() if kind is not None}
-
-
-def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
-    """Return the Arrow type of each conversation column that holds objects; None without a type."""
     import pyarrow
 
     kinds = dict[str, Any]()
@@ -287,7 +275,7 @@ def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
     return kinds
 
 
-def join_nested_kinds(first: MaybeKinds, others: MaybeKinds) -> MaybeKinds:
+def join_nested_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
     """Merge the Arrow types that two parts of a table have for each column.
 
     The keys of the objects of `first` come first. If a column's type is None in either part, the

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any
 
+from auditor.benchmarks.data.cut_places import count_common_beginning
 from auditor.core.plan_parts import SYSTEM, USER
 
 ASSISTANT = "assistant"
@@ -178,9 +178,7 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     # A text as prompt next to lists is also the beginning of the lists.
     if prompt is not None and isinstance(prompt, str) == isinstance(chosen, str):
         return prompt, chosen, rejected
-    pairs = zip(chosen, rejected, strict=False)
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    shared = min(shared, len(chosen) - 1, len(rejected) - 1)
+    shared = min(count_common_beginning(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
     if isinstance(chosen, str) and shared > 0 and chosen[shared - 1] == " ":
         shared -= 1
     if shared < 1:

@@ -6,9 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 
 LENGTH = 50  # tokens of a prefix and of a suffix, at most, if no length is given
@@ -21,13 +20,6 @@ _OWN = 16
 _LEAST_SHARED = 8
 _SHARE = 0.1  # least share of the texts with one beginning: fewer show nothing
 _FEWEST = 5  # texts that begin alike
-
-
-def check_secret_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
-    """Raise AuditError for a length below 1; None means no given length."""
-    for flag, length in (("--prefix-length", prefix_length), ("--suffix-length", suffix_length)):
-        if length is not None and length < 1:
-            raise AuditError(f"expected {flag} >= 1, got {length}")
 
 
 class CutPlace(NamedTuple):
@@ -174,7 +166,7 @@ class SharedBeginnings:
         """Return the number of first tokens of a text that belong to a shared beginning."""
         at = bisect_left(self.beginnings, tuple(tokens))  # the nearest in sorted order share most
         nearest = self.beginnings[max(0, at - 1) : at + 1]
-        length = max((_find_common_length(tokens, text) for text in nearest), default=0)
+        length = max((count_common_beginning(tokens, text) for text in nearest), default=0)
         return length if length >= _LEAST_SHARED else 0
 
 
@@ -193,7 +185,7 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
     together = max(_FEWEST, round(_SHARE * len(distinct)))
     shared = []
     for text, after in pairwise(distinct):
-        shared.append(_find_common_length(text, after))
+        shared.append(count_common_beginning(text, after))
     beginnings = {
         distinct[i][:length]
         for i in range(len(distinct) - together + 1)
@@ -208,7 +200,7 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
     return SharedBeginnings(tuple(sorted(told_apart)))
 
 
-def _find_common_length(text: Sequence[int], other: Sequence[int]) -> int:
-    return sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
-    )
+def count_common_beginning(first: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the number of first elements that two sequences share."""
+    pairs = zip(first, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from auditor.benchmarks.data import chat, columns, cutting
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import UnusableConversation
-from auditor.benchmarks.data.cut_places import TextLengths, check_secret_lengths
+from auditor.benchmarks.data.cut_places import TextLengths
 from auditor.benchmarks.data.cutting import Cutting
 from auditor.benchmarks.data.data_records import (
     DataRecord,
@@ -47,7 +47,6 @@ from auditor.benchmarks.data.splitting import (
 from auditor.benchmarks.data.tables import (
     RecordTable,
     read_record_table,
-    require_nonempty_record_table,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
@@ -93,7 +92,6 @@ class Files(Benchmark):
         """
         plan = reader.plan
         split = reader.split
-        check_secret_lengths(plan.prefix_length, plan.suffix_length)
         lengths = TextLengths(plan.prefix_length, plan.suffix_length, plan.windows)
         self.tokenizer = cutting.require_fast_tokenizer(tokenizer)
         self.counted_tables = reader.counting.counted
@@ -216,7 +214,7 @@ class TableReader:
             )
             if sample is not None:
                 return sample
-        return require_nonempty_record_table(read_record_table(flag, name, column_names)), None
+        return read_record_table(flag, name, column_names), None
 
     def named_columns(self, flag: str) -> dict[str, str]:
         """Return the names of the group column and user column in the file of the option `flag`."""
@@ -236,7 +234,7 @@ def _find_all_nested_kinds(table: RecordTable, unread: UnreadRows | None) -> col
     kinds = columns.infer_nested_kinds(table)
     if unread is not None:
         kinds = columns.join_nested_kinds(unread.kinds, kinds)
-    return columns.list_known_kinds(kinds)
+    return kinds
 
 
 def _read_record_source(
@@ -244,8 +242,7 @@ def _read_record_source(
 ) -> RecordSource:
     table, unread = reader.read(flag, name)
     if unread is not None and cut.kinds is not None:
-        kinds = columns.join_nested_kinds(cut.kinds, unread.kinds)
-        cut = replace(cut, kinds=columns.list_known_kinds(kinds))
+        cut = replace(cut, kinds=columns.join_nested_kinds(cut.kinds, unread.kinds))
     return _build_record_source(flag, table, cut, reader, unread, members)
 
 

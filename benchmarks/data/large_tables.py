@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from auditor.benchmarks.data import columns
-from auditor.benchmarks.data.columns import MaybeKinds
+from auditor.benchmarks.data.columns import ColumnKinds
 from auditor.benchmarks.data.conversation_rows import remove_nulls
 from auditor.benchmarks.data.table_blocks import (
     BATCH,
@@ -105,7 +105,7 @@ class UnreadRows:
     user_hashes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     of_several_groups: frozenset[int] = frozenset()
     of_several_users: frozenset[int] = frozenset()
-    kinds: MaybeKinds = field(default_factory=dict)
+    kinds: ColumnKinds = field(default_factory=dict)
 
     def contain_rows(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
         """Return, for each row of another table, whether this table has an equal row.
@@ -135,7 +135,7 @@ class BlockCounts:
     hashes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     numbers: Mapping[str, Ints] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    kinds: MaybeKinds = field(default_factory=dict)
+    kinds: ColumnKinds = field(default_factory=dict)
     is_faulty: bool = False
 
 
@@ -177,7 +177,7 @@ class BlockHashing:
         names = dict[str, None]()
         hashes = [np.empty(0, np.int64)]
         numbers: dict[str, list[Ints]] = {}
-        kinds: MaybeKinds = {}
+        kinds: ColumnKinds = {}
         n_rows = first_row
         for batch in stream_batches(
             self.label, self.path, block, self.names, names, (first_row, first_line)
@@ -355,7 +355,7 @@ class _TableScan:
     table: RecordTable
     hashes: Ints
     numbers: Mapping[str, Ints]
-    kinds: MaybeKinds
+    kinds: ColumnKinds
 
 
 def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -> _TableScan:
@@ -382,7 +382,7 @@ def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -
         raise NotStreamable
     if columns.REPEATS in names and columns.REPEATS not in work.names:  # in later rows only
         columns.list_row_repeat_counts(replace(full_table, rows=1, column=lambda name: [ABSENT]))
-    kinds: MaybeKinds = {}
+    kinds: ColumnKinds = {}
     for counts in in_order:
         kinds = columns.join_nested_kinds(kinds, counts.kinds)
     numbered = [counts for counts in in_order if len(counts.hashes)]

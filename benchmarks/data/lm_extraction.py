@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks.data.cut_places import check_secret_lengths
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
 from auditor.benchmarks.data.splitting import (
     SplitOptions,
@@ -46,7 +45,6 @@ class LMExtraction(Benchmark):
         Prefix and suffix thus stay adjacent. Raise AuditError with one sentence for any mistake of
         the user.
         """
-        check_secret_lengths(plan.prefix_length, plan.suffix_length)
         split = SplitOptions(plan.known_fraction, plan.limit, seed)
         sizes = (vocab_size, plan.prefix_length, plan.suffix_length)
         folders = list_data_files(plan)

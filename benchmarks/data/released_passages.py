@@ -17,7 +17,6 @@ from auditor.benchmarks.data.ngrams import NGramIndex
 from auditor.benchmarks.data.tables import (
     RecordTable,
     read_record_table,
-    require_nonempty_record_table,
 )
 from auditor.benchmarks.data.words import join_words, split_into_words
 from auditor.core.errors import AuditError
@@ -71,7 +70,7 @@ def read_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
 
     flag: the option that names the file. Raise AuditError for an invalid file.
     """
-    table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
+    table = read_record_table(flag, name, columns.COLUMNS)
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:
         return table, columns.list_joined_layout_texts(table, layout)

@@ -34,8 +34,8 @@ class SplitOptions:
     """The options for dividing members into attacked and known records.
 
     known_fraction: the share of members that the attacker knows, in [0, 1).
-    limit: maximum number of attacked members and of non-members, at least 1 (None: no limit).
-    Raise AuditError for other values.
+    limit: maximum number of attacked members and of non-members (None: no limit).
+    Raise AuditError for another fraction.
     """
 
     known_fraction: float
@@ -45,8 +45,6 @@ class SplitOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.known_fraction < 1:  # also refuses NaN
             raise AuditError(f"expected --known-fraction in [0, 1), got {self.known_fraction}")
-        if self.limit is not None and self.limit < 1:
-            raise AuditError(f"expected --limit >= 1, got {self.limit}")
 
     def known_count(self, members: int) -> int:
         """Return the number of distinct members that become known pairs.

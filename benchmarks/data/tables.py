@@ -78,8 +78,15 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
     """Read a local file, whose suffix is its format, or a Hugging Face data set.
 
     flag: the option that names the table. columns: all columns that will be read. Raise AuditError
-    if `name` is neither.
+    if `name` is neither, or if the table has no row.
     """
+    table = _read_any_table(flag, name, columns)
+    if not table.rows:
+        raise AuditError(f"{table.label} is empty: expected at least one row")
+    return table
+
+
+def _read_any_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
     path = Path(name)
     label = f"{flag} {name!r}"
     reader = _READERS.get(path.suffix.lower())
@@ -161,13 +168,6 @@ def _is_text(value: str) -> bool:
     if len(value.split(None, 1)) > 1 or len(value) > _LONGEST_NAME or value.startswith(("[", "{")):
         return True
     return len(value) >= _SHORTEST_UNSPACED and not value.isascii() and is_mostly_unspaced([value])
-
-
-def require_nonempty_record_table(table: RecordTable) -> RecordTable:
-    """Return the table. Raise AuditError if the table has no row."""
-    if not table.rows:
-        raise AuditError(f"{table.label} is empty: expected at least one row")
-    return table
 
 
 def describe_cell_value_type(value: Any) -> str:
@@ -340,28 +340,39 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
         raise AuditError(f"{where} is empty: expected a Parquet file")
     try:
         with parquet.ParquetFile(path) as file:
-            names = tuple(file.schema_arrow.names)
-            # doubles are refused later, by name
-            unique_names = [name for name in columns if names.count(name) == 1]
-            table = file.read(columns=unique_names)
-            values = {}
-            for name in unique_names:
-                values[name] = table.column(name).to_pylist()
             first = pyarrow.Table.from_batches(
                 list(islice(file.iter_batches(FIRST), 1)), file.schema_arrow
             )
-            texts: tuple[str, ...] = ()
-            if len(set(names)) == len(names):
-                texts = _find_arrow_text_columns(
-                    first, lambda name: file.read(columns=[name]).column(0)
-                )
-            return RecordTable(where, names, file.metadata.num_rows, values.__getitem__, texts)
+            return _make_arrow_record_table(
+                where,
+                first,
+                file.metadata.num_rows,
+                columns,
+                lambda name: file.read(columns=[name]).column(0),
+            )
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
     except (pyarrow.ArrowException, OSError) as error:
         raise AuditError(
             f"{where}: not a Parquet file that can be read ({type(error).__name__})"
         ) from None
+
+
+def _make_arrow_record_table(
+    where: str,
+    first: pyarrow.Table,
+    rows: int,
+    columns: Sequence[str],
+    column: Callable[[str], pyarrow.ChunkedArray],
+) -> RecordTable:
+    """Return a table of `rows` rows. first: its first rows. column: reads a column by its name."""
+    names = tuple(first.column_names)
+    # doubles are refused later, by name
+    values = {name: column(name).to_pylist() for name in columns if names.count(name) == 1}
+    texts: tuple[str, ...] = ()
+    if len(set(names)) == len(names):
+        texts = _find_arrow_text_columns(first, column)
+    return RecordTable(where, names, rows, values.__getitem__, texts)
 
 
 def _read_arrow_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
@@ -374,13 +385,9 @@ def _read_arrow_table(where: str, path: Path, columns: Sequence[str]) -> RecordT
                 table = pyarrow.ipc.open_stream(mapped).read_all()
             except pyarrow.ArrowInvalid:
                 table = pyarrow.ipc.open_file(mapped).read_all()
-            names = tuple(table.column_names)
-            values = {}
-            for name in columns:
-                if names.count(name) == 1:
-                    values[name] = table.column(name).to_pylist()
-            texts = _find_arrow_text_columns(table.slice(0, FIRST), table.column)
-            return RecordTable(where, names, table.num_rows, values.__getitem__, texts)
+            return _make_arrow_record_table(
+                where, table.slice(0, FIRST), table.num_rows, columns, table.column
+            )
     except (pyarrow.ArrowException, OSError) as error:
         raise AuditError(
             f"{where}: not an Arrow file that can be read ({type(error).__name__})"

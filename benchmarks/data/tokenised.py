@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from auditor.benchmarks.data import tables
 from auditor.benchmarks.data.conversation_rows import CHOSEN, REJECTED, UNWANTED, WANTED
-from auditor.benchmarks.data.cut_places import check_secret_lengths
 from auditor.benchmarks.data.data_records import (
     DataRecord,
     RecordSource,
@@ -104,7 +103,6 @@ class Tokenised(Benchmark):
         `end_of_text`: the token that ends a record, which reveals packed rows without marked
         boundaries. Raise AuditError for any mistake of the user.
         """
-        check_secret_lengths(plan.prefix_length, plan.suffix_length)
         split = SplitOptions(plan.known_fraction, plan.limit, seed)
         lengths = RunLengths(plan.prefix_length, plan.suffix_length, trained, room)
         arguments = None if model is None else read_trainer_arguments(Path(model))
@@ -242,7 +240,7 @@ def _read_tokenised_texts(
     flag, name: option and name of the data. arguments: the trainer's arguments, from
     `read_trainer_arguments`. Raise AuditError for rows that no trainer makes.
     """
-    table = tables.require_nonempty_record_table(tables.read_record_table(flag, name, _COLUMNS))
+    table = tables.read_record_table(flag, name, _COLUMNS)
     title = table.label
     columns = {key: table.column(key) for key in _COLUMNS if key in table.columns}
     if not _has_token_ids(columns):

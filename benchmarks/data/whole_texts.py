@@ -15,7 +15,6 @@ from auditor.benchmarks.data.large_tables import is_large_text_table
 from auditor.benchmarks.data.tables import (
     RecordTable,
     read_record_table,
-    require_nonempty_record_table,
 )
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import make_keyed_generator
@@ -28,7 +27,7 @@ def read_row_texts(flag: str, name: str) -> list[str]:
 
     Raise AuditError for any mistake of the user.
     """
-    table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
+    table = read_record_table(flag, name, columns.COLUMNS)
     return columns.list_joined_layout_texts(table, columns.require_text_layout(table))
 
 
@@ -41,9 +40,7 @@ def read_unit_texts(
     AuditError for any mistake of the user.
     """
     extra_columns = tuple(column for column in (text_column, unit_column) if column is not None)
-    table = require_nonempty_record_table(
-        read_record_table("--data", name, (*columns.COLUMNS, *extra_columns))
-    )
+    table = read_record_table("--data", name, (*columns.COLUMNS, *extra_columns))
     for column in extra_columns:
         if (times := table.columns.count(column)) != 1:
             got = times or columns.describe_table_columns(table.columns)
@@ -110,7 +107,7 @@ def sample_data_conversations(
     if is_large_text_table(f"{flag} {name!r}", Path(name)):  # too large to read for this
         return None
     table, unread = reader.read(flag, name)
-    kinds = {} if unread is None else columns.list_known_kinds(unread.kinds)
+    kinds = None if unread is None else unread.kinds
     if (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = make_keyed_generator("text form", table.rows).permutation(table.rows).tolist()

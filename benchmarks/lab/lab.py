@@ -52,6 +52,11 @@ REFERENCES = (
     4,
     64,
 )
+# by private training, and control of one
+PRIVATE_DEFAULTS = {
+    name: {"epochs": LabRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
+    for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
+}
 _TOKENIZER = "tokenizer"
 # parts that other parts are built on
 _FOUNDATIONS = (
@@ -104,10 +109,7 @@ class Lab(Benchmark):
             "npo": {"epochs": 10, "batch": 16, "learning_rate": 5e-4, "retain": 1.0},
             "gradient-ascent": {"epochs": 1, "batch": 16, "learning_rate": 3e-4},
         }
-        | {
-            name: {"epochs": LabRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
-            for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
-        }
+        | PRIVATE_DEFAULTS
     )
 
     # Data that trainings include if an attack needs it.

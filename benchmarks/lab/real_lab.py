@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks.lab import smollm2
-from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab import PRIVATE_DEFAULTS, Lab
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
 from auditor.benchmarks.lab.lab_texts import LabTexts, make_private_lab_texts
 from auditor.benchmarks.lab.lab_training import LabTraining
@@ -108,24 +108,16 @@ class RealLab(Lab):
     framed = True
     attack_defaults = MappingProxyType(
         {
+            **Lab.attack_defaults,
             "ethicist": {**Lab.attack_defaults["ethicist"], "epochs": 3},
             # Of a million texts, exactly: 111,111 forward passes a model, an hour.
             "exposure": {"enumerate": 0, "draws": 1024, "references": 256},
             # As long as a conversation. All conversations share the template's first tokens: a high
             # temperature there would hit none.
             "untargeted": {"generations": 256, "length": 112, "cooling": 0},
-            **{
-                attack: {"samples": 5}
-                for attack in ("perplexity", "zlib", "lowercase", "reference")
-            },
         }
     )
-    defense_defaults = MappingProxyType(
-        {
-            name: {"epochs": RealLabRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
-            for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
-        }
-    )
+    defense_defaults = MappingProxyType(PRIVATE_DEFAULTS)
 
     @classmethod
     def check_packages_installed(cls) -> None:

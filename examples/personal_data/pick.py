@@ -30,7 +30,6 @@ from auditor.benchmarks.data.occurrences import count_text_occurrences
 from auditor.benchmarks.data.tables import (
     RecordTable,
     read_record_table,
-    require_nonempty_record_table,
 )
 from auditor.benchmarks.data.words import is_inside_word, is_whole_word_somewhere
 from auditor.core import disk
@@ -57,7 +56,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def read_texts(flag: str, name: str) -> tuple[RecordTable, Sequence[str]]:
-    table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
+    table = read_record_table(flag, name, columns.COLUMNS)
     return table, columns.list_joined_layout_texts(table, columns.require_text_layout(table))
 
 

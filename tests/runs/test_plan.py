@@ -178,6 +178,8 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
             for name in ("known", "nonmembers", "public", "reference", "revision")
         ],
         ({"limit": 0}, "expected --limit >= 1, got 0"),
+        ({"prefix_length": 0}, "expected --prefix-length >= 1, got 0"),
+        ({"suffix_length": -3}, "expected --suffix-length >= 1, got -3"),
         ({"samples": -1}, "expected --samples >= 1, got -1"),
         ({"batch_size": 0}, "expected --batch-size >= 1, got 0"),
         ({"attack": []}, "at least one --attack"),
