@@ -116,7 +116,8 @@ def make(
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
     lists = dict(_read_named_word_list_flag(item) for item in exposure.list_ or [])
-    sizes = {name: sizes_given[name] for name in ("each", "controls") if name in sizes_given}
+    flags = {"each": "per_count", "controls": "controls"}
+    sizes = {flags[flag]: sizes_given[flag] for flag in flags if flag in sizes_given}
     formats = exposure.format or ["My ID is {digits:6}"]
     many = _parse_insertion_counts_flag("1,2,4,8,16" if counts is None else counts)
     manifest = exposure_canaries.make_exposure_canary_manifest(

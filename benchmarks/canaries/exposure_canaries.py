@@ -130,16 +130,16 @@ def check_canary_counts(canaries: int, copies: int) -> None:
 def make_exposure_canary_manifest(
     formats: Sequence[str],
     counts: Sequence[int] = COUNTS,
-    each: int = 8,
+    per_count: int = 8,
     controls: int = 0,
     lists: Mapping[str, tuple[str, ...]] | None = None,
     seed: int = 0,
 ) -> ExposureCanaryManifest:
     """Draw canaries from formats and return their manifest.
 
-    Draw `each` canaries for every format and number of copies (`counts`), and `controls` canaries
-    that are never inserted. lists: word lists by name. Canaries are drawn uniformly, without
-    repetition. Raise AuditError if nothing would be inserted or a format has too few texts, and the
+    Draw `per_count` canaries for every format and number of copies (`counts`), and `controls`
+    canaries that are never inserted, uniformly and without repetition. lists: word lists by name.
+    Raise AuditError if nothing would be inserted or a format has too few texts, and the
     errors of `CanarySpace`.
     """
     if not counts or min(counts) < 1:
@@ -152,12 +152,14 @@ def make_exposure_canary_manifest(
             f"expected each format once, got {twice[0]!r} again: its canaries would be the same "
             "texts"
         )
-    if each < 1 or controls < 0:
-        raise AuditError(f"expected --each >= 1 and --controls >= 0, got {each} and {controls}")
+    if per_count < 1 or controls < 0:
+        raise AuditError(
+            f"expected --each >= 1 and --controls >= 0, got {per_count} and {controls}"
+        )
     levels = sorted(set(counts))
     check_canary_counts(
-        len(formats) * (len(levels) * each + controls),
-        len(formats) * sum(levels) * each,
+        len(formats) * (len(levels) * per_count + controls),
+        len(formats) * sum(levels) * per_count,
     )
     known = {WORDS: list_prefix_free_canary_words(), **(lists or {})}
     chosen = []
@@ -168,7 +170,9 @@ def make_exposure_canary_manifest(
         chosen.append(
             CanaryFormat(text, {name: words for name, words in known.items() if name in slots})
         )
-    plan = [(count, i) for count in levels for i in range(each)] + [(0, i) for i in range(controls)]
+    plan = [(count, i) for count in levels for i in range(per_count)] + [
+        (0, i) for i in range(controls)
+    ]
     entries = []
     for index, canary_format in enumerate(chosen):
         texts = _draw_distinct_canary_texts(canary_format.canary_text_space(), len(plan), seed)

@@ -44,14 +44,14 @@ class CanaryInsertionPlan:
     seed: int = 0
 
     def place_copies(
-        self, where: str, columns: Sequence[str], read: Callable[[str], Sequence[Any]]
+        self, where: str, columns: Sequence[str], read_column: Callable[[str], Sequence[Any]]
     ) -> list[ChangedRow]:
         """Return all rows of the data, with the canary copies as new rows, in a random order.
 
         Copies fill only columns of the data, because a new column would reveal them. See
         `check_insertable` and `order_rows`.
         """
-        n_rows = self.check_insertable(where, columns, read)
+        n_rows = self.check_insertable(where, columns, read_column)
         copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.list_inserted_copies()
         rows: list[ChangedRow] = [(row, {}) for row in range(n_rows)]
         for i in make_keyed_generator("canaries", "order", self.seed).permutation(len(copies)):
@@ -77,12 +77,12 @@ class CanaryInsertionPlan:
         return [next(new) if place in at else next(old) for place in range(rows + copies)]
 
     def check_insertable(
-        self, where: str, columns: Sequence[str], read: Callable[[str], Sequence[Any]]
+        self, where: str, columns: Sequence[str], read_column: Callable[[str], Sequence[Any]]
     ) -> int:
         """Return the number of rows. Raise AuditError if canaries cannot be inserted into the data.
 
         The reason is a missing column, a text that is no string, or a canary in the data. where:
-        names the data in messages; read: returns the values of a column.
+        names the data in messages; read_column: returns the values of a column.
         """
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
@@ -95,7 +95,7 @@ class CanaryInsertionPlan:
                 )
         # excluded canaries must not be in the data either
         known = {entry.text for entry in self.manifest.canaries}
-        values = read(self.text)
+        values = read_column(self.text)
         for row, text in enumerate(values):
             if not isinstance(text, str):
                 raise AuditError(

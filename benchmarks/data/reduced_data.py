@@ -54,11 +54,13 @@ def write_kept_data(
             "do"
         )
 
-    def choose_kept(names: Sequence[str], read: Callable[[str], Sequence[Any]]) -> list[ChangedRow]:
+    def choose_kept(
+        names: Sequence[str], read_column: Callable[[str], Sequence[Any]]
+    ) -> list[ChangedRow]:
         # Without the column every row counts once.
         counted = REPEATS in names
-        kept = sorted(counts_of_rows.items())
-        return [(row, {REPEATS: count} if counted else {}) for row, count in kept]
+        counts = sorted(counts_of_rows.items())
+        return [(row, {REPEATS: count} if counted else {}) for row, count in counts]
 
     text = WRITERS[to.suffix](f"--data {data!r}", Path(data), choose_kept)
     disk.replace_atomically(to, text)

@@ -42,13 +42,13 @@ def _rewrite_json(where: str, path: Path, choose: ChooseRows) -> str:
 
 def _rewrite_csv(where: str, path: Path, choose: ChooseRows) -> str:
     header, *rows = read_csv_table_rows(where, path) or [[]]
-    written = [header]
+    output_rows = [header]
     for row, changes in choose(header, lambda name: [cells[header.index(name)] for cells in rows]):
         cells = [""] * len(header) if row is None else list(rows[row])
         for name, value in changes.items():
             cells[header.index(name)] = str(value)
-        written.append(cells)
-    return format_csv_rows(written)
+        output_rows.append(cells)
+    return format_csv_rows(output_rows)
 
 
 def _rewrite_parquet(where: str, path: Path, choose: ChooseRows) -> bytes:

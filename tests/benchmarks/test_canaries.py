@@ -33,7 +33,7 @@ ROWS = [{"text": f'record {i}, "quoted"\nand more', "who": f"user {i % 3}"} for 
 @pytest.fixture(scope="module")
 def manifest() -> ExposureCanaryManifest:
     return exposure_canaries.make_exposure_canary_manifest(
-        ["My ID is {digits:6}", "I like {words:2}"], counts=[1, 4], each=2, controls=1
+        ["My ID is {digits:6}", "I like {words:2}"], counts=[1, 4], per_count=2, controls=1
     )
 
 
@@ -41,7 +41,7 @@ def test_canaries_follow_from_the_seed_and_are_in_their_spaces(
     manifest: ExposureCanaryManifest,
 ) -> None:
     again = exposure_canaries.make_exposure_canary_manifest(
-        ["My ID is {digits:6}", "I like {words:2}"], counts=[4, 1], each=2, controls=1
+        ["My ID is {digits:6}", "I like {words:2}"], counts=[4, 1], per_count=2, controls=1
     )
     assert again == manifest
     assert (
@@ -72,7 +72,7 @@ def test_a_manifest_is_written_once_privately_and_read_back(
 
 def spoilt(**changes: Any) -> dict[str, Any]:
     manifest = exposure_canaries.make_exposure_canary_manifest(
-        ["My ID is {digits:6}"], counts=[1], each=2
+        ["My ID is {digits:6}"], counts=[1], per_count=2
     )
     raw: dict[str, Any] = to_json(manifest)
     for name, value in changes.items():
@@ -122,7 +122,7 @@ def test_what_is_no_manifest_is_refused_without_its_texts(
     [
         ({"counts": [0, 1]}, "expected counts of at least 1, got 0, 1; --controls"),
         ({"counts": []}, "expected counts of at least 1, got none"),
-        ({"each": 0}, "--each >= 1"),
+        ({"per_count": 0}, "--each >= 1"),
         ({"formats": ["{digits:1}"]}, "expected a space of at least 80 texts for 40 canaries"),
         ({"formats": ["My ID"]}, "an empty space"),
         ({"formats": ["{digits:4}", "{digits:6}", "{digits:4}"]}, "expected each format once"),
