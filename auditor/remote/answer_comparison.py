@@ -31,12 +31,13 @@ def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> b
     if answer.ranks is None:
         return False
     places = zip(text, answer.log_probs, answer.ranks, answer.likeliest, strict=True)
-    return all(
-        sum(value >= log_prob for candidate, value in likeliest if candidate != token)
-        >= min(rank - 1, count)
-        for token, log_prob, rank, likeliest in places
-        if log_prob is not None and rank is not None
-    )
+    for token, log_prob, rank, likeliest in places:
+        if log_prob is None or rank is None:
+            continue
+        above = sum(value >= log_prob for candidate, value in likeliest if candidate != token)
+        if above < min(rank - 1, count):
+            return False
+    return True
 
 
 def describe_log_prob_fault(

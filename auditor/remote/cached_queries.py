@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 from auditor.core.errors import AuditError, NotApplicable
@@ -88,9 +88,7 @@ class CachedServerQueries:
                 self.spelling.encode_prompt(context), length, decoding
             )
             # Keys are those of single requests: the number per request is no part of a sample.
-            keys.append(
-                [self._build_store_key(body, seed, index) for index, seed in enumerate(of_context)]
-            )
+            keys.append(list(map(partial(self._build_store_key, body), of_context, count())))
         entries = self._find_stored_answers(chain.from_iterable(keys))
         questions = list[ServerRequest]()
         for context, sample_keys, of_context in zip(contexts, keys, seeds, strict=True):
@@ -98,9 +96,9 @@ class CachedServerQueries:
                 context, length, decoding, sample_keys, of_context, entries
             )
         entries |= self._ask_watched(questions)
-        samples = [
-            [_decode_written_answer(entries[key]) for key in sample_keys] for sample_keys in keys
-        ]
+        samples = []
+        for sample_keys in keys:
+            samples.append([_decode_written_answer(entries[key]) for key in sample_keys])
         if decoding == GREEDY:
             samples = self._settle_greedy_readings(contexts, samples)
         self._note_written_answers(contexts, keys, samples)
@@ -141,34 +139,32 @@ class CachedServerQueries:
         """Yield requests for the samples that are not in `cached`, several samples in each if
         possible.
         """
-        missing = [index for index, key in enumerate(keys) if key not in cached]
+        seed_by_key = dict(zip(keys, seeds, strict=True))
+        missing = [key for key in keys if key not in cached]
         for start in range(0, len(missing), self.dialect.several):
-            indices = missing[start : start + self.dialect.several]
+            batch = missing[start : start + self.dialect.several]
             # A request has one seed, that of its first sample; the server draws the others in
             # addition.
             body = self.dialect.build_sampling_body(
                 self.spelling.encode_prompt(context),
                 length,
                 decoding,
-                len(indices),
-                None if decoding == GREEDY else seeds[indices[0]],
+                len(batch),
+                None if decoding == GREEDY else seed_by_key[batch[0]],
             )
 
             # Bind `of` now: answers are read after the loop has moved on.
-            def read(answer: Any, of: Sequence[int] = indices) -> Mapping[bytes, Any]:
-                pairs = zip(
-                    of, self.dialect.parse_sampled_answers(answer, len(of), length), strict=True
-                )
-                return {
-                    keys[i]: self._encode_stored_answer(context, sample, length)
-                    for i, sample in pairs
-                }
+            def read(answer: Any, of: Sequence[bytes] = batch) -> Mapping[bytes, Any]:
+                values = {}
+                samples = self.dialect.parse_sampled_answers(answer, len(of), length)
+                for key, sample in zip(of, samples, strict=True):
+                    values[key] = self._encode_stored_answer(context, sample, length)
+                return values
 
             failed: list[Any] = ["", [], None, withheld_answers.FAILED, []]
-            on_error = {keys[i]: failed for i in indices}
-            yield ServerRequest(
-                body, len(context) + 8 + len(indices) * length, read, on_error=on_error
-            )
+            on_error = dict.fromkeys(batch, failed)
+            at_most = len(context) + 8 + len(batch) * length
+            yield ServerRequest(body, at_most, read, on_error=on_error)
 
     def _encode_stored_answer(
         self, context: Tokens, answer: WrittenAnswer, length: int
@@ -257,26 +253,23 @@ class CachedServerQueries:
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int
     ) -> list[tuple[list[Any], ...]]:
         """Return the results of `score_tokens` for suffixes only, with one request per token."""
-        parts = [
-            [(*prefix, *suffix[: i + 1]) for i in range(len(suffix))] for prefix, suffix in pairs
-        ]
-        answers = self._score_texts([part for row in parts for part in row], likeliest)
+        parts = []
+        for prefix, suffix in pairs:
+            for end in range(1, len(suffix) + 1):
+                parts.append((*prefix, *suffix[:end]))
+        answers = self._score_texts(parts, likeliest)
         self.watch.count_unwatched_requests(len(answers))
-        # log-probability, rank and likeliest tokens of a prefix token
-        unknown = (
-            [0.0],
-            [1],
-            [()],
-        )
         scores = list[tuple[list[Any], ...]]()
-        for (prefix, _), row in zip(pairs, parts, strict=True):
-            columns = zip(unknown[: 3 if likeliest else 2], range(3), strict=False)
-            scores.append(
-                tuple(
-                    blank * len(prefix) + [answers[part][i][-1] for part in row]
-                    for blank, i in columns
-                )
-            )
+        for prefix, suffix in pairs:
+            # log-probability, rank and likeliest tokens of each prefix token
+            columns: list[list[Any]] = [[0.0] * len(prefix), [1] * len(prefix)]
+            if likeliest:
+                columns.append([()] * len(prefix))
+            for end in range(1, len(suffix) + 1):
+                part = (*prefix, *suffix[:end])
+                for column, values in zip(columns, answers[part], strict=True):
+                    column.append(values[-1])
+            scores.append(tuple(columns))
         return scores
 
     def _score_texts(self, texts: Sequence[Tokens], likeliest: int) -> dict[Tokens, Any]:
@@ -397,9 +390,9 @@ class CachedServerQueries:
         """
         requests = []
         for answer in answers:
-            requests.append(self._build_greedy_request(answer.context, answer.length, stored=False))
-        texts = self._ask_all_or_raise_audit_error([request for _, request in requests])
-        return [text[key] for (key, _), text in zip(requests, texts, strict=True)]
+            _, request = self._build_greedy_request(answer.context, answer.length, stored=False)
+            requests.append(request)
+        return self._ask_single_values(requests)
 
     def _rescore_texts(self, texts: Sequence[Tokens]) -> list[Sequence[float] | None]:
         """Return new log-probabilities of all tokens of each text, without using stored answers.
@@ -407,12 +400,21 @@ class CachedServerQueries:
         The result is None for a text that the server would tokenise differently.
         """
         rescored: list[Sequence[float] | None] = [None] * len(texts)
-        places = [i for i, text in enumerate(texts) if self.spelling.can_score_exact_tokens(text)]
-        requests = [self._build_scoring_request(texts[i], stored=False) for i in places]
-        scores = self._ask_all_or_raise_audit_error([request for _, request in requests])
-        for i, (key, _), score in zip(places, requests, scores, strict=True):
-            rescored[i] = score[key][0]
+        requests = dict[int, ServerRequest]()
+        for i, text in enumerate(texts):
+            if self.spelling.can_score_exact_tokens(text):
+                _, requests[i] = self._build_scoring_request(text, stored=False)
+        scores = self._ask_single_values(list(requests.values()))
+        for i, (log_probs, _) in zip(requests, scores, strict=True):
+            rescored[i] = log_probs
         return rescored
+
+    def _ask_single_values(self, requests: Sequence[ServerRequest]) -> list[Any]:
+        """Send requests that each give one value, and return the values."""
+        values = list[Any]()
+        for answer in self._ask_all_or_raise_audit_error(requests):
+            values += answer.values()
+        return values
 
     def check_server_unchanged(self) -> None:
         self._give_up_if_server_changed(self.watch.check_all_sentinels)

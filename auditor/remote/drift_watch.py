@@ -9,8 +9,11 @@ answers of an unchanged server differ.
 from __future__ import annotations
 
 import math
+import operator
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
 from typing import TypeVar
 
 import numpy as np
@@ -133,14 +136,10 @@ class ServerWatch:
             blank.append(GreedyAnswer(context, LENGTH, ""))
         # models may take turns
         answers = zip(blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True)
-        self._sentinels = [
-            GreedyAnswer(sentinel.context, LENGTH, text, repetition=other)
-            for sentinel, text, other in answers
-        ]
-        self.compared, self.differed = (
-            len(blank),
-            sum(sentinel.text != sentinel.repetition for sentinel in self._sentinels),
-        )
+        for sentinel, text, other in answers:
+            self._sentinels.append(replace(sentinel, text=text, repetition=other))
+            self.compared += 1
+            self.differed += text != other
         if self.score is not None:
             scored = zip(self.contexts, self.score(self.contexts), strict=True)
             self._scored = [
@@ -150,12 +149,10 @@ class ServerWatch:
 
     def _measure_handshake_difference(self) -> None:
         pairs = self._rescore_shortened_texts(self._scored[::-1])  # reversed: models may take turns
-        differences = []
+        differences = [(0.0, 0.0)]
         for scored, values in pairs:
             differences.append(_measure_answer_differences(scored.log_probs, values))
-        most, mean = (
-            max((difference[i] for difference in differences), default=0.0) for i in (0, 1)
-        )
+        most, mean = np.max(differences, axis=0).tolist()
         if most > _TOO_FAR[0] or mean > _TOO_FAR[1]:
             raise ServerChanged(
                 "a text was sent twice in the handshake, and its log-probabilities came back "
@@ -212,18 +209,11 @@ class ServerWatch:
             return
         self._finished = self._requests
         greedy, scored = self._pool_new_requests()
-        longest = sorted(self._own_scored, key=lambda scored: -len(scored.text))[:1]
-        greedy += _choose_rechecked_answers(
-            [answer for answer in self._run_answers if answer not in greedy],
-            _LAST - len(greedy),
-            self._checks,
-        )
-        scored += [answer for answer in longest if answer not in scored]
-        scored += _choose_rechecked_answers(
-            [answer for answer in self._own_scored if answer not in scored],
-            _LAST - len(scored),
-            self._checks,
-        )
+        self._add_rechecked_answers(greedy, self._run_answers)
+        for longest in sorted(self._own_scored, key=lambda scored: -len(scored.text))[:1]:
+            if longest not in scored:
+                scored.append(longest)
+        self._add_rechecked_answers(scored, self._own_scored)
         self._redraw_differing([*self._sentinels, *greedy])
         if self.differed:  # even if only in the handshake, before the run had requests to check
             self._recheck_burst()
@@ -256,6 +246,11 @@ class ServerWatch:
         self._new_scored = []
         return greedy, scored
 
+    def _add_rechecked_answers(self, chosen: list[T], answers: Sequence[T]) -> None:
+        """Add random answers that are not chosen yet, up to _LAST in all."""
+        others = [answer for answer in answers if answer not in chosen]
+        chosen += _choose_rechecked_answers(others, _LAST - len(chosen), self._checks)
+
     # --- asked again ---
 
     def _rescore_shortened_texts(
@@ -284,11 +279,8 @@ class ServerWatch:
             self.rescored += 1
             most, mean = _measure_answer_differences(old.log_probs, values)
             if most > self.max_difference or mean > self.mean:
-                places = (
-                    (abs(a - b), i)
-                    for i, (a, b) in enumerate(zip(old.log_probs, values, strict=False))
-                )
-                place = max(places)[1]
+                differences = map(operator.sub, old.log_probs, values)
+                _, place = max(zip(map(abs, differences), count(), strict=False))
                 name = "a request of the handshake"
                 if old.number:
                     name = f"request {old.number:,} of this run"
@@ -303,16 +295,14 @@ class ServerWatch:
         if self._bursts == _BURSTS:
             return
         self._bursts += 1
-        differing = self._redraw_differing(
-            [answer for answer in self._sentinels for _ in range(_BURST)]
-        )
-        new = [(answer, text) for answer, text in differing if text != answer.repetition]
-        changed = []
-        for answer in self._sentinels:
-            if [repeated for repeated, _ in new].count(answer) == _BURST:
-                changed.append(answer)
+        burst = [answer for answer in self._sentinels for _ in range(_BURST)]
+        new = defaultdict[GreedyAnswer, list[str]](list)
+        for answer, text in self._redraw_differing(burst):
+            if text != answer.repetition:
+                new[answer].append(text)
+        changed = [answer for answer in self._sentinels if len(new[answer]) == _BURST]
         if len(changed) >= _CHANGED:
-            reply = next(text for answer, text in new if answer == changed[0])
+            reply = new[changed[0]][0]
             raise ServerChanged(
                 f"{len(changed)} of {len(self._sentinels)} texts of the handshake have different "
                 f"greedy answers now: for {TEXTS[self._sentinels.index(changed[0])]!r}, expected "
@@ -322,11 +312,8 @@ class ServerWatch:
         differing = self._redraw_differing(chosen)
         if differing and _compute_upper_tail(len(differing), len(chosen)) <= LEVEL:
             first, text = differing[0]
-            differences = (
-                i for i, (a, b) in enumerate(zip(first.text, text, strict=False)) if a != b
-            )
             # do not quote the texts: they may be private
-            same = next(differences, min(len(first.text), len(text)))
+            same = sum(takewhile(bool, map(operator.eq, first.text, text)))
             raise ServerChanged(
                 f"{len(differing)} of {len(chosen)} greedy answers of this run differed when they "
                 f"were requested again, the first of them for request {first.number:,}: "

@@ -145,7 +145,8 @@ class _HandshakeInProgress:
             The tokens of the test text, with the tokens that the server prepends.
             The greedy answer to the test text.
         """
-        bare, special = (self._encode(TEXT, special=special) for special in (False, True))
+        bare = self._encode(TEXT)
+        special = self._encode(TEXT, special=True)
         plain, by_text, counted = self._ask_first_question(plain)
         # Assume a prefix, like a BOS, and only if the server counts these tokens too.
         adds: Tokens = ()
@@ -244,15 +245,16 @@ class _HandshakeInProgress:
         one_more: whether the server counts one token more than the tokenizer for the test text. The
         token is then BOS, or the end of text without a BOS, if the server counts it in every text.
         """
-        candidates = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
-        token = next((int(token) for token in candidates if token is not None), None)
+        token = getattr(self.tokenizer, "bos_token_id", None)
+        if token is None:
+            token = getattr(self.tokenizer, "eos_token_id", None)
         if not one_more or token is None:
             return ()
         for text in drift_watch.TEXTS[:2]:
             _, counted = self._request_samples(plain, text)
             if counted != len(self._encode(text)) + 1:
                 return ()
-        return (token,)
+        return (int(token),)
 
     def _writes_answer(self, tokens: Tokens, text: str) -> bool:
         """Return whether the tokens decode to the text.
@@ -260,11 +262,10 @@ class _HandshakeInProgress:
         A first space and an end of text are ignored.
         """
         end = getattr(self.tokenizer, "eos_token_id", None)
-        candidates = [tokens]
+        written = [decode_keeping_special_tokens(self.tokenizer, tokens)]
         if tokens[-1:] == (end,):
-            candidates.append(tokens[:-1])
-        texts = (decode_keeping_special_tokens(self.tokenizer, part) for part in candidates)
-        return text.removeprefix(" ") in [candidate.removeprefix(" ") for candidate in texts]
+            written.append(decode_keeping_special_tokens(self.tokenizer, tokens[:-1]))
+        return text.removeprefix(" ") in [candidate.removeprefix(" ") for candidate in written]
 
     def _detect_trimming(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
@@ -278,12 +279,12 @@ class _HandshakeInProgress:
         if greedy.tokens is not None:
             return dialect, greedy
         answers = [greedy.text]
+        spaced = greedy.text.startswith(" ")
         for text in drift_watch.TEXTS:
-            if any(answer.startswith(" ") for answer in answers):
-                break
-            prompt = (*dialect.adds, *self._encode(text))
-            answers.append(self._request_samples(dialect, prompt)[0][0].text)
-        spaced = any(answer.startswith(" ") for answer in answers)
+            if not spaced:
+                prompt = (*dialect.adds, *self._encode(text))
+                answers.append(self._request_samples(dialect, prompt)[0][0].text)
+                spaced = answers[-1].startswith(" ")
         dialect = replace(dialect, trims=not spaced)
         codec = TokenTextCodec(self.tokenizer, dialect, (), self.model)
         parsed = codec.read_sample(context, greedy)

@@ -91,12 +91,12 @@ class RemoteModel(LanguageModel):
                 f"needs a temperature that falls from token to token; {self.name} draws whole "
                 "texts at one temperature: give -A cooling=0"
             )
-        contexts = [tuple(row) for row in prefixes.tolist()]
+        contexts = list(map(tuple, prefixes.tolist()))
         # below 2^31, to fit a 32-bit integer
         seeds = (uniforms[:, :, 0, 0] * 2**31).long().tolist()
         samples = len(seeds[0]) if seeds else 0
         if decoding.temperature == 0:  # one answer for all seeds
-            seeds = [[0] for _ in contexts]
+            seeds = [[0]] * len(contexts)
         answers = self.asker.draw_samples(contexts, length, decoding, seeds)
         tokens, log_probs = self._build_answer_tensors(contexts, answers, length, likelihood)
         if decoding.temperature == 0:
@@ -122,31 +122,24 @@ class RemoteModel(LanguageModel):
         likelihood: whether to return log-probabilities. Samples that ended early are filled with
         end-of-text tokens, which are scored too.
         """
-        answers = []
         filler = self.eos[0] if self.eos else 0
-        filled = []
+        rows = []
+        scores = list[Sequence[float] | None]()
+        missing = []
         for context, samples in zip(contexts, written_answers, strict=True):
             for answer in samples:
-                row = answer.tokens or ()
-                answers.append(answer)
-                filled.append((context, (*row[:length], *[filler] * (length - len(row)))))
-        tokens = torch.tensor([row for _, row in filled], dtype=torch.long).view(
-            len(filled), length
-        )
+                drawn = answer.tokens or ()
+                rows.append((*drawn[:length], *[filler] * (length - len(drawn))))
+                log_probs = answer.log_probs if self.dialect.reported else None
+                if log_probs is None or not len(log_probs) == length == len(drawn):
+                    missing.append((context, rows[-1]))
+                    log_probs = None
+                scores.append(log_probs)
+        tokens = torch.tensor(rows, dtype=torch.long).view(len(rows), length)
         if not likelihood:
             return tokens, None
-        scores: dict[int, Sequence[float]] = {}
-        for i, answer in enumerate(answers):
-            if (
-                self.dialect.reported
-                and answer.log_probs is not None
-                and len(answer.log_probs) == length == len(answer.tokens or ())
-            ):
-                scores[i] = answer.log_probs
-        missing = [i for i in range(len(answers)) if i not in scores]
-        listed = self._list_suffix_log_probs([filled[i] for i in missing])
-        scores |= zip(missing, listed, strict=True)
-        return tokens, torch.tensor([scores[i] for i in range(len(answers))])
+        listed = iter(self._list_suffix_log_probs(missing))
+        return tokens, torch.tensor([next(listed) if row is None else row for row in scores])
 
     # --- given tokens ---
 
@@ -199,7 +192,7 @@ class RemoteModel(LanguageModel):
     def suffix_log_probs(
         self, prefixes: Tensor, owner: Sequence[int], suffixes: Sequence[Sequence[int]]
     ) -> list[float]:
-        contexts = [tuple(row) for row in prefixes.tolist()]
+        contexts = list(map(tuple, prefixes.tolist()))
         pairs = []
         for i, suffix in zip(owner, suffixes, strict=True):
             pairs.append((contexts[i], tuple(suffix)))
@@ -255,19 +248,21 @@ class RemoteModel(LanguageModel):
 
     def doubts(self) -> tuple[Doubt, ...]:
         counts = self.asker.count_own_answers()
-        sentences = list[str]()
+        doubts = list[Doubt]()
         if hidden := withheld_answers.count_hiding_answers(counts):
-            sentences.append(
+            sentence = (
                 f"Of {sum(counts.values()):,} answers of {self.name} not all came through: "
                 f"{withheld_answers.format_withheld_answers(hidden)}. Their contents are unknown."
             )
+            doubts.append(Doubt("answers", sentence))
         if (watch := self.asker.watch).answers_are_unstable:
-            sentences.append(
+            sentence = (
                 f"{watch.differed:,} of {watch.compared:,} greedy answers of {self.name} differed "
                 "when they were requested again: it is not deterministic, or several "
                 "models answer under one name."
             )
-        return tuple(Doubt("answers", sentence) for sentence in sentences)
+            doubts.append(Doubt("answers", sentence))
+        return tuple(doubts)
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[Tokens]) -> list[bool]:
         return self.asker.has_withheld_answer_by_context(prefixes)
@@ -297,4 +292,4 @@ class RemoteModel(LanguageModel):
 
 
 def _cut_token_pairs(prefixes: Tensor, suffixes: Tensor) -> list[tuple[Tokens, Tokens]]:
-    return [(tuple(a), tuple(b)) for a, b in zip(prefixes.tolist(), suffixes.tolist(), strict=True)]
+    return list(zip(map(tuple, prefixes.tolist()), map(tuple, suffixes.tolist()), strict=True))

@@ -205,9 +205,10 @@ class ServerDialect:
         Raise MalformedAnswer for another answer.
         """
         choices = _require_answer_list(answer, "choices")
-        if len(choices) != count or {
-            _require_answer_field(choice, "index") for choice in choices
-        } != set(range(count)):
+        choice_by_index = {}
+        for choice in choices:
+            choice_by_index[_require_answer_field(choice, "index")] = choice
+        if len(choices) != count or choice_by_index.keys() != set(range(count)):
             raise MalformedAnswer(
                 f"{count} samples were requested, but {len(choices)} came, or one came twice"
             )
@@ -219,13 +220,13 @@ class ServerDialect:
             length_of_sample = length
         else:
             length_of_sample = None
-        samples = [
-            _parse_sample_choice(choice, length_of_sample)
-            for choice in sorted(choices, key=lambda choice: choice["index"])
-        ]
-        if self.returned:
-            return samples
-        return [replace(sample, tokens=None) for sample in samples]
+        samples = []
+        for index in range(count):
+            sample = _parse_sample_choice(choice_by_index[index], length_of_sample)
+            if not self.returned:
+                sample = replace(sample, tokens=None)
+            samples.append(sample)
+        return samples
 
     def parse_prompt_log_probs(
         self, answer: Any, prompt: Tokens, likeliest: int = 0
@@ -275,7 +276,7 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
         ):  # llama.cpp lists no token that writes a part of a character
             tokens = log_probs = None
     elif isinstance(logprobs, Mapping) and isinstance(logprobs.get("token_logprobs"), list):
-        log_probs = tuple(_parse_log_prob(value) for value in logprobs["token_logprobs"])
+        log_probs = tuple(map(_parse_log_prob, logprobs["token_logprobs"]))
         words = logprobs.get("tokens")
         if tokens is None:
             tokens = _parse_token_names(words)

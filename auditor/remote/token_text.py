@@ -61,7 +61,7 @@ class TokenTextCodec:
         if self.dialect.ids:
             return
         adds = self.dialect.adds
-        n_ended = sum(any(token in self.eos for token in text[len(adds) :]) for text in texts)
+        n_ended = sum(not set(self.eos).isdisjoint(text[len(adds) :]) for text in texts)
         if n_ended and not self.dialect.ends:
             raise NotApplicable(
                 f"{n_ended} of {len(texts)} texts contain the end of text, which the server of "

@@ -118,10 +118,10 @@ def detect_withheld_kind(text: str, before: str, sampled: str | None) -> str:
     """
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
-    marks = {match.group() for match in _MARK.finditer(text)}
     known_text = before + (sampled or "")
-    if any(mark not in known_text for mark in marks):
-        return REDACTED
+    for mark in _MARK.finditer(text):
+        if mark.group() not in known_text:
+            return REDACTED
     return ""
 
 
