@@ -168,6 +168,18 @@ class Ethicist(SamplingAttack):
         key = (view.seed, "tune", view.target_name if on == "target" else "public")
         return {"tuned_on": on, **self._tune_soft_prompt(model, train, validation, key)}
 
+    def _make_prompt_optimizer(
+        self, prompt: Tensor, steps: int
+    ) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
+        optimizer = torch.optim.AdamW(
+            [prompt], lr=self.learning_rate, weight_decay=self.weight_decay, eps=1e-6
+        )
+        warmup = self.warmup_steps or count_warmup_steps(steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, partial(_compute_prompt_learning_rate_factor, warmup, steps)
+        )
+        return optimizer, schedule
+
     def _tune_soft_prompt(
         self,
         model: LanguageModel,
@@ -183,15 +195,9 @@ class Ethicist(SamplingAttack):
         # Start at embedding rows 0..P-1 with AdamW's eps 1e-6: the authors' settings (formulas A1).
         # Use float32 for any model: bfloat16 would round small steps away.
         prompt = model.embedding_rows(self.prompt_length).float().requires_grad_(True)
-        optimizer = torch.optim.AdamW(
-            [prompt], lr=self.learning_rate, weight_decay=self.weight_decay, eps=1e-6
-        )
         # Count all epochs: the rate decays as planned, even if patience ends the tuning sooner.
         steps = self.epochs * -(-len(train) // self.batch)
-        warmup = self.warmup_steps or count_warmup_steps(steps)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, partial(_compute_prompt_learning_rate_factor, warmup, steps)
-        )
+        optimizer, schedule = self._make_prompt_optimizer(prompt, steps)
         # The initial prompt is not a candidate: the paper keeps the best *epoch*.
         best = prompt
         best_epoch = 0
@@ -213,7 +219,7 @@ class Ethicist(SamplingAttack):
             return at_once.run_within_memory(asked, len(pairs))[1]
 
         for epoch in range(1, self.epochs + 1):
-            shuffled = [train[i] for i in order.permutation(len(train))]
+            shuffled = list(map(train.__getitem__, order.permutation(len(train))))
             for start in range(0, len(shuffled), self.batch):
                 loss_of(shuffled[start : start + self.batch], Tensor.backward)
                 optimizer.step()

@@ -207,12 +207,10 @@ def bound_near_verbatim_probability(
         # Tokens outside the suffix all change the row alike: one row represents them. (rows, L,
         # L+1), (rows, L+1)
         known, unknown = _extend_edit_distances(edits, aims)
-        near = (
-            (_bound_fewest_edits(unknown, position + 1) <= distance)
-            .unsqueeze(-1)
-            .expand_as(children)
+        near = (_bound_fewest_edits(unknown, position + 1) <= distance).unsqueeze(-1)
+        near = near.expand_as(children).scatter(
+            -1, aims, _bound_fewest_edits(known, position + 1) <= distance
         )
-        near = near.scatter(-1, aims, _bound_fewest_edits(known, position + 1) <= distance)
         truth = aims[:, position]
         exact = torch.where(
             verbatim, children.gather(-1, truth.unsqueeze(-1)).squeeze(-1), -torch.inf
@@ -221,10 +219,9 @@ def bound_near_verbatim_probability(
         if position + 1 == length:
             # The texts are distinct, so probabilities add up, and dropped beams only lower the sum
             # (formulas A6).
-            ends = (children.logsumexp(-1), exact)
-            least, exact_total = (_sum_near_verbatim(owner, log_p, count) for log_p in ends)
+            least = _sum_near_verbatim(owner, children.logsumexp(-1), count)
             most = torch.logaddexp(least, dropped).clamp(max=0.0)
-            return NearVerbatimBounds(least, most, exact_total)
+            return NearVerbatimBounds(least, most, _sum_near_verbatim(owner, exact, count))
         parents, tokens = _prune_beams_keep_verbatim(children, owner, beams, exact, truth)
         # No row can still end near enough, and no verbatim path continues: the rest has probability
         # 0.

@@ -90,6 +90,16 @@ class EarlyStop(Variant):
         note = f"held out to choose the step, not trained on: {len(heldout):,} records, {source}"
         return list(map(loss_masks.apply_loss_mask, records)), (note,)
 
+    def _choose_look_steps(self, steps: int) -> set[int]:
+        """Return the steps of an epoch after which the held-out loss is evaluated.
+
+        With more looks than steps, several looks fall on one step.
+        """
+        look_steps = set()
+        for i in range(self.looks):
+            look_steps.add(-(-steps * (i + 1) // self.looks))
+        return look_steps
+
     def fit_model(
         self,
         job: TrainingJob,
@@ -105,11 +115,7 @@ class EarlyStop(Variant):
         heldout = list(map(loss_masks.apply_loss_mask, heldout_records))
         heldout_loss = _HeldoutLoss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
-        # The steps of an epoch after which it looks. A set: with more looks than steps, several
-        # looks fall on one step.
-        look_steps = set()
-        for i in range(self.looks):
-            look_steps.add(-(-steps * (i + 1) // self.looks))
+        look_steps = self._choose_look_steps(steps)
         losses = list[float]()  # at each look
         best: dict[str, Any] = {"loss": math.inf}
         if (state := job.checkpoint.load()) is not None:

@@ -94,7 +94,7 @@ def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
 def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
     """Check that records are read as often as the claimed sampling rate implies."""
     draws = runs.first_training.n * len(runs.steps_but_first_of_each_training)
-    times_read = sum(len(set(step.records)) for step in runs.steps_but_first_of_each_training)
+    times_read = int(runs.count_record_reads().sum())
     q = runs.claim.sample_rate
     # Standard error of the share under the claim. Below, scipy's sf(times_read - 1) is P[X >=
     # times_read].
@@ -155,14 +155,11 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
 
 def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     """Check that all records are read about equally often."""
-    times = Counter(
-        record for step in runs.steps_but_first_of_each_training for record in set(step.records)
-    )
     t = len(runs.steps_but_first_of_each_training)
     # The higher of the claimed and the observed rate: `check_sampling_rate` reports a rate that is
     # too high for all records.
     q = max(runs.claim.sample_rate, min(runs.observed_sampling_rate, 1 - 1e-9))
-    counts = np.array([times[i] for i in range(runs.first_training.n)])
+    counts = runs.count_record_reads()
     most = int(counts.argmax())
     # Bonferroni: this count is the largest of n records.
     p = min(1.0, runs.first_training.n * float(stats.binom.sf(counts[most] - 1, t, q)))

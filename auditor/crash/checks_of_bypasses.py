@@ -131,8 +131,10 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
     """
     name = "each record by itself"
     would = f"logits that change by {_APART:.0%}"
-    effects = enumerate(trace.batch_effect for trace in runs.traces)
-    changes = [(effect, i) for i, effect in effects if effect is not None]
+    changes = []
+    for i, trace in enumerate(runs.traces):
+        if trace.batch_effect is not None:
+            changes.append((trace.batch_effect, i))
     if not changes:
         return _counted_check(
             name, UNKNOWN, "no batch could be read again to compare its records", would
@@ -186,15 +188,13 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
             f"{largest:.2g} apart after the same steps", "0", 0, tensor=changed[0]
         )
         return fail_loop_check(name, message + ", ".join(changed[:2]), would, witness)
-    at = next(
-        ((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None
-    )
-    if at:
-        message = (
-            f"something that is no step changed them before step {at[1] + 1} of training "
-            f"{at[0] + 1}"
-        )
-        return _counted_check(name, UNKNOWN, f"{message}: it was not examined", would)
+    for i, trace in enumerate(runs.traces):
+        if trace.elsewhere is not None:
+            message = (
+                f"something that is no step changed them before step {trace.elsewhere + 1} of "
+                f"training {i + 1}"
+            )
+            return _counted_check(name, UNKNOWN, f"{message}: it was not examined", would)
     if any(trace.returned is None for trace in runs.traces):
         message = "the returned weights are of no step: how they were made was not examined"
         return _counted_check(name, UNKNOWN, message, would)

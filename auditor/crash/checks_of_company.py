@@ -9,6 +9,7 @@ clipped gradient.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -39,33 +40,23 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record's clipped gradient does not depend on the other texts of its batch."""
     would = "a loss that is a mean over the tokens or the records of a batch"
     if not runs.company:
-        return LoopCheck(
-            OWN_GRADIENT,
-            UNKNOWN,
-            "no clipping norm is claimed with which gradients could be compared",
-            would,
-        )
+        message = "no clipping norm is claimed with which gradients could be compared"
+        return LoopCheck(OWN_GRADIENT, UNKNOWN, message, would)
     records = make_company_specimen(runs.claim.max_grad_norm).make_crash_test_records(
         runs.company[0].n
     )
-    steps = []
-    for trace in runs.company:
-        for step in trace.steps:
-            if step.scale and step.records:
-                steps.append(step)
+    steps = list(itertools.chain.from_iterable(trace.measured_steps for trace in runs.company))
     # With clipping by tensor, a record's contribution is no multiple of its gradient: its reach
     # along the gradient follows the batch's size.
-    by_tensors = is_clipping_per_tensor(steps, runs.whitened_shares or {})
-    if by_tensors:
-        weights = list(_WEIGHTS)[:1]
-    else:
-        weights = list(_WEIGHTS)
-    fits = {
-        (weight, company): fit
-        for weight in weights
-        for company, by_pass in (("pass", True), ("step", False))
-        if (fit := _fit_company_weight(steps, records, runs.claim.max_grad_norm, weight, by_pass))
-    }
+    weights = list(_WEIGHTS)
+    if is_clipping_per_tensor(steps, runs.whitened_shares or {}):
+        weights = weights[:1]
+    fits = {}
+    for weight in weights:
+        for company, by_pass in (("pass", True), ("step", False)):
+            fit = _fit_company_weight(steps, records, runs.claim.max_grad_norm, weight, by_pass)
+            if fit:
+                fits[weight, company] = fit
     if not fits:
         return LoopCheck(
             OWN_GRADIENT, UNKNOWN, "no record was read with texts of other lengths", would
@@ -130,7 +121,7 @@ def measure_reach_share(trace: TrainingTrace, claim: LoopClaim) -> float:
     Return 1 if they may be at least half as long as implied. The ratio is never smaller than a mean
     over a batch would make it.
     """
-    steps = [step for step in trace.steps if step.scale and step.records]
+    steps = trace.measured_steps
     estimate = estimate_mean_reach(steps)
     if estimate is None or is_clipping_per_tensor(steps, {}):
         return 1.0
@@ -157,7 +148,6 @@ def _fit_company_weight(
     all batches are equal.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
-    kinds = sorted(set(n_tokens))
     sizes = []
     for step in steps:
         for part in step.passes if by_pass else [step.records]:
@@ -171,22 +161,27 @@ def _fit_company_weight(
     normal = np.zeros(())
     products = np.zeros(())
     for step in steps:
-        batch = sorted(set(step.records))
         parts = step.passes if by_pass else [step.records]
-        weights = _weigh_company(parts, batch, n_tokens, weight)
+        weights = _weigh_company(parts, step.distinct_records, n_tokens, weight)
         if weights is None:
             continue
-        clipped, divided, weighed = (
-            np.minimum(factor * step.norms, clipping_norm) / clipping_norm
-            for factor in (1.0, constant, weights)
-        )
-        of_kind = np.stack([n_tokens[batch] == kind for kind in kinds], axis=1).astype(float)
+        factors = np.stack(np.broadcast_arrays(1.0, constant, weights))
+        clipped, divided, weighed = np.minimum(factors * step.norms, clipping_norm) / clipping_norm
+        of_kind = np.equal.outer(n_tokens[step.distinct_records], np.unique(n_tokens)).astype(float)
         explained = [of_kind, of_kind * clipped[:, None]]
         if constant != 1:
             explained.append(of_kind * divided[:, None])
         columns = np.column_stack([weighed - divided, *explained])
         normal = normal + columns.T @ step.gram @ columns
         products = products + columns.T @ step.gram @ step.reaches
+    return _solve_first_coefficient(normal, products)
+
+
+def _solve_first_coefficient(normal: Floats, products: Floats) -> tuple[float, float] | None:
+    """Return a fit's first coefficient and its standard error; None if it is undetermined.
+
+    normal, products: (columns, columns) and (columns,) of the normal equations; (): no equation.
+    """
     if not normal.ndim or not normal[0, 0] > 0:
         return None
     # Frisch and Waugh: the part of the first column that the others do not explain.

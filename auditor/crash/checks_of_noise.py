@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -198,17 +198,13 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "no noise to examine", "")
     noises, freedoms = _stack_shared_noise(noisy)
     size = min(freedoms)
-    follow = []
-    for trace in runs.traces:
-        for pair_of_steps in itertools.pairwise(trace.steps):
-            (a, b), (free, _) = _stack_shared_noise(pair_of_steps)
-            follow.append((a, b, free))
-    most, of_pairs, pair = _find_largest_correlation(noises, size)
+    most, of_pairs, indices = _find_largest_correlation(noises, size)
+    pair = noisy[indices[0]], noisy[indices[1]]
     by_scope = {
         "in any two steps": (most, of_pairs),
-        "from step to step": _pool_noise_correlations(follow),
+        "from step to step": _pool_noise_correlations(_pair_successive_noises(runs)),
         "in tensors of one size": _pool_noise_correlations(
-            [pair for step in runs.steps for pair in _pair_noises(step)]
+            itertools.chain.from_iterable(map(_pair_noises, runs.steps))
         ),
     }
     variant = min(by_scope, key=lambda key: by_scope[key][1])
@@ -224,7 +220,7 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
         expected = f"0 ± {1 / math.sqrt(max(size, 1)):.3f}"
         if by_scope["in any two steps"][1] > SHARE / len(by_scope):
             return WorstViolation(f"correlation {strength:.3f} {variant}", expected)
-        (training, at), (other, again) = (runs.locate_step(noisy[i]) for i in pair)
+        (training, at), (other, again) = map(runs.locate_step, pair)
         return WorstViolation(
             f"correlation {most:.3f} with training {other + 1}, step {again + 1}",
             expected,
@@ -275,13 +271,20 @@ def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, list[flo
 
     Also return the degrees of freedom of each step's noise.
     """
-    shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
+    shared = list(steps[0].shapes)
+    for step in steps:
+        shared = list(filter(step.shapes.__contains__, shared))
     rows = []
     freedoms = []
     for step in steps:
-        slices = [slice(*step.shapes[name]) for name in shared]
-        rows.append(np.concatenate([np.zeros(0), *map(step.noise.__getitem__, slices)]))
-        freedoms.append(sum(_count_noise_freedoms(step, at) for at in slices))
+        parts = [np.zeros(0)]
+        freedom = 0.0
+        for name in shared:
+            elements = slice(*step.shapes[name])
+            parts.append(step.noise[elements])
+            freedom += _count_noise_freedoms(step, elements)
+        rows.append(np.concatenate(parts))
+        freedoms.append(freedom)
     return np.stack(rows), freedoms
 
 
@@ -299,7 +302,14 @@ def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
             yield step.noise[a:b], step.noise[c:d], _count_noise_freedoms(step, slice(a, b))
 
 
-def _pool_noise_correlations(pairs: Sequence[_Pair]) -> tuple[float, float]:
+def _pair_successive_noises(runs: WatchedTrainings) -> Iterator[_Pair]:
+    for trace in runs.traces:
+        for pair_of_steps in itertools.pairwise(trace.steps):
+            (a, b), (free, _) = _stack_shared_noise(pair_of_steps)
+            yield a, b, free
+
+
+def _pool_noise_correlations(pairs: Iterable[_Pair]) -> tuple[float, float]:
     """Return the correlation over all pairs and its p-value; (0, 1) without pairs.
 
     pairs: (noise a, noise b, degrees of freedom of a). Given b, the product a @ b has at most the

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     # Equal noise has no shares: those from a few degrees of freedom would add their own errors.
     estimates += estimate_tensor_reaches(turns, runs.whitened_shares or {})
     estimates.append(_estimate_longest_reach(runs))
-    fits = [estimate for estimate in estimates if estimate]
+    fits = list(filter(None, estimates))
     if not fits:
         return LoopCheck(name, UNKNOWN, "no noise to compare it with", "")
     mean, error = max(fits, key=lambda fit: (fit[0] - promised) / fit[1])
@@ -94,25 +95,21 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
     for step in steps:
         weighted.append((step, *weigh_records(step.gram, np.ones(len(step.gram), np.bool_))))
     grid = np.unique(np.quantile(norms, _CLIPPING_QUANTILES))
-    fits = [_fit_bound_above_clipping_norm(weighted, norm) for norm in grid]
+    fit = partial(_fit_bound_above_clipping_norm, weighted)
+    fits = np.array(list(map(fit, grid)))
     unclipped = fits[-1]
     if len(grid) > 2:
-        best = min(max(1, int(np.argmax([fit[2] for fit in fits]))), len(grid) - 2)
+        best = min(max(1, int(fits[:, 2].argmax())), len(grid) - 2)
         finer = np.geomspace(grid[best - 1], grid[best + 1], _FINER)
-        fits += [_fit_bound_above_clipping_norm(weighted, norm) for norm in finer]
-    most = max(explained for _, _, explained in fits)
+        fits = np.concatenate([fits, list(map(fit, finer))])
+    most = fits[:, 2].max()
     if unclipped[2] > most - _CONTRADICTED:
         return None
-    likeliest = max(fits, key=lambda fit: fit[2])
-    ends = [
-        mean + sign * error * math.sqrt(explained - most + _OUTSIDE)
-        for mean, error, explained in fits
-        if explained > most - _OUTSIDE
-        for sign in (-1, 1)
-    ]
-    mean = likeliest[0]
-    low = min(ends)
-    high = max(ends)
+    mean = float(fits[fits[:, 2].argmax(), 0])
+    means, errors, explained = fits[fits[:, 2] > most - _OUTSIDE].T
+    margins = errors * np.sqrt(explained - most + _OUTSIDE)
+    low = float((means - margins).min())
+    high = float((means + margins).max())
     wider = (high - mean) / math.sqrt(_OUTSIDE) * count_detectable_errors()
     if low <= 0 or mean + wider < 1 / runs.claim.noise_multiplier:
         return None
@@ -216,9 +213,7 @@ def _find_worst_violation(
         # The reaches' covariance is the inverse Gram matrix, which is singular if records have the
         # same gradient.
         deviations = np.sqrt(np.diag(np.linalg.pinv(step.gram, hermitian=True)))
-        for record, reach, dev in zip(
-            sorted(set(step.records)), step.reaches, deviations, strict=True
-        ):
+        for record, reach, dev in zip(step.distinct_records, step.reaches, deviations, strict=True):
             if chosen(record, step) and dev > 0:
                 violations.append((float(reach), float(dev), record, step))
     reach, dev, record, step = max(
@@ -270,7 +265,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
             (step for step in runs.steps_with_noise if step.records),
             key=lambda step: float(step.norms.max()),
         )
-        record = sorted(set(largest.records))[int(largest.norms.argmax())]
+        record = largest.distinct_records[int(largest.norms.argmax())]
         return WorstViolation(message, "0", *runs.locate_step(largest), record)
 
     # A reach that follows the gradient's norm has no bound. A sum that is clipped as a sum can move
@@ -352,22 +347,19 @@ def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -
 
     parts: the records of each sum.
     """
-    records = sorted(set(step.records))
     shares = np.ones(len(step.norms))
     # (records, records) inner products before clipping: a part's block adds up to the squared norm
     # of its summed gradient.
     inner = step.gram * np.outer(step.norms, step.norms)
     for part in parts:
-        rows = list(map(records.index, sorted(set(part))))
+        rows = list(map(step.distinct_records.index, sorted(set(part))))
         shares[rows] = step.norms[rows] / math.sqrt(max(inner[np.ix_(rows, rows)].sum(), 1e-300))
     return shares
 
 
 def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
     def choose(step: ObservedStep) -> Bools:
-        return np.array(
-            [chosen(record, step) for record in sorted(set(step.records))], dtype=np.bool_
-        )
+        return np.array([chosen(record, step) for record in step.distinct_records], dtype=np.bool_)
 
     return choose
 

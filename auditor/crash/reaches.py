@@ -54,10 +54,12 @@ def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     sums: (sum of weights, weighted sum of reaches) of each step. Each weighted sum has variance 1
     given the earlier steps, so the total over T steps has variance T.
     """
-    total_weight = sum(weight for weight, _ in sums)
-    if not total_weight > 0:
+    if not sums:
         return None
-    return sum(reach for _, reach in sums) / total_weight, math.sqrt(len(sums)) / total_weight
+    weight, reach = map(sum, zip(*sums, strict=True))
+    if not weight > 0:
+        return None
+    return reach / weight, math.sqrt(len(sums)) / weight
 
 
 def weigh_records(gram: Floats, chosen: Bools) -> tuple[Floats, float]:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,11 +125,8 @@ class CrashTest:
         """
         if self.broken_checks:
             return BROKEN
-        by_name = {check.name: check.verdict for check in self.checks}
-        needed = [by_name[name] for name in _NEEDED if name in by_name] or list(by_name.values())[
-            :1
-        ]
-        return UNKNOWN if UNKNOWN in needed else NO_FAULT
+        needed = [check.verdict for check in self.checks if check.name in _NEEDED]
+        return UNKNOWN if UNKNOWN in (needed or [self.checks[0].verdict]) else NO_FAULT
 
     @property
     def exceeds_claim_without_fault(self) -> bool:
@@ -157,11 +155,10 @@ def crash_test(
     train: trains the model in place with a torch.optim optimizer, or is a transformers Trainer,
         which is copied for each training. Its records are a list of {"input_ids": [token, ...]}.
     claim: a `LoopClaim` or a mapping of its fields; None if `train` returns (model, claim).
-    minutes: time limit.
-    tell: called with the number of finished trainings and the total.
-    The test repeats trainings until it has about a thousand gradients, and uses every specimen if
-    half of the time suffices. Raise AuditError if the training ignores its model or its records,
-    states no claim, or exceeds the minutes.
+    minutes: time limit; tell: called with the number of finished trainings and the total.
+
+    The test repeats trainings until it has about a thousand gradients. Raise AuditError if the
+    training ignores its model or its records, states no claim, or exceeds the minutes.
     """
     start = time.monotonic()
     until = start + 60 * minutes
@@ -171,10 +168,7 @@ def crash_test(
     own_seed = derive_training_seed(seed, 0)
     first, returned = run_watched_training(train, own_seed, training_specimen.RECORDS, until)
     stated = LoopClaim.from_stated_claim(returned if claim is None else claim)
-    if not stated.noise_multiplier:
-        raise AuditError(
-            "expected a claim with noise, got noise_multiplier 0: no epsilon follows from it"
-        )
+    _require_noise(stated)
     # First: a training that differs under its seed can be neither replayed nor reproduced.
     other_seed = _replay_shifted_seed(train, first, own_seed, until)
     fewer, again = _replay_shortened_training(train, stated, first, own_seed, until)
@@ -183,18 +177,7 @@ def crash_test(
         train, claim, first, derive_training_seed(seed, _MOST + 1), until
     )
     company = _train_companies(train, stated, seed, until)
-    traces = [first]
-    # The number depends on how much is read, not on the results: the level holds. At least two:
-    # whether noise is fresh shows between trainings as well.
-    while len(traces) < 2 or (
-        _count_planned(traces) > len(traces) and _has_time_left(start, until)
-    ):
-        at = len(traces)
-        tell(at + 1, _count_planned(traces) + 2)
-        training_seed = derive_training_seed(seed, at)
-        traces.append(
-            run_watched_training(train, training_seed, training_specimen.RECORDS, until, at)[0]
-        )
+    traces = _watch_further_trainings(train, first, seed, start, until, tell)
     runs = WatchedTrainings(
         stated, tuple(traces), fewer, again, few, few_claimed, few_error, other_seed, company
     )
@@ -211,6 +194,39 @@ def crash_test(
         seed=seed,
         one_run=bound,
     )
+
+
+def _require_noise(claim: LoopClaim) -> None:
+    if not claim.noise_multiplier:
+        raise AuditError(
+            "expected a claim with noise, got noise_multiplier 0: no epsilon follows from it"
+        )
+
+
+def _watch_further_trainings(
+    train: Train,
+    first: TrainingTrace,
+    seed: int,
+    start: float,
+    until: float,
+    tell: Callable[[int, int], None],
+) -> list[TrainingTrace]:
+    """Watch trainings with other seeds until there are enough gradients; return all traces.
+
+    start, until: start and end of the test. tell: see `crash_test`.
+    """
+    traces = [first]
+    # The number depends on how much is read, not on the results: the level holds. At least two:
+    # whether noise is fresh shows between trainings as well.
+    while len(traces) < 2 or (
+        _count_planned(traces) > len(traces) and _has_time_left(start, until)
+    ):
+        at = len(traces)
+        tell(at + 1, _count_planned(traces) + 2)
+        training_seed = derive_training_seed(seed, at)
+        trace, _ = run_watched_training(train, training_seed, training_specimen.RECORDS, until, at)
+        traces.append(trace)
+    return traces
 
 
 def _replay_shifted_seed(
@@ -286,8 +302,8 @@ def _train_companies(
     share = measure_reach_share(first, claim)
     if share < 0.5:
         specimen = specimen.scale_weights(share**_NORM_TO_SCALE)
-        return tuple(train_on(specimen, training_seed) for training_seed in seeds)
-    return (first, *(train_on(specimen, training_seed) for training_seed in seeds[1:_IN_COMPANY]))
+        return tuple(map(partial(train_on, specimen), seeds))
+    return (first, *map(partial(train_on, specimen), seeds[1:_IN_COMPANY]))
 
 
 def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
@@ -309,7 +325,7 @@ def _train_few_records(
     Many loops raise an exception on an empty batch. Return the trace, the claimed steps, and "".
     After an exception, return None for both and a message.
     """
-    n = 1 + round(sum(len(step.records) for step in first.steps) / len(first.steps))
+    n = 1 + round(_count_records_read([first]) / len(first.steps))
     if n > training_specimen.RECORDS // 2:
         return None, None, ""
     try:
@@ -379,7 +395,9 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
         # No epsilon follows of a bound that is not seen, of parts of records, and of a record that
         # moves the others'.
         noise = None
-    if any(check.epsilon == math.inf for check in broken_checks.values()):
+    epsilons = [check.epsilon for check in broken_checks.values() if check.epsilon is not None]
+    worst = max(epsilons, default=0.0)
+    if worst == math.inf:
         return ObservedLoop(
             noise and noise[0], runs.observed_sampling_rate, steps, math.inf, math.inf, math.inf
         )
@@ -390,16 +408,8 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
         observed["sampling"] = "shuffled"
     epsilon = runs.compute_noise_epsilon(noise[0], **observed)
     low, high = _bound_observed_epsilon(runs, noise, epsilon, observed)
-    worst = max(
-        (check.epsilon for check in broken_checks.values() if check.epsilon is not None),
-        default=0.0,
-    )
-    return ObservedLoop(
-        noise[0],
-        runs.observed_sampling_rate,
-        steps,
-        *(max(value, worst) for value in (epsilon, low, high)),
-    )
+    bounds = map(partial(max, worst), (epsilon, low, high))
+    return ObservedLoop(noise[0], runs.observed_sampling_rate, steps, *bounds)
 
 
 def _bound_observed_epsilon(

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from scipy import stats
 
+from auditor.core.arrays import Ints
 from auditor.crash.claim import LoopClaim
 from auditor.crash.watch import ObservedStep, TrainingTrace
 
@@ -109,6 +111,13 @@ class WatchedTrainings:
             if square:
                 shares[name] = math.sqrt(square / freedoms[name])
         return dict(sorted(shares.items()))
+
+    def count_record_reads(self) -> Ints:
+        """Return how many steps, except first ones, read each record, (records,)."""
+        counts = np.zeros(self.first_training.n, dtype=np.int64)
+        for step in self.steps_but_first_of_each_training:
+            counts[step.distinct_records] += 1
+        return counts
 
     @property
     def observed_sampling_rate(self) -> float:

@@ -90,6 +90,11 @@ class ObservedStep:
     tensor_grams: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
     tensor_products: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
+    @property
+    def distinct_records(self) -> list[int]:
+        """The records read since the previous step, each once, ascending."""
+        return sorted(set(self.records))
+
 
 @dataclass(frozen=True)
 class _TakenStep:
@@ -132,6 +137,11 @@ class TrainingTrace:
     printed: PrintedText = field(default_factory=PrintedText)
     # relative change of a record's logits with the rest of its batch
     batch_effect: float | None = None
+
+    @property
+    def measured_steps(self) -> list[ObservedStep]:
+        """The steps that read records and have noise, the unit of contributions."""
+        return [step for step in self.steps if step.scale and step.records]
 
 
 class StepWatch:
@@ -260,25 +270,21 @@ class StepWatch:
             changes.append(float((joint - single).norm() / (single - single.mean()).norm()))
         return max(changes, default=None)
 
-    def _record_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _list_model_gradients(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Return the gradients in the optimizer of the model's weights, by name."""
         names = {id(value): name for name, value in self._model.named_parameters()}
-        gradients = {
-            names[id(value)]: value.grad
-            for group in optimizer.param_groups
-            for value in group["params"]
-            if id(value) in names and value.grad is not None
-        }
+        gradients = {}
+        for group in optimizer.param_groups:
+            for value in group["params"]:
+                if id(value) in names and value.grad is not None:
+                    gradients[names[id(value)]] = value.grad
+        return gradients
+
+    def _record_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        gradients = self._list_model_gradients(optimizer)
         if not gradients:
             return
-        if (
-            distributed.is_available()
-            and distributed.is_initialized()
-            and (processes := distributed.get_world_size()) > 1
-        ):
-            raise AuditError(
-                f"the training runs in {processes} processes, of which one is watched: run it in "
-                "one"
-            )
+        _refuse_several_processes()
         if self._stepping is optimizer:
             self._take_back_outer_step()
         self._stepping = optimizer
@@ -308,11 +314,9 @@ class StepWatch:
         self._read = []
         self._passes = []
         self._foreign = 0
-        self.trace.overflowed += [
-            (index, name)
-            for name, value in gradients.items()
-            if not value.detach().isfinite().all()
-        ]
+        for name, value in gradients.items():
+            if not value.detach().isfinite().all():
+                self.trace.overflowed.append((index, name))
         if (
             self._after
             and self.trace.elsewhere is None
@@ -406,26 +410,18 @@ class StepWatch:
             released = released.nan_to_num(0.0, 0.0, 0.0)
             gradients = gradients.nan_to_num(0.0, 0.0, 0.0)
         residual, free, spread = _project_out_record_gradients(released, gradients, sizes)
-        least = _SILENT * float(released.abs().max())
-        scales = {}
-        for name, values, dimensions in zip(
-            gradients_taken, residual.split(sizes), free, strict=True
-        ):
-            if dimensions:
-                size = float((values @ values / dimensions).sqrt())
-                scales[name] = (size if size > least else 0.0, dimensions)
+        scales = _measure_noise_scales(gradients_taken, released, residual.split(sizes), free)
         # Pool over tensors: variances weighted by their degrees of freedom.
         total = sum(size**2 * dimensions for size, dimensions in scales.values())
         scale = (total / max(1, sum(free))) ** 0.5
         unit = scale or 1.0
-        parts_by_tensor = gradients.split(sizes)
-        grams = torch.stack([part.T @ part for part in parts_by_tensor])
-        products = torch.stack(
-            [
-                part.T @ value / unit
-                for part, value in zip(parts_by_tensor, released.split(sizes), strict=True)
-            ]
-        )
+        gram_by_tensor = []
+        products_by_tensor = []
+        for part, value in zip(gradients.split(sizes), released.split(sizes), strict=True):
+            gram_by_tensor.append(part.T @ part)
+            products_by_tensor.append(part.T @ value / unit)
+        grams = torch.stack(gram_by_tensor)
+        products = torch.stack(products_by_tensor)
         reaches, gram, norms = fit_reaches(grams.sum(0).numpy(), products.sum(0).numpy())
         if len(norms) and not norms.any() and not is_overflowed:
             raise AuditError(
@@ -446,6 +442,34 @@ class StepWatch:
             foreign=step.foreign,
             tensor_grams=grams.numpy(),
             tensor_products=products.numpy(),
+        )
+
+
+def _measure_noise_scales(
+    names: Iterable[str], released: Tensor, residuals: Iterable[Tensor], free: Iterable[int]
+) -> dict[str, tuple[float, int]]:
+    """Return each tensor's noise deviation (0: only rounding) and degrees of freedom, by name.
+
+    released: (d,) the step's gradient; residuals: its part outside the records' gradients, by
+    tensor; free: the degrees of freedom of these parts.
+    """
+    least = _SILENT * float(released.abs().max())
+    scales = {}
+    for name, values, dimensions in zip(names, residuals, free, strict=True):
+        if dimensions:
+            size = float((values @ values / dimensions).sqrt())
+            scales[name] = (size if size > least else 0.0, dimensions)
+    return scales
+
+
+def _refuse_several_processes() -> None:
+    if (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and (processes := distributed.get_world_size()) > 1
+    ):
+        raise AuditError(
+            f"the training runs in {processes} processes, of which one is watched: run it in one"
         )
 
 
@@ -510,17 +534,17 @@ def _project_out_record_gradients(
     values, vectors = torch.linalg.eigh(torch.stack([part.T @ part for part in parts]))
     is_used = values > _ROUNDING * values[:, -1:].clamp(min=1e-300)
     turned = vectors * torch.where(is_used, values.clamp(min=1e-300).rsqrt(), 0.0).unsqueeze(1)
-    basis = torch.cat([part @ turn for part, turn in zip(parts, turned, strict=True)])
-    inside = torch.cat(
-        [
-            turn @ (turn.T @ part)
-            for turn, part in zip(basis.split(sizes), released.split(sizes), strict=True)
-        ]
-    )
-    free = [max(0, size - rank) for size, rank in zip(sizes, is_used.sum(1).tolist(), strict=True)]
+    bases = []
+    inside = []
+    for part, turn, value in zip(parts, turned, released.split(sizes), strict=True):
+        basis = part @ turn
+        bases.append(basis)
+        inside.append(basis @ (basis.T @ value))
+    free = (torch.tensor(sizes) - is_used.sum(1)).clamp(min=0).tolist()
     # Outside the span an element keeps 1 - |its row of the basis|^2 of its variance: the
     # projection's diagonal.
-    return released - inside, free, (1 - basis.square().sum(1)).clamp(min=0).sqrt()
+    spread = (1 - torch.cat(bases).square().sum(1)).clamp(min=0).sqrt()
+    return released - torch.cat(inside), free, spread
 
 
 def fit_reaches(inner_products: Floats, products: Floats) -> tuple[Floats, Floats, Floats]:
@@ -566,8 +590,7 @@ def run_watched_training(
     empty_draws: whether to use `empty_draws_context`.
 
     Raise AuditError if the training reads none of its records, takes no observed step, returns
-    another model, or exceeds its time limit `until`. All processes that the training left running
-    are ended.
+    another model, or exceeds its time limit `until`. End all processes that it left running.
     """
     specimen = specimen or training_specimen.build_specimen(training)
     model = specimen.build_crash_test_model()
@@ -578,9 +601,7 @@ def run_watched_training(
     watch = StepWatch(
         model, records, until, everyone=chosen is not None, most=most, replayed=replayed
     )
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # numpy takes at most 32 bits
-    random.seed(seed)
+    _seed_all_generators(seed)
     # Shallow copies: keys that a training adds to its records stay in the copies.
     inputs = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
     returned = None
@@ -591,9 +612,20 @@ def run_watched_training(
     watch.decompose_taken_steps()
     watch.find_final_step()
     # The first steps of a training may be of empty batches.
-    trace = watch.trace
-    is_part = most is not None and bool(trace.steps)
-    if not is_part and not any(step.records for step in trace.steps):
+    if most is None or not watch.trace.steps:
+        _require_read_records(watch.trace)
+    _require_given_model(model, returned)
+    return watch.trace, returned
+
+
+def _seed_all_generators(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # numpy takes at most 32 bits
+    random.seed(seed)
+
+
+def _require_read_records(trace: TrainingTrace) -> None:
+    if not any(step.records for step in trace.steps):
         observed = (
             f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one "
             "of our records"
@@ -602,8 +634,6 @@ def run_watched_training(
             "expected `train` to train the model that it is given, on the records that it is "
             f"given, by a torch.optim optimizer; saw {observed}"
         )
-    _require_given_model(model, returned)
-    return trace, returned
 
 
 def _require_given_model(model: nn.Module, returned: Any) -> None:

@@ -116,9 +116,8 @@ class TokenGuide:
     def get_max_tail(self) -> int:
         """Return the maximum number of tokens of a text after the head."""
         # A token writes at least one character.
-        longest_choices = [max(map(len, block)) for block in self.space.choice_blocks]
-        n_characters = len(self.space.common_beginning) + sum(longest_choices)
-        return n_characters - len(self._head_text)
+        longest = sum(max(map(len, block)) for block in self.space.choice_blocks)
+        return len(self.space.common_beginning) + longest - len(self._head_text)
 
 
 Pick = Callable[[Ints, int, Tensor, Floats], Ints]
@@ -140,8 +139,8 @@ def draw_constrained_texts(
         indices = np.searchsorted(cdf, noise[texts, position], side="right")
         return np.minimum(indices, len(cdf) - 1)
 
-    tokens, nll, log_q = _walk_constrained_texts(model, guide, context, len(noise), pick_token)
-    sequences = [[*guide.head, *tail] for tail in tokens]
+    walk = _ConstrainedWalk(model, guide, context, len(noise), pick_token)
+    sequences = [[*guide.head, *tail] for tail in walk.tokens]
     texts = tuple(decode_keeping_special_tokens(guide.tokenizer, row) for row in sequences)
     distinct = sorted(set(texts))
     encodings = encode_without_special_tokens(guide.tokenizer, distinct)
@@ -149,7 +148,7 @@ def draw_constrained_texts(
     canonical = np.zeros(len(texts), dtype=bool)
     for i, row in enumerate(sequences):
         canonical[i] = tokens_by_text[texts[i]] == row
-    return ConstrainedDraws(texts, nll, log_q, canonical)
+    return ConstrainedDraws(texts, walk.nll, walk.log_q, canonical)
 
 
 @torch.no_grad()
@@ -170,75 +169,99 @@ def score_constrained_texts(
         # `list_allowed_tokens` sorts the tokens; `check_tokens_can_be_drawn` made sure of these.
         return np.searchsorted(allowed.numpy(), [tails[i][position] for i in indices.tolist()])
 
-    _, nll, log_q = _walk_constrained_texts(model, guide, context, len(tails), pick_given_token)
-    return ConstrainedDraws(tuple(texts), nll, log_q, np.ones(len(tails), dtype=bool))
+    walk = _ConstrainedWalk(model, guide, context, len(tails), pick_given_token)
+    canonical = np.ones(len(tails), dtype=bool)
+    return ConstrainedDraws(tuple(texts), walk.nll, walk.log_q, canonical)
 
 
-def _walk_constrained_texts(
-    model: LanguageModel, guide: TokenGuide, context: Tokens, n_texts: int, pick: Pick
-) -> tuple[list[list[int]], Floats, Floats]:
-    """Generate texts in batches that fit into memory; return each text's tokens, nll and log_q.
+class _ConstrainedWalk:
+    """A walk that generates texts token by token, in batches that fit into memory.
 
-    pick: the function that chooses the next tokens.
+    pick: chooses the next tokens. tokens, nll, log_q: the results, one for each text.
     """
-    tokens: list[list[int]] = [[] for _ in range(n_texts)]
-    nll = np.zeros(n_texts)
-    log_q = np.zeros(n_texts)
-    max_tail = guide.get_max_tail()
 
-    def walk_texts(piece: slice) -> None:
+    def __init__(
+        self, model: LanguageModel, guide: TokenGuide, context: Tokens, n_texts: int, pick: Pick
+    ) -> None:
+        self._model = model
+        self._guide = guide
+        self._context = context
+        self._pick = pick
+        self.tokens: list[list[int]] = [[] for _ in range(n_texts)]
+        self.nll = np.zeros(n_texts)
+        self.log_q = np.zeros(n_texts)
+        row_bytes = model.row_bytes(len(context) + guide.get_max_tail())
+        batch_size = max(1, choose_memory_budget(model.device, _ROWS_BYTES) // row_bytes)
+        for _ in BatchSizeLimit(batch_size).run_pieces_within_memory(n_texts, self._walk_texts):
+            pass
+
+    def _walk_texts(self, piece: slice) -> None:
         """Generate the texts of one slice token by token; equal beginnings share an input."""
-        live = np.arange(n_texts)[piece]
+        live = np.arange(len(self.tokens))[piece]
         # A walk that ran out of memory has left partial results of these texts.
-        nll[live] = log_q[live] = 0.0
+        self.nll[live] = self.log_q[live] = 0.0
         for text in live.tolist():
-            tokens[text].clear()
-        rows = model.start(torch.tensor([context], device=model.device), max_tail)
-        states = [guide.start]
+            self.tokens[text].clear()
+        device = self._model.device
+        max_tail = self._guide.get_max_tail()
+        rows = self._model.start(torch.tensor([self._context], device=device), max_tail)
+        states = [self._guide.start]
         row_of_text = np.zeros(len(live), dtype=np.int64)
         for position in range(max_tail):
             distribution = rows.log_probs().double().cpu()
-            # (row, token) -> the row it becomes, -1 if its text is complete
-            next_rows: dict[tuple[int, int], int] = {}
-            next_row_of_text = np.empty_like(row_of_text)
-            next_states = list[State]()
-            for row, state in enumerate(states):
-                texts = np.flatnonzero(row_of_text == row)
-                allowed, states_after = guide.list_allowed_tokens(state)
-                log_probs = distribution[row, allowed]
-                log_mass = torch.logsumexp(log_probs, -1)
-                cdf = torch.cumsum((log_probs - log_mass).exp(), -1).numpy()
-                choices = pick(live[texts], position, allowed, cdf)
-                nll[live[texts]] -= log_probs.numpy()[choices]
-                # Renormalised over the allowed tokens: the q that weighs a draw (formulas.md A8).
-                log_q[live[texts]] += (log_probs - log_mass).numpy()[choices]
-                for text, choice in zip(texts.tolist(), choices.tolist(), strict=True):
-                    token = int(allowed[choice])
-                    tokens[live[text]].append(token)
-                    if (row, token) not in next_rows:
-                        next_rows[row, token] = -1
-                        if not guide.space.is_complete_text_state(states_after[choice]):
-                            next_rows[row, token] = len(next_states)
-                            next_states.append(states_after[choice])
-                    next_row_of_text[text] = next_rows[row, token]
-            continues = next_row_of_text >= 0
+            row_of_text, steps, states = self._extend_texts(
+                live, row_of_text, states, distribution, position
+            )
+            continues = row_of_text >= 0
             live = live[continues]
-            row_of_text = next_row_of_text[continues]
-            states = next_states
+            row_of_text = row_of_text[continues]
             if not len(live):
                 return
-            steps = []
-            for step, next_row in next_rows.items():
-                if next_row >= 0:
-                    steps.append(step)
-            parents, next_tokens = torch.tensor(steps, device=model.device).unbind(1)
+            parents, next_tokens = torch.tensor(steps, device=device).unbind(1)
             rows.advance(parents, next_tokens)
 
-    row_bytes = model.row_bytes(len(context) + max_tail)
-    batch_size = max(1, choose_memory_budget(model.device, _ROWS_BYTES) // row_bytes)
-    for _ in BatchSizeLimit(batch_size).run_pieces_within_memory(n_texts, walk_texts):
-        pass
-    return tokens, nll, log_q
+    def _extend_texts(
+        self,
+        live: Ints,
+        row_of_text: Ints,
+        states: Sequence[State],
+        distribution: Tensor,
+        position: int,
+    ) -> tuple[Ints, list[tuple[int, int]], list[State]]:
+        """Choose the next token of each live text.
+
+        row_of_text: (texts,) row of each text in the distribution (rows, V). states: of the rows.
+
+        Returns:
+            The next row of each text, (texts,); -1 if the text is complete.
+            The (row, token) from which each next row comes.
+            The states of the next rows.
+        """
+        next_rows: dict[tuple[int, int], int] = {}
+        next_row_of_text = np.empty_like(row_of_text)
+        steps = list[tuple[int, int]]()
+        next_states = list[State]()
+        for row, state in enumerate(states):
+            texts = np.flatnonzero(row_of_text == row)
+            allowed, states_after = self._guide.list_allowed_tokens(state)
+            log_probs = distribution[row, allowed]
+            log_mass = torch.logsumexp(log_probs, -1)
+            cdf = torch.cumsum((log_probs - log_mass).exp(), -1).numpy()
+            choices = self._pick(live[texts], position, allowed, cdf)
+            self.nll[live[texts]] -= log_probs.numpy()[choices]
+            # Renormalised over the allowed tokens: the q that weighs a draw (formulas.md A8).
+            self.log_q[live[texts]] += (log_probs - log_mass).numpy()[choices]
+            for text, choice in zip(texts.tolist(), choices.tolist(), strict=True):
+                token = int(allowed[choice])
+                self.tokens[live[text]].append(token)
+                if (row, token) not in next_rows:
+                    next_rows[row, token] = -1
+                    if not self._guide.space.is_complete_text_state(states_after[choice]):
+                        next_rows[row, token] = len(steps)
+                        steps.append((row, token))
+                        next_states.append(states_after[choice])
+                next_row_of_text[text] = next_rows[row, token]
+        return next_row_of_text, steps, next_states
 
 
 def find_common_proper_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:

@@ -17,7 +17,7 @@ from auditor.core.secret_randomness import CHANNELS
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import Decoding
 from auditor.models.memory import group_equal_shapes
-from auditor.models.rows import Completions, Rows, draw_row_completions
+from auditor.models.rows import Completions, draw_row_completions
 
 _RARE = 64  # rows; a shape with fewer is slower in its own batch than joined with others
 
@@ -115,37 +115,32 @@ def sample_mixed_length_batch(
     """
     lengths = [len(noise[0]) for noise in uniforms]
     max_length = max(lengths)
-    tokens = []
-    for prefix in prefixes:
-        tokens.append(torch.tensor(prefix, device=model.device))
     prefix_lengths = list(map(len, prefixes))
     if len({*zip(prefix_lengths, lengths, strict=True)}) == 1:
         return sample_candidates(
             model,
-            torch.stack(tokens),
+            torch.tensor(list(prefixes), device=model.device),
             max_length,
             decoding,
             np.stack(uniforms),
             prompt=prompt,
             distribution=distribution,
         )
-    by_length = sorted(range(len(tokens)), key=prefix_lengths.__getitem__)
-
-    def start_rows(indices: list[int]) -> Rows:
+    by_length = sorted(range(len(prefixes)), key=prefix_lengths.__getitem__)
+    groups = []
+    for _, indices in groupby(by_length, key=prefix_lengths.__getitem__):
+        group = list(indices)
         # Room for these suffixes only: suffixes of other groups may be longer.
-        room = max(lengths[i] for i in indices)
-        group_tokens = torch.stack([tokens[i] for i in indices])
-        return model.start(group_tokens, room, prompt=prompt, distribution=distribution)
-
-    groups = groupby(by_length, key=prefix_lengths.__getitem__)
-    first, *others = [start_rows(list(indices)) for _, indices in groups]
+        room = max(map(lengths.__getitem__, group))
+        group_tokens = torch.tensor([prefixes[i] for i in group], device=model.device)
+        groups.append(model.start(group_tokens, room, prompt=prompt, distribution=distribution))
     # Uniforms after the end of a shorter suffix are never read.
-    padded = np.zeros((len(tokens), len(uniforms[0]), max_length, CHANNELS))
+    padded = np.zeros((len(prefixes), len(uniforms[0]), max_length, CHANNELS))
     for row, i in enumerate(by_length):
         padded[row, :, : lengths[i]] = uniforms[i]
     suffix_lengths = [lengths[i] for i in by_length]
     completions = draw_row_completions(
-        first.joined(others),
+        groups[0].joined(groups[1:]),
         torch.from_numpy(padded),
         suffix_lengths,
         decoding,
@@ -154,8 +149,7 @@ def sample_mixed_length_batch(
         model.device,
     )
     candidates = _group_samples(completions, len(uniforms[0]), suffix_lengths)
-    candidates_by_index = dict(zip(by_length, candidates, strict=True))
-    return [candidates_by_index[i] for i in range(len(tokens))]
+    return [candidates[row] for row in np.argsort(by_length)]
 
 
 def batch_lengths(

@@ -7,7 +7,9 @@ about sampled tokens do not cover them. The searches do not use the true suffixe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -126,25 +128,25 @@ def find_suffixes_above_threshold(
         paths.append_tokens(distribution, parents, chosen)
         secret_of_node = secret_of_node[parents]
         if len(secret_of_node) > max_rows and n_secrets > 1:
-            leaves: list[TreeLeaves] = []
-            for half in prefixes.tensor_split(2):
-                leaves += find_suffixes_above_threshold(
-                    model, half, length, decoding, threshold, prompt=prompt, max_rows=max_rows
-                )
-            return leaves
+            search = partial(find_suffixes_above_threshold, prompt=prompt, max_rows=max_rows)
+            first, second = prefixes.tensor_split(2)
+            return [
+                *search(model, first, length, decoding, threshold),
+                *search(model, second, length, decoding, threshold),
+            ]
         if position + 1 < length:
             rows.advance(parents, chosen)
     n_leaves = torch.bincount(secret_of_node, minlength=n_secrets).tolist()
-    columns = (column.cpu().split(n_leaves) for column in (paths.tokens, paths.scores, log_q))
-    return [
-        _certify_leaves(leaf_tokens, leaf_scores, leaf_log_q, pruned, cost, floor)
-        for leaf_tokens, leaf_scores, leaf_log_q, pruned, cost in zip(
-            *columns,
+    return list(
+        map(
+            partial(_certify_leaves, floor=floor),
+            paths.tokens.cpu().split(n_leaves),
+            paths.scores.cpu().split(n_leaves),
+            log_q.cpu().split(n_leaves),
             max_pruned.tolist(),
             n_rows.tolist(),
-            strict=True,
         )
-    ]
+    )
 
 
 def _expand_tree(
@@ -292,9 +294,17 @@ def beam_search(
             rows.advance(parents, chosen)
     # Impossible candidates come last: they fill a beam that is wider than the support.
     n_possible = total.isfinite().sum(-1).tolist()
-    columns = (x.cpu().unflatten(0, (n_secrets, -1)) for x in (paths.tokens, paths.scores))
+    return _collect_beams(paths, n_possible, n_rows)
+
+
+def _collect_beams(
+    paths: _TreeSearchPaths, n_possible: Sequence[int], n_rows: int
+) -> list[SearchResult]:
+    """Return the beams of each secret. n_possible: the number of its possible candidates."""
+    tokens = paths.tokens.cpu().unflatten(0, (len(n_possible), -1))
+    token_scores = paths.scores.cpu().unflatten(0, (len(n_possible), -1))
     results = []
-    for suffixes, scores, count in zip(*columns, n_possible, strict=True):
+    for suffixes, scores, count in zip(tokens, token_scores, n_possible, strict=True):
         counts = torch.ones_like(suffixes[:count, 0])
         results.append(SearchResult(suffixes[:count], counts, scores[:count], rows=n_rows))
     return results

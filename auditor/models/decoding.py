@@ -201,6 +201,17 @@ class Decoding:
                 yield pending[is_nucleus], token[is_nucleus].unsqueeze(-1), unit_column
                 pending = pending[~is_nucleus]
         scaled_total = self._compute_log_normaliser(distribution, pending, log_total)
+        yield from self._group_truncated_tokens(distribution, pending, scaled_total)
+
+    def _group_truncated_tokens(
+        self, distribution: Tensor, pending: Tensor, scaled_total: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the groups of `group_kept_tokens` for the rows `pending`, by sorting few tokens.
+
+        distribution: (rows, V), forbidden tokens masked. scaled_total: (pending,) log-normalisers
+        after temperature.
+        """
+        vocab_size = distribution.shape[-1]
         # Among twice top_k tokens, mostly all ties with the k-th are included.
         widths = []
         for n in _NUCLEUS_GUESSES:

@@ -42,15 +42,7 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
     """
     with translate_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
-            if options.base is not None:
-                raise AuditError(
-                    f"expected --base only with an adapter, got it with {name!r}, which is not one"
-                )
-            loaded = read_weights("causal", name, resolve_dtype_option(name, options))
-            tokenizer = load_tokenizer_if_present(name, options)
-            target = HuggingFaceModel(loaded.model, tokenizer, name=name, notes=loaded.notes)
-            self_check.check_loaded_model(target)
-            return target
+            return _load_whole_model(name, options)
         from peft import PeftConfig
 
         _refuse_adapter_beside_weights(Path(name))
@@ -88,6 +80,18 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
         target.load_again = lambda: load_with_adapter()[0]
         self_check.check_loaded_model(target)
         return target
+
+
+def _load_whole_model(name: str, options: LoadingOptions) -> HuggingFaceModel:
+    if options.base is not None:
+        raise AuditError(
+            f"expected --base only with an adapter, got it with {name!r}, which is not one"
+        )
+    loaded = read_weights("causal", name, resolve_dtype_option(name, options))
+    tokenizer = load_tokenizer_if_present(name, options)
+    target = HuggingFaceModel(loaded.model, tokenizer, name=name, notes=loaded.notes)
+    self_check.check_loaded_model(target)
+    return target
 
 
 def choose_loaded_dtype(name: str, options: LoadingOptions) -> str:

@@ -90,13 +90,9 @@ def draw_row_completions(
 ) -> Completions:
     """Draw completions from rows after B prefixes, as `LanguageModel.completions` does.
 
-    Tokens and log-probabilities after the end of a shorter suffix are 0.
-
-    Args:
-        uniforms: (B, K, length, CHANNELS) in [0, 1).
-        lengths: (B,) number of tokens to draw after each prefix.
-        likelihood: whether to return log-probabilities.
-        vocab_size, device: vocabulary size and device of the rows' model.
+    Tokens and log-probabilities after the end of a shorter suffix are 0. uniforms: (B, K, length,
+    CHANNELS) in [0, 1). lengths: (B,) number of tokens to draw after each prefix. likelihood:
+    whether to return log-probabilities. vocab_size, device: those of the rows' model.
     """
     n_prefixes, n_samples, longest = uniforms.shape[:3]
     noise = uniforms.to(device).flatten(0, 1)  # (draws, length, CHANNELS)

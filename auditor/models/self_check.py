@@ -9,7 +9,7 @@ right; otherwise AuditError is raised.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -100,10 +100,7 @@ def configure_serving(
     before = model.notes
     model.begins = None
     model.can_join_rows = False
-    adapter = next(
-        (other for other in _checked if _is_checked_base(model, other, reach, room)),
-        None,
-    )
+    adapter = next((m for m in _checked if _is_checked_base(model, m, reach, room)), None)
     if adapter is not None:
         _check_adapter_base(model, adapter, room)
         return ()
@@ -112,39 +109,31 @@ def configure_serving(
         stored_file = cache / f"{self_check_digest(model, room, records)}.json"
     if stored_file is not None and stored_file.is_file():
         _apply_kept_self_check(model, read_json_object(stored_file, "what a self-check found"))
-        _checked[model] = max(room, reached), tolerance
-        if records:
-            _compared_on_records.add(model)
-        return model.notes[len(before) :]
-    with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
-        trial = _SelfCheckTrial(model, max(room, 2), records, reached, tolerance)
-        if not reached:
-            trial.check_causality()
-            if stored_file is not None:
-                trial.merge_adapter_if_exact()
-            trial.drop_embeddings_unless_faithful()
-        # In this order: the room may shrink, rows depend on the room, and sharing depends on the
-        # rows.
-        trial.limit_text_length(needed=reach is not None)
-        trial.choose_row_serving()
-        if reach is not None:
-            trial.enable_exact_prefix_sharing()
-            trial.enable_exact_row_joining()
-    _checked[model] = max(room, reached), trial.tolerance
+    else:
+        with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
+            trial = _SelfCheckTrial(model, max(room, 2), records, reached, tolerance)
+            trial.configure_model(reach is not None, may_merge=stored_file is not None)
+        tolerance = trial.tolerance
+    _checked[model] = max(room, reached), tolerance
     if records:
         _compared_on_records.add(model)
-    if stored_file is not None:
-        findings = {
-            "row_serving": model.served,
-            "begins": model.begins is not None,
-            "can_join_rows": model.can_join_rows,
-            "is_merged": model.is_merged,
-            "embeddings": "embeddings" in model.capabilities,
-            "max_positions": model.max_positions,
-            "notes": list(model.notes[len(before) :]),
-        }
-        disk.replace_atomically(stored_file, json.dumps(findings))
-    return model.notes[len(before) :]
+    notes = model.notes[len(before) :]
+    if stored_file is not None and not stored_file.is_file():
+        _write_self_check(model, stored_file, notes)
+    return notes
+
+
+def _write_self_check(model: HuggingFaceModel, path: Path, notes: Sequence[str]) -> None:
+    findings = {
+        "row_serving": model.served,
+        "begins": model.begins is not None,
+        "can_join_rows": model.can_join_rows,
+        "is_merged": model.is_merged,
+        "embeddings": "embeddings" in model.capabilities,
+        "max_positions": model.max_positions,
+        "notes": list(notes),
+    }
+    disk.replace_atomically(path, json.dumps(findings))
 
 
 def _is_checked_base(
@@ -236,6 +225,25 @@ class _SelfCheckTrial:
     def is_same_distribution(self, log_probs: Tensor, truth: Tensor) -> bool:
         """Return whether two batches of log-distributions (..., V) are equal up to rounding."""
         return compute_largest_distance(log_probs, truth) <= self.tolerance
+
+    def configure_model(self, is_reach_known: bool, may_merge: bool) -> None:
+        """Check the model, and choose how it computes decoding rows.
+
+        is_reach_known: whether the run's longest text is known. may_merge: whether an adapter may
+        be merged.
+        """
+        if not self.reached:
+            self.check_causality()
+            if may_merge:
+                self.merge_adapter_if_exact()
+            self.drop_embeddings_unless_faithful()
+        # In this order: the room may shrink, rows depend on the room, and sharing depends on the
+        # rows.
+        self.limit_text_length(needed=is_reach_known)
+        self.choose_row_serving()
+        if is_reach_known:
+            self.enable_exact_prefix_sharing()
+            self.enable_exact_row_joining()
 
     def check_causality(self) -> None:
         """Raise AuditError unless distributions depend on earlier tokens and not on later ones."""

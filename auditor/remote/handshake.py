@@ -333,17 +333,7 @@ class _HandshakeInProgress:
             ):
                 continue
             self._record_check(SCORED, True)
-            first = scores.log_probs[: 1 + attempt.hidden]
-            rest = scores.log_probs[1 + attempt.hidden :]
-            self._record_check(FIRST, set(first) == {None}, "it has a number")
-            fault = describe_log_prob_fault(rest, scores.tokens, text, greedy.log_probs)
-            if greedy.log_probs and len(answer) != len(greedy.log_probs):
-                fault = (
-                    "the text of its answer has other tokens than it drew, so they cannot be "
-                    "compared"
-                )
-            self._record_check(SAME, not fault, fault)
-            if fault or set(first) != {None}:
+            if not self._has_right_scores(attempt, scores, text, greedy):
                 return dialect
             if attempt.scored == "forced":
                 self._record_check(RANKED, True)
@@ -362,6 +352,22 @@ class _HandshakeInProgress:
             return attempt
         self._record_check(SCORED, False, reason)
         return dialect
+
+    def _has_right_scores(
+        self, dialect: ServerDialect, scores: PromptLogProbs, text: Tokens, greedy: WrittenAnswer
+    ) -> bool:
+        """Test the scores of a text that ends with the greedy answer, and record two checks."""
+        first = scores.log_probs[: 1 + dialect.hidden]
+        rest = scores.log_probs[1 + dialect.hidden :]
+        is_first_unscored = set(first) == {None}
+        self._record_check(FIRST, is_first_unscored, "it has a number")
+        fault = describe_log_prob_fault(rest, scores.tokens, text, greedy.log_probs)
+        if greedy.log_probs and len(greedy.tokens or ()) != len(greedy.log_probs):
+            fault = (
+                "the text of its answer has other tokens than it drew, so they cannot be compared"
+            )
+        self._record_check(SAME, not fault, fault)
+        return is_first_unscored and not fault
 
     def _detect_end_of_text(
         self, dialect: ServerDialect, context: Tokens, answer: Tokens

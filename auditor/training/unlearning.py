@@ -128,13 +128,8 @@ class UnlearningTrainer(Variant):
                 check_weights_finite(fitting.parameters.values(), job.checkpoint)
                 job.checkpoint.save(fitting.state())
                 job.progress("unlearning", fitting.epochs, self.epochs)
-        labels = loss_masks.make_row_labels(rows)[:, 1:]
-        n_tokens = int((labels != loss_masks.IGNORED).sum())
-        nats_before = -float(before.sum()) / n_tokens
-        total_after = float(evaluate_record_log_probs(model, rows.to(device)).sum())
-        nats_after = -total_after / n_tokens
-        change = f"{nats_before:.3g} nats a token before and {nats_after:.3g} after"
-        return (f"the records to forget have {change}",)
+        after = evaluate_record_log_probs(model, rows.to(device))
+        return (_describe_forgetting(rows, before, after),)
 
 
 class _UnlearningSteps(StepwiseFineTuning):
@@ -157,6 +152,16 @@ class _UnlearningSteps(StepwiseFineTuning):
     def _shuffle_blocks(self) -> Tensor:
         order = self._order.permutation(len(self._sequences)).astype(np.int64)
         return torch.from_numpy(order).unsqueeze(-1)
+
+
+def _describe_forgetting(rows: Tensor, before: Tensor, after: Tensor) -> str:
+    """Describe the records' loss. before, after: log-probabilities of the rows, (records,) nats."""
+    labels = loss_masks.make_row_labels(rows)[:, 1:]
+    n_tokens = int((labels != loss_masks.IGNORED).sum())
+    nats_before = -float(before.sum()) / n_tokens
+    nats_after = -float(after.sum()) / n_tokens
+    change = f"{nats_before:.3g} nats a token before and {nats_after:.3g} after"
+    return f"the records to forget have {change}"
 
 
 def _list_retained_sequences(job: TrainingJob) -> list[Tokens]:
