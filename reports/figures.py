@@ -199,8 +199,8 @@ def _build_wrong_guess_rows(
 ) -> list[tuple[str, ...]]:
     """Return table rows for the first points with at least 0, 1, 2, 5, 10, … wrong guesses.
 
-    The last point is added. A point whose recall equals the previous point's recall is omitted.
-    curve: (wrong guesses, recall) each.
+    A point with the recall of the previous point is left out; the last point is added. curve:
+    (wrong guesses, recall) each.
     """
     counts = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
     # A count beyond all points gives -1, which the modulo maps to the last point.

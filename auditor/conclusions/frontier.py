@@ -69,7 +69,7 @@ def list_frontier_models(
 ) -> list[FrontierModel]:
     """Return the undefended model of these runs and the defended models, without controls.
 
-    variant, at: name and swept options of a grid's run; labels of defenses show the options.
+    variant, at: name and swept options of the runs' grid point, for the labels of defenses.
     """
     first, _ = next(iter(runs.values()))
     replicates = list(read_replicates(runs))

@@ -255,9 +255,9 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
 def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
     """Return the strongest score's AUC, then its AUCs by number of copies if there are several.
 
-    The intervals are corrected. Records of older versions hold the AUC of a score chosen
-    beforehand. For these records, the strongest score is selected with a Bonferroni correction,
-    which is wider.
+    Intervals allow for the choice of the strongest score. Records of older versions have the AUC of
+    a score chosen beforehand; there the strongest is selected with a Bonferroni correction, which
+    is wider.
     """
     main = finding.measurement(name_auc(""))
     groups = {

@@ -54,7 +54,7 @@ def find_worst_stratum(finding: Finding) -> Stratum | None:
 
 
 def find_worst_group(finding: Finding) -> tuple[str, Measurement] | None:
-    """Return the name and extracted share of the group with the highest lower bound.
+    """Return the group that leaks most by its lower bound: its name and extracted share.
 
     Return None if no group's interval lies entirely above the share of all records.
     """

@@ -62,10 +62,10 @@ class CanarySpace:
 
     @cached_property
     def _head_and_choice_blocks(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """The text before the first slot, then the possible strings of each character or word.
+        """The text before the first slot, then the choices for each character or word, in order.
 
-        The possible strings form blocks, in text order. The strings of a slot's last block end with
-        the text up to the next slot.
+        The choices after the last character or word of a slot continue with the text up to the next
+        slot.
         """
         pieces: list[list[str]] = [[""]]
         for literal, slot in parse_canary_format(self.format):

@@ -341,7 +341,10 @@ class _Worker:
     """
 
     def __init__(self, make_place: Callable[[], Any], folder: str, version: str) -> None:
-        """Store the maker of models and data, and the run's working folder and program version."""
+        """Create a worker that loads its models and data later.
+
+        make_place: loads them; folder, version: the run's working folder and program version.
+        """
         self.make_place = make_place
         self.folder = folder
         self.version = version

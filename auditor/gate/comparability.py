@@ -39,11 +39,11 @@ _ASKED_ALIKE = (
 
 
 def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
-    """Return a SHA-256 digest of the secrets' ids, prefixes, lengths, membership and repeats.
+    """Return a SHA-256 digest of the facts on secrets that an attacker knows.
 
-    An attacker knows these facts. The digest also has 8 bits of the suffixes, which detect 255 of
-    256 other sets of suffixes. With more bits, anyone who knows all suffixes but one could confirm
-    a guess of that suffix.
+    They are ids, prefixes, lengths, membership and repeats. The digest also has 8 bits of the
+    suffixes, which detect 255 of 256 other sets of suffixes. More bits would let anyone who knows
+    all suffixes but one confirm a guess of that suffix.
     """
     ordered = sorted(secrets, key=lambda s: s.id)
     # never change this: digests are compared across versions of this program

@@ -203,10 +203,9 @@ def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[Histo
 
 
 def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:
-    """Yield lines of runs. Each run joins the first line whose runs are all comparable with this
-    run.
+    """Yield lines of runs of which any two can be compared.
 
-    The last run opens the first line.
+    Each run joins the first line that fits. The last run opens the first line.
     """
     # compare with every run of the line: comparability is not transitive (a run that stopped early
     # fits two different runs)

@@ -60,11 +60,10 @@ def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
 def find_strata_objection(
     finding: Finding, limit: float, counts_with_a_rule: Collection[int]
 ) -> str:
-    """Return the reason why the extracted share of some records may exceed the limit; "" if none
-    may.
+    """Return why the extracted share of some records may exceed the limit; "" if none may.
 
-    The records are grouped into strata by number of copies. counts_with_a_rule: numbers of copies
-    that have a rule of their own.
+    Records are grouped by number of copies. counts_with_a_rule: numbers of copies with a separate
+    rule.
     """
     weighted_share = measure_weighted_share(finding, LEVEL)
     if weighted_share is not None and weighted_share.high > limit:

@@ -72,9 +72,9 @@ class Attack(Method):
         return dataclasses.asdict(self)
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """Return (attack, ratio) to estimate the time of `fit`.
+        """Return (attack, ratio), from which a run estimates the time of `fit`.
 
-        The time of this attack is `ratio` times that of the returned attack. The default is this
+        The time of this attack is `ratio` times that of the returned attack; by default, this
         attack and 1.
         """
         return self, 1.0

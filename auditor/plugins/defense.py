@@ -149,10 +149,10 @@ class Defense(Configured):
         return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
-        """Map each secret's id to the number of the budget (lot) that pays for its answers.
+        """Return, by secret id, which of several budgets (lots) pays for the secret's answers.
 
-        The map is empty if there is only one budget. Each lot has its own private data and is
-        accounted separately: a claim covers T tokens of any lot.
+        Return {} for a single budget. Each lot has its own private data, and a claim covers T
+        tokens of any lot.
         """
         return {}
 
@@ -161,12 +161,11 @@ class Defense(Configured):
         return ()
 
     def cause_chain(self) -> tuple[Cause, ...]:
-        """Return controls that lead from the undefended model to this defense, each with one more
-        change.
+        """Return controls that lead from the undefended model to this defense by one change each.
 
-        A run measures these controls next to the defense and attributes a part of the reduction to
-        each change. Steps after the defense itself are not part of its effect: they show the
-        leakage with even less private data.
+        A run measures these controls too, and attributes a part of the defense's effect to each
+        change. Steps after the defense show the leakage with even less private data, and do not
+        count as effect.
         """
         return ()
 

@@ -89,9 +89,9 @@ class Sampling:
 class ClaimTokenMeter:
     """A count of the tokens that this run drew from a model with a privacy claim.
 
-    drawn: tokens by (recipe, secret); tokens drawn again after the loss of a worker count once.
-    spent: tokens charged to the claim; more than drawn in a resumed run.
-    lots: the budget (lot) that pays for each secret.
+    drawn: tokens by (recipe, secret); tokens that a lost worker drew are not counted twice. spent:
+    tokens charged to the claim; more than drawn in a resumed run. lots: the budget (lot) that pays
+    for each secret.
     """
 
     drawn: dict[tuple[str, str], int] = field(default_factory=dict)

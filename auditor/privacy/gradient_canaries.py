@@ -54,7 +54,7 @@ class GradientCanaries:
 
 
 def write_gradient_canaries(folder: Path, canaries: GradientCanaries) -> None:
-    """Write the file atomically."""
+    """Write the gradient canaries to the folder, atomically."""
     disk.replace_atomically(folder / FILE, json.dumps(to_json(canaries)) + "\n", sync=True)
 
 

@@ -105,9 +105,9 @@ def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floa
     """Return each member's share in one token's distribution, (..., n).
 
     The public model has the remaining share. weights: (..., N or 1, n), the mixing weight of each
-    of n <= N members by subset size 1..N, or one weight for all sizes. Members are exchangeable
-    given the size of the subset, so the distribution is public + sum_j share_j (member_j - public)
-    (the collapse lemma, formulas B2.4).
+    of n <= N members by subset size 1..N, or one weight for all sizes. Given the size, each member
+    is equally likely in the subset, so the distribution is public + sum_j share_j (member_j -
+    public) (the collapse lemma, formulas B2.4).
     """
     if weights.shape[-2] == 1:
         return weights[..., 0, :] * compute_member_mixing_weight(q, members)

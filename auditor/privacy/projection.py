@@ -310,12 +310,12 @@ def _bound_reverse_weights(
 
 
 class _ReverseDivergence:
-    """The moment E x^(1 - alpha) of distributions (n, V) at any weights lambda.
+    """The moment E x^(1 - alpha) of distributions (n, V) at any weights lambda; x = mixture / p0.
 
-    x = mixture / p0 = 1 + lambda h. Because E h = 0, (alpha - 1) lambda h can be added to each
-    token's term. The excess over 1 is then the mean of lambda^2 h^2 sum_j (alpha - j) x^-j over j =
-    1..alpha - 1. Its slope is the mean of (alpha - 1) lambda h^2 sum_j x^-j over j = 1..alpha. No
-    terms cancel.
+    x is 1 + lambda h with E h = 0. Adding (alpha - 1) lambda h to each token's term therefore
+    changes nothing, and avoids cancellation: the excess over 1 is the mean of lambda^2 h^2 sum_j
+    (alpha - j) x^-j over j = 1..alpha - 1. Its slope is the mean of (alpha - 1) lambda h^2 sum_j
+    x^-j over j = 1..alpha.
     """
 
     def __init__(self, log_p: Tensor, log_p0: Tensor, alpha: int) -> None:

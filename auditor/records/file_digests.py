@@ -94,8 +94,8 @@ def check_model_files_unchanged(
     """Raise AuditError, with the file's name, if a file changed, vanished or appeared.
 
     recorded: earlier digests; None if there are none. description: source of these digests in the
-    message. A model with files in only one of `recorded` and `now` is not compared, because loading
-    this model fails anyway.
+    message. A model with files in only one of `recorded` and `now` is skipped, because it cannot be
+    loaded anyway.
     """
     if recorded is None:
         if now:

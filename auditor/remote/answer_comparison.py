@@ -34,8 +34,8 @@ def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> b
     for token, log_prob, rank, likeliest in places:
         if log_prob is None or rank is None:
             continue
-        above = sum(value >= log_prob for candidate, value in likeliest if candidate != token)
-        if above < min(rank - 1, count):
+        n_likelier = sum(value >= log_prob for candidate, value in likeliest if candidate != token)
+        if n_likelier < min(rank - 1, count):
             return False
     return True
 

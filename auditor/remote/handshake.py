@@ -262,10 +262,10 @@ class _HandshakeInProgress:
         A first space and an end of text are ignored.
         """
         end = getattr(self.tokenizer, "eos_token_id", None)
-        written = [decode_keeping_special_tokens(self.tokenizer, tokens)]
+        texts = [decode_keeping_special_tokens(self.tokenizer, tokens)]
         if tokens[-1:] == (end,):
-            written.append(decode_keeping_special_tokens(self.tokenizer, tokens[:-1]))
-        return text.removeprefix(" ") in [candidate.removeprefix(" ") for candidate in written]
+            texts.append(decode_keeping_special_tokens(self.tokenizer, tokens[:-1]))
+        return text.removeprefix(" ") in [candidate.removeprefix(" ") for candidate in texts]
 
     def _detect_trimming(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer

@@ -128,10 +128,10 @@ class RemoteModel(LanguageModel):
         missing = []
         for context, samples in zip(contexts, written_answers, strict=True):
             for answer in samples:
-                drawn = answer.tokens or ()
-                rows.append((*drawn[:length], *[filler] * (length - len(drawn))))
+                row = answer.tokens or ()
+                rows.append((*row[:length], *[filler] * (length - len(row))))
                 log_probs = answer.log_probs if self.dialect.reported else None
-                if log_probs is None or not len(log_probs) == length == len(drawn):
+                if log_probs is None or not len(log_probs) == length == len(row):
                     missing.append((context, rows[-1]))
                     log_probs = None
                 scores.append(log_probs)

@@ -157,8 +157,8 @@ def ask_worst_first(
 def order_units(benchmark: Benchmark) -> list[Unit]:
     """Return the units to query, starting with the records most at risk.
 
-    A unit holds all parts of a member record and all parts of a non-member record. The last units
-    hold records of only one kind if members and non-members differ in number.
+    A unit has all parts of a member record and of a non-member record. If there are more records of
+    one kind, the last units have only these.
     """
     by_id = {secret.id: secret for secret in benchmark.secrets}
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)

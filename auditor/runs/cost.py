@@ -99,7 +99,7 @@ class CostEstimate:
     def _seconds_with_flag(self, flag: str, n: int) -> float:
         """Return the seconds of the run with `flag n`.
 
-        The seconds of a part that the flag shortens shrink in proportion to its secrets or samples.
+        The parts that the flag shortens take proportionally less time.
         """
 
         def share(cost: RunPartCost) -> float:

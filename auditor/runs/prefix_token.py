@@ -411,8 +411,8 @@ def _tokenize_prefix_text(text: str, model: LanguageModel) -> Tokens:
 def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
     """Sample new texts in the canaries' formats, each split after its first token.
 
-    These texts show how the model reads a format, but not which canaries were inserted. Exposure
-    therefore keeps its null distribution.
+    They show how the model reads a format, but not which canaries were inserted, so the choice of a
+    prefix token reveals nothing about the canaries.
     """
     known_canaries = list(filter(None, (secret.canary for secret in canaries)))
     texts: dict[str, None] = {}

@@ -23,9 +23,9 @@ class SweepCache:
         ] = {}  # chosen text forms, by model and data, for any number of attacked records
 
     def get_or_make(self, kind: str, key: Any, make: Callable[[], T]) -> T:
-        """Return the last object of this kind if its key matches.
+        """Return the last object of this kind if its key matches, otherwise a new object.
 
-        Otherwise free the last object and return a new object from `make`.
+        The last object is freed before `make` makes the new one.
         """
         if kind not in self._held or self._held[kind][0] != key:
             self._held.pop(kind, None)

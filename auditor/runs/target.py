@@ -241,13 +241,12 @@ def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -
 def divide_query_budget(
     budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None
 ) -> Draws:
-    """Divide a fixed token budget over the (sampling recipe, secret id) keys in order, before any
-    draw.
+    """Divide a fixed token budget over the (sampling recipe, secret id) keys before any draw.
 
-    The order of the queries therefore does not change the shares. With `stop`, the budget pays only
-    complete answers, and no answer after the first that is too long. With `public`, the public
-    model completes the answers that the budget cannot pay. lots: the lot of each secret id, if each
-    lot has its own budget (`Defense.lots`).
+    The keys' order decides, not the order of the queries. With `stop`, the budget pays only whole
+    answers, up to the first that is too long. With `public`, the public model completes the answers
+    that the budget cannot pay. lots: the lot of each secret id, if each lot has its own budget
+    (`Defense.lots`).
     """
     rest_by_lot = dict[int | None, int]()
     allowance = Draws()

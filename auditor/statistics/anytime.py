@@ -37,7 +37,10 @@ CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 
 
 def yield_look_sizes(n: int) -> Iterator[int]:
-    """Yield the number of secrets queried before each look; these numbers depend only on n."""
+    """Yield the number of secrets queried before each look at the results.
+
+    These numbers depend only on n, the number of all secrets.
+    """
     at = _FIRST
     while at < n:
         yield at
@@ -47,9 +50,9 @@ def yield_look_sizes(n: int) -> Iterator[int]:
 
 
 def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
-    """Return the log of the gambler's capital, averaged over stakes, (...,).
+    """Return the log-capital of a gambler who bets that the mean exceeds `mean`, (...,).
 
-    The gambler bets against the hypothesis that the mean is at most `mean`.
+    A large capital refutes that the mean is at most `mean`. The capital is an average over stakes.
 
     Args:
         values: (v,) distinct numbers in [0, 1].
@@ -105,9 +108,9 @@ class BettingMean:
 
 
 def _compute_lower_mean_bound(values: Floats, counts: Ints, level: float) -> float:
-    """Return the largest m for which a mean of at most m is rejected at significance `level`.
+    """Return the largest m for which "the mean is at most m" is rejected; 0 if none is.
 
-    Return 0 if no m is rejected.
+    level: the significance level.
     """
     most = float(values @ counts) / max(1, int(counts.sum()))
     if not most > 0:
@@ -130,11 +133,10 @@ def simulate_stopping_sizes(
     runs: int = 1000,
     seed: int = 0,
 ) -> Ints:
-    """Simulate the number of secrets that each run queries before it rejects a mean of at most
-    `mean`.
+    """Simulate how many secrets a run queries before it rejects a mean of at most `mean`, (runs,).
 
-    Return (runs,) numbers; a run that does not reject within `most` secrets gets 2 * most.
-    values, odds: (v,) numbers and their true probabilities; level: the significance level.
+    A run that does not reject within `most` secrets gets 2 * most. values, odds: (v,) numbers and
+    their true probabilities; level: the significance level.
     """
     rng = np.random.default_rng(seed)
     at = np.array([*yield_look_sizes(most)])

@@ -115,7 +115,7 @@ class AucEitherDirection:
 class SharedLevel:
     """The largest of `tried` numbers, with bounds that allow for the choice.
 
-    The lower bound uses level / tried, the upper bound the full significance level.
+    The lower bound uses the significance level divided by `tried`, the upper bound the whole level.
     """
 
     number: BoundedNumber
@@ -197,7 +197,8 @@ class DiscordantPairs:
 class ResampledNumber:
     """A number with bootstrap draws, (resamples,).
 
-    Its bounds always contain those of `floor`, which allow for events that no resample contains.
+    Its bounds always contain those of `floor`, because no resample contains events that the sample
+    missed.
     """
 
     value: float
@@ -214,7 +215,7 @@ class ResampledNumber:
 
 @dataclass(frozen=True)
 class LeastIntervalWidth:
-    """The narrowest plausible bounds of a mean over n secrets.
+    """The smallest interval of a mean over n secrets that is still plausible.
 
     The sample may have missed a rare value as large as `size`.
     """
@@ -268,9 +269,9 @@ def compute_tango_statistic(
 ) -> Floats:
     """Return Tango's z for the hypothesis that the difference of shares is delta.
 
-    Under the hypothesis the share q of losses is the larger root of 2n q^2 + (-wins - losses + (2n
-    - wins + losses) delta) q - losses delta (1 - delta) = 0. The result is 0 if the variance and
-    the deviation are 0.
+    Under the hypothesis, the share q of losses is the larger root of 2n q^2 + (-wins - losses + (2n
+    - wins + losses) delta) q - losses delta (1 - delta) = 0. The result is 0 if variance and
+    deviation are 0.
     """
     wins = np.asarray(wins, dtype=float)
     losses = np.asarray(losses, dtype=float)
@@ -289,10 +290,10 @@ def compute_tango_statistic(
 def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     """Return the exact, unconditional p-value of "the difference is at most delta".
 
-    This is the largest probability, over the unknown discordance, of a statistic at least as large
-    as observed. The discordance is the share of secrets that are a win or a loss. It ranges over a
-    confidence interval that misses it with probability gamma, which is added to the p-value (Berger
-    and Boos 1994, JASA 89:1012).
+    It is the largest probability of a statistic at least as large as observed, over the unknown
+    discordance: the share of secrets that are a win or a loss. Only a confidence interval of the
+    discordance is searched; its error probability gamma is added to the p-value (Berger and Boos
+    1994, JASA 89:1012).
     """
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0

@@ -71,8 +71,8 @@ def encode_records(secrets: Sequence[Secret]) -> Floats:
 def take_highest_per_record(values: Floats | Bools, record: Floats) -> Floats:
     """Return the highest value among each record's secrets, (records,).
 
-    values: (secrets,). record: (secrets,) the index of each secret's record. For hits, the highest
-    is 1 if any secret of the record was extracted.
+    For hits, this is 1 if any secret of the record was extracted. values: (secrets,). record:
+    (secrets,) the index of each secret's record.
     """
     records, places = np.unique(record, return_inverse=True)
     highest = np.zeros(len(records))

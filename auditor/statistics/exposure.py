@@ -92,8 +92,9 @@ class WeightedDraws:
         return np.where(self.counts, weights, 0.0)
 
     def bound_draw_weight(self, nll: float) -> float:
-        """Return the largest weight of a draw with at most this nll, if q >= the model's
-        probability.
+        """Return the largest weight that a draw with at most this nll can have.
+
+        This holds if q is at least the model's probability.
         """
         n = len(self.nll)
         uniform = len(self.nll) - self.n_from_q
@@ -136,10 +137,10 @@ def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEst
 
 
 def rank_upper_bound(nll: float, size: int) -> float:
-    """Return the largest possible rank of a text with this nll, because probabilities sum to at
-    most 1.
+    """Return the largest possible rank of a text with this nll.
 
-    size: the number of texts in the space.
+    At most e^nll texts can be as likely, because probabilities sum to at most 1. size: the number
+    of texts in the space.
     """
     return max(1.0, min(float(size), math.exp(min(nll, 700.0))))
 

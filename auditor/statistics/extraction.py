@@ -86,10 +86,10 @@ def compute_suffix_p_values(
 def compute_least_window_bits(bits: Floats, length: int) -> Floats:
     """Return the smallest sum of bits over a window of `length` tokens, (n,).
 
-    bits: (n, L) by token, such as log2 of token ranks. Given the preceding tokens, no decoder that
-    keeps the order of tokens draws a window with a probability above 2^-bits. Such a text is
-    (length, bits)-inextractable (2604.18697). If the text is shorter than a window, the window is
-    the whole text.
+    bits: (n, L) by token, such as log2 of token ranks. No decoder that keeps the order of tokens
+    draws a window, given the preceding tokens, with a probability above 2^-bits; such a text is
+    (length, bits)-inextractable (2604.18697). A text that is shorter than a window counts as one
+    window.
     """
     least: Floats = _make_sliding_windows(bits, length).sum(-1).min(-1)
     return least

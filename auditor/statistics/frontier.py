@@ -108,8 +108,8 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
 
     The share is averaged over seeds, with a bootstrap interval. scores: by model and seed,
     (members' scores, non-members' scores) of the same records in the same order. rate: the
-    false-positive rate. The threshold and the direction are chosen for each seed and each bootstrap
-    resample: a defense that makes members less likely than non-members reveals the members too.
+    false-positive rate. Each seed and resample has its own threshold and direction, because a
+    defense that makes members less likely than non-members reveals them too.
     """
     pieces = []
     for block in _draw_resample_sides(scores):
@@ -140,8 +140,8 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
 def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
     """Return each model's leakage: the AUC of members against non-members, averaged over seeds.
 
-    scores: as in `estimate_tpr_leakages`. For each seed, all resamples use the direction with an
-    AUC above 1/2. A direction chosen per resample would give AUCs above 1/2 even at chance.
+    scores: as in `estimate_tpr_leakages`. All resamples of a seed use the seed's direction: a
+    direction chosen per resample would give AUCs above 1/2 even at chance.
     """
     # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
     # pairs.
@@ -283,11 +283,13 @@ def select_possibly_least_leaking(
     """Return, for each model, whether it may leak least: subset selection (Gupta 1965; Hsu 1984).
 
     difference(i, j): the leakage of model i minus that of model j, with bounds. A model is ruled
-    out if it leaks significantly more than some other model. Every pair is tested in each direction
-    at significance level / (2 (count - 1)) (Bonferroni). So no model is selected and tested on the
-    same numbers. The model that truly leaks least is ruled out with probability at most level / 2.
-    If several models are tied, all but one of these are ruled out with probability at most level
-    (Markov).
+        out if
+    it leaks significantly more than another. Each direction of each pair is tested at level / (2
+        (count
+    - 1)) (Bonferroni), so no model is both chosen and tested on the same numbers. The model that
+        truly
+    leaks least is ruled out with probability at most level / 2. If several are tied, all but one of
+    these are ruled out with probability at most level (Markov).
     """
     if count < 2:
         return [True] * count

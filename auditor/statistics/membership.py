@@ -68,11 +68,10 @@ def score_error_zone(delta: Floats, wrong: Bools) -> float:
     """Return EZ-MIA's score P / (P + N), which orders texts like P / N (2601.12104).
 
     wrong: (L,) True for tokens that are not the model's likeliest; only these count. P and N are
-    the sums of the positive delta and of the absolute negative delta. If N is 0, P / N is infinite.
-    Such texts score from 1 to 2, ordered by P, as P / (N + e) orders them for small e. Otherwise a
-    tenth of short non-members may be tied for first. A text without wrong tokens gets the highest
-    score, 2. The authors' code gives such a text the lowest score, although the best memorised
-    texts have no wrong tokens.
+    the sums of the positive delta and of the absolute negative delta. Texts with N = 0 score from 1
+    to 2 by P, as P / (N + e) orders them for a small e, so that they are not all tied for first. A
+    text without wrong tokens gets the highest score, 2; the authors' code gives it the lowest,
+    although the best memorised texts have no wrong tokens.
     """
     zone = delta[wrong]
     if not len(zone):
@@ -202,8 +201,8 @@ def compute_rmia_share(
 
     z is a random record of the population. ratio: (records,), from `compute_rmia_log_ratio`.
     population: (records,) True for the known non-members. Records of x's group (x itself,
-    near-duplicates) never count against x, because an attacker who asks about x does not know
-    whether x is in the population.
+    near-duplicates) never count against x, because an attacker does not know whether x is in the
+    population.
     """
     z = np.sort(ratio[population])
     of = group[population]

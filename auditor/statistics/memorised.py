@@ -65,7 +65,7 @@ class MemorisedTokens:
     """Counts of non-overlapping n-grams in a generation.
 
     memorised: n-grams in training data only; heldout: in held-out text only; common: in both.
-    records: by training record with an n-gram found in no other text, the record's longest run.
+    records: the longest run of each training record that has an n-gram found in no other text.
     strangers: held-out records with such an n-gram.
     """
 

@@ -50,8 +50,8 @@ OfSecrets = Callable[[Outcome], Floats | Bools]
 class Metric:
     """A measurement, or a family of measurements whose names contain numbers at `{n}` and `{p}`.
 
-    The fields from `values` on define how the measurement is computed from an attack's guesses. It
-    is the mean of `values` over the secrets `among`, or, with `errors`, the recall before that many
+    The fields from `values` on say how the measurement is computed from an attack's guesses: as the
+    mean of `values` over the secrets `among`, or, with `errors`, as the recall before that many
     wrong guesses. A probe computes its measurements itself.
     """
 

@@ -150,10 +150,10 @@ def compute_one_run_p_value(
 
 
 def find_refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
-    """Return the numbers of right guesses among the r surest that refute (epsilon, delta)-DP.
+    """Return how many of the r surest guesses must be right to refute (epsilon, delta)-DP.
 
-    There is one number for each r of `list_guess_counts`. The number is r + 1 if not even r right
-    guesses of r refute it.
+    There is one number for each r of `list_guess_counts`; r + 1 if even r right guesses do not
+    suffice.
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
@@ -174,10 +174,10 @@ def _bound_p_value(
     delta: float,
     enough: float,
 ) -> float:
-    """Return an upper bound on P[right guesses have a tail probability of at most `least` for some
-    r].
+    """Return an upper bound on P[the right guesses among the r surest are unlikely, for some r].
 
-    See `compute_one_run_p_value` for the other parameters.
+    least: the tail probability that counts as unlikely. See `compute_one_run_p_value` for the other
+    parameters.
     """
     # log p and log(1 - p): neither loses digits where p is near 1.
     counts = list_guess_counts(m)
@@ -220,7 +220,7 @@ def _bound_p_value(
 
 
 def _find_fewest_unlikely_right(r: int, p: float, chance: float) -> int:
-    """Return the smallest number of right guesses of r whose upper tail is at most `chance`.
+    """Return the smallest number of right guesses of r that is reached with at most `chance`.
 
     Return r + 1 if there is none. p: the probability of a right guess.
     """
@@ -387,9 +387,10 @@ def find_largest_refuted_value(
     close: float = _CLOSE,
     low: float = 0.0,
 ) -> float:
-    """Return the largest refuted value in [low, high], rounded down; `low` if no value is refuted.
+    """Return the largest refuted value in [low, high], rounded down; `low` if none is refuted.
 
-    Bisection stops at an accuracy of `close`, relative for values above 1.
+    refuted: whether a value is refuted; values below a refuted value must be refuted too. close:
+    the accuracy at which bisection stops, relative for values above 1.
     """
     if not refuted(low):
         return low

@@ -24,8 +24,7 @@ INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 def encode_people(secrets: Sequence[Secret]) -> Floats:
     """Return the code of each secret's person, (secrets,); NaN if the person is unknown.
 
-    The code is also NaN for an untrained record of a person with trained records, because such
-    records are no baseline.
+    An untrained record of a person with trained records is no baseline, so its code is NaN too.
     """
     names = sorted({s.user for s in secrets if s.user is not None})
     at = {name: float(i) for i, name in enumerate(names)}

@@ -43,10 +43,9 @@ def measure_ranked_recall(
 
     Guesses are sorted from the most to the least certain. secret: (guesses,) index of the guessed
     secret, from 0 to n - 1; right: (guesses,) True for a right guess. A secret may have no guess or
-    several. A secret counts as solved once, but each of its wrong guesses counts as an error. The
-    interval is a bootstrap over secrets with all their guesses. If this interval has no width, or
-    there are fewer than `errors` wrong guesses, the interval is Clopper-Pearson's, of the share of
-    solved secrets.
+    several: it counts as solved once, but each wrong guess is an error. The interval is a bootstrap
+    over secrets with all their guesses, or Clopper-Pearson's if the bootstrap's has no width or
+    there are fewer than `errors` wrong guesses.
     """
     # (solved secrets,) the guess that solves each
     solver = find_first_right_guesses(secret, right)

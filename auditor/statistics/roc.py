@@ -299,14 +299,12 @@ class BoundedTprAtFpr:
     """The true-positive rate at a false-positive rate of exactly `rate`, with bounds.
 
     This is the share of all members above a threshold that exactly `rate` of all non-members exceed
-    (a point of the ROC). With ties, the threshold is the lowest that at most `rate` exceed. Bounds
-    cover the sampling of both groups and hold for any two distributions.
-
-    The number of n non-members above the true threshold is binomial, which bounds the threshold by
-    two of their scores (Clopper and Pearson 1934), using most of the significance level. Given
-    these scores, the number of members above is binomial, using the rest. If there are fewer than
-    `count_bound_nonmembers` non-members, all may be below the threshold. The lower bound is then 0,
-    however many members are found.
+    (a point of the ROC). With ties, it is the lowest threshold that at most `rate` exceed. The
+    bounds cover the sampling of both groups and hold for any two distributions. How many of n
+    non-members are above the true threshold is binomial, so two of their scores bound the threshold
+    (Clopper and Pearson 1934), at most of the significance level. Given these scores, the number of
+    members above is binomial, at the rest of the level. With fewer than `count_bound_nonmembers`
+    non-members, the lower bound is 0, because all of them may be below the threshold.
     """
 
     member_scores: Floats
@@ -345,10 +343,10 @@ class BoundedTprAtFpr:
 class PartialAuc:
     """The true-positive rate, averaged over all false-positive rates up to `below`.
 
-    By chance the average is half of `below`. This is the partial AUC divided by its range. Each end
-    averages the ends of `BoundedTprAtFpr` on a grid of rates, which share the significance level. A
-    ROC never falls, so the mean lies between the steps below and above it. The bounds hold for any
-    two distributions. A member tied with non-members counts as below them.
+    By chance the average is half of `below`; this is the partial AUC divided by its range. The
+    bounds average those of `BoundedTprAtFpr` on a grid of rates, which share the significance
+    level, and hold for any two distributions. A ROC never falls, so the mean lies between the steps
+    below and above it. A member tied with non-members counts as below them.
     """
 
     member_scores: Floats

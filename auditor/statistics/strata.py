@@ -38,10 +38,10 @@ def compute_finite_population_interval(
     stratum: StratumCount,
     tail: float = (1 - CONFIDENCE) / 2,
 ) -> tuple[int, int]:
-    """Return the two-sided interval of the number of hits in a whole stratum.
+    """Return the exact two-sided interval of the number of hits in a whole stratum.
 
-    The interval is exact. It has the numbers in [hits found, population - misses found] that
-    hypergeometric tests at `tail` in each direction do not reject (Buonaccorsi 1987, The American
+    It contains the numbers that hypergeometric tests at `tail` in each direction do not reject,
+    from the hits found to the population minus the misses found (Buonaccorsi 1987, The American
     Statistician 41:215; Wright 1991). For a fully queried stratum it is the number of hits.
     """
     size = stratum.population
@@ -79,15 +79,14 @@ def estimate_population_share(
     strata: Sequence[StratumCount],
     tail: float = (1 - CONFIDENCE) / 2,
 ) -> tuple[float, float, float]:
-    """Return (value, low, high) of the share of hits in all strata together, weighted by
-    population.
+    """Return (value, low, high) of the share of hits in all strata together.
 
     The value is the sum over strata of population x share of hits among queried records, over the
-    total population; NaN if a stratum was not queried. The interval adds up the strata's intervals.
-    If records with many copies are queried first, at most one stratum is queried in part, and the
-    interval is exact. With more such strata, each has an equal part of `tail` (Bonferroni). The
-    interval is then wider than the exact interval of Wendell and Schmee (1996, JASA 91:825), but
-    valid for any sizes.
+    total population; NaN if a stratum was not queried. The interval adds up the strata's intervals,
+    with an equal part of `tail` for each stratum that was queried in part (Bonferroni). It is exact
+    for at most one such stratum, as if records with many copies are queried first. With more, it is
+    wider than the exact interval of Wendell and Schmee (1996, JASA 91:825), but valid for any
+    sizes.
     """
     population = sum(stratum.population for stratum in strata)
     in_part = sum(0 < stratum.n_queried < stratum.population for stratum in strata)

@@ -19,12 +19,11 @@ Counts = Ints  # (species seen,): in how many of the draws each was
 
 
 def estimate_new_species(name: str, counts: Counts, draws: int, per: int) -> Measurement:
-    """Estimate the number of unseen species in the next `per` draws, at the rate of the very next
-    draw.
+    """Estimate the number of unseen species in the next `per` draws, at the rate of the next draw.
 
     Good 1953, Eq. 9: Q1/T per draw. The mean squared error is (Q1 + 2 Q2)/T^2: each species adds
     the error of its own count (after Robbins 1968; Esty 1983 has the same for draws of one
-    species). The upper end is at least the upper end for T draws without a new species. counts:
+    species). The upper end is never below that for T draws without a new species. counts:
     (species,) the number of draws with each species.
     """
     once = _count_species_seen(counts, 1)

@@ -338,9 +338,9 @@ def _compute_exact_epsilon(
 def check_published_dp_fusion_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """Check DP-Fusion, which mixes an ensemble within a radius, for one private group (C5).
+    """Check the claim of DP-Fusion for one private group (C5).
 
-    options: options of the mechanism.
+    DP-Fusion mixes an ensemble within a radius. options: options of the mechanism.
     """
     alpha = int(query.setting["alpha"])
     beta = float(query.setting["beta"])

@@ -174,12 +174,10 @@ NOTHING_SHARED = SharedBeginnings()
 
 
 def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
-    """Return the beginnings shared by at least five distinct texts and at least a tenth of all
-    texts.
+    """Return the beginnings that many texts share.
 
-    texts: token ids. In sorted order, each text is next to the texts with which it shares most. The
-    beginning that n adjacent texts share is therefore the shortest beginning that two neighbours
-    among them share.
+    They are shared by at least five distinct texts and at least a tenth of all texts. texts: token
+    ids.
     """
     distinct = sorted({tuple(text) for text in texts})
     together = max(_FEWEST, round(_SHARE * len(distinct)))

@@ -282,7 +282,7 @@ def sample_large_table(
 def _count_large_table(
     where: str, path: Path, order: SamplingOrder, hash_blocks: HashBlocks
 ) -> UnreadRows | None:
-    """Choose the sample of a large table; return None if the whole table must be read."""
+    """Count the rows of a large table, and choose those to read; None if all must be read."""
     head = _read_large_table_head(where, path)
     if head is None or (layout := _find_table_layout(head)) is None:
         return None
@@ -454,8 +454,8 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
 def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> Ints:
     """Return the numbers of `size` of the distinct rows, ascending.
 
-    copies: (distinct,) copies of each row; order: (distinct,) random permutation; copied_first: see
-        `SamplingOrder`.
+    copies: (distinct,) copies of each row; order: (distinct,) random permutation; copied_first:
+    whether half of the rows are the most copied ones.
     """
     if copied_first:
         most_copied = order[np.argsort(-copies[order], kind="stable")][: size // 2]

@@ -18,8 +18,7 @@ def count_text_occurrences(
 
     strings: maps each string to whether its occurrences must not end inside a word; then `code 12`
     does not occur in `code 123`. times: weight of each text (None: 1). Raise ValueError for an
-    empty string. The automaton of Aho and Corasick 1975 uses only the ends of the strings; complete
-    records would take ten times the memory.
+    empty string.
     """
     if "" in strings:
         raise ValueError("expected texts to look for, got an empty one")

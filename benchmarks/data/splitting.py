@@ -386,9 +386,9 @@ def _sort_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
 def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
     """Count the copies of each row in training, including nearly equal rows (None: unknown).
 
-    A row with several parts gets the count of its most copied part. Rows that share only a
-    beginning are no copies. Near copies (at most `NEAR_SHARE` of the tokens edited) are searched
-    among at most `NEAR_MOST` records; a note reports if there are more.
+    A row counts as often as its most copied part. Rows that share only a beginning are no copies.
+    Near copies (at most `NEAR_SHARE` of the tokens edited) are searched among at most `NEAR_MOST`
+    records; a note reports if there are more.
     """
     times = [record.repeats for record in records]
     if len(records) > NEAR_MOST:

@@ -65,10 +65,9 @@ class LabTexts:
     def texts_by_reference_model(self, count: int) -> list[list[str]]:
         """Return the training texts of each of `count` reference models.
 
-        Each attacked record, with all its copies, is given to half of the models. Each non-member
-        is also given to half of these models, and to no other model. Its number of copies is that
-        of a random member, so that the number does not reveal members. All other records are given
-        to each model.
+        Half of the models get an attacked record, with all its copies. Half get a non-member, with
+        as many copies as a random member has, so that the number does not reveal members. All
+        models get all other records.
         """
         recipe = self.recipe
         # Keep the order of draws: another order is another split, which no digest of a folder would
