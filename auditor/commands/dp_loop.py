@@ -101,7 +101,7 @@ def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
     """
     import psutil  # needs a module of Unix: --help works without it
 
-    from auditor.crash.watch import LONG, list_training_processes
+    from auditor.crash.time_limit import LONG, list_training_processes
 
     # Equal by pid and start time: a reused pid is another process.
     before = set(psutil.Process().children())

@@ -14,19 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import random
-import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor, distributed, nn
 from torch.func import functional_call
@@ -40,11 +35,10 @@ from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.crash import training_specimen
 from auditor.crash.printed_output import PrintedText
+from auditor.crash.time_limit import LONG, training_time_limit_context
 from auditor.crash.training_specimen import Record, SpecimenRecordGradients
 
 _ROUNDING = 1e-9  # relative: below it a direction in double precision is rounding
-LONG = "the training takes longer than its budget: give it fewer steps, or raise --minutes"
-_AGAIN = 5.0  # seconds from alarm to alarm
 _SILENT = 1e-5  # of a single-precision gradient: smaller noise is rounding
 _TOGETHER = 16  # steps whose records' gradients one query computes
 
@@ -207,7 +201,7 @@ class StepWatch:
     ) -> None:
         if (
             time.monotonic() > self._until
-        ):  # if nothing can set an alarm: see `_training_time_limit_context`
+        ):  # if nothing can set an alarm: see `training_time_limit_context`
             raise AuditError(LONG)
         ids = more.get("input_ids", arguments[0] if arguments else None)
         if not isinstance(ids, Tensor):
@@ -607,7 +601,7 @@ def run_watched_training(
     returned = None
     draws = training_specimen.empty_draws_context(n) if empty_draws else contextlib.nullcontext()
     watched = watch.install_hooks_temporarily()
-    with watched, _training_time_limit_context(until), contextlib.suppress(_EnoughSteps), draws:
+    with watched, training_time_limit_context(until), contextlib.suppress(_EnoughSteps), draws:
         returned = train(model, inputs)
     watch.decompose_taken_steps()
     watch.find_final_step()
@@ -651,66 +645,3 @@ def _require_given_model(model: nn.Module, returned: Any) -> None:
 
 class _EnoughSteps(BaseException):
     """Exception that ends a training after enough steps; `except Exception` does not catch it."""
-
-
-class _OutOfTime(BaseException):
-    """Exception that ends a training at its time limit; `except Exception` does not catch it."""
-
-
-@contextmanager
-def _training_time_limit_context(until: float) -> Iterator[None]:
-    """End the code in the block and its processes at the time `until`, and raise AuditError.
-
-    until: on the clock `time.monotonic`. The alarm repeats every few seconds, in case the training
-    catches it. Alarms work only in Python's main thread; in other threads, the model's next forward
-    pass ends the training.
-    """
-    over = False
-
-    def late(*_: Any) -> None:
-        if not over:
-            raise _OutOfTime
-
-    before = set(psutil.Process().children())
-    alarmed = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
-    if alarmed:
-        handler = signal.signal(signal.SIGALRM, late)
-        start = time.monotonic()
-        if until < math.inf:
-            first = max(until - start, 1e-3)
-        else:
-            first = 0
-        remaining, _ = signal.setitimer(signal.ITIMER_REAL, first, _AGAIN)
-    try:
-        yield
-    except _OutOfTime:
-        raise AuditError(LONG) from None
-    finally:
-        over = True
-        if alarmed:
-            # first, since an alarm without a handler ends the process
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, handler)
-            # Restore an earlier alarm, less the elapsed time.
-            signal.setitimer(
-                signal.ITIMER_REAL, remaining and max(remaining - (time.monotonic() - start), 1e-3)
-            )
-        for process in list_training_processes(before):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-
-
-def list_training_processes(
-    before: Collection[psutil.Process] = (),
-) -> list[psutil.Process]:
-    """List all descendant processes of this process, except multiprocessing's resource tracker.
-
-    before: processes to leave out, with their descendants.
-    """
-    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
-    processes = list[psutil.Process]()
-    for child in psutil.Process().children():
-        if child.pid != tracker and child not in before:
-            with contextlib.suppress(psutil.Error):  # the process may have ended
-                processes += [*child.children(recursive=True), child]
-    return processes

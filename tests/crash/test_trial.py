@@ -33,6 +33,7 @@ from auditor.core.errors import AuditError
 from auditor.crash import claim, report, training_specimen, trial, watch
 from auditor.crash.checks_of_company import check_company_dependence
 from auditor.crash.claim import LoopClaim
+from auditor.crash.time_limit import list_training_processes, training_time_limit_context
 from auditor.crash.training_specimen import SpecimenRecordGradients
 from auditor.crash.trial import (
     CrashTest,
@@ -471,11 +472,11 @@ def test_what_was_there_before_a_training_goes_on_and_so_does_what_it_starts_mea
     """As a browser, or a server that the user's program keeps."""
     before = subprocess.Popen(["sh", "-c", "sleep 0.5; sleep 600 & wait"])
     there = psutil.Process().children()  # and what other tests keep
-    with contextlib.suppress(AuditError), watch._training_time_limit_context(time.monotonic() + 2):
+    with contextlib.suppress(AuditError), training_time_limit_context(time.monotonic() + 2):
         time.sleep(60)
     parent = psutil.Process(before.pid)
     (child,) = parent.children()
-    assert parent.is_running() and child.is_running() and watch.list_training_processes(there) == []
+    assert parent.is_running() and child.is_running() and list_training_processes(there) == []
     child.kill()
     before.kill()
     before.wait()
