@@ -47,7 +47,7 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "forgotten": (
         "Is forgotten text gone?",
-        "After gradient ascent it is not. See also [deployed forms](../reference/forms.md) and "
+        "See also [deployed forms](../reference/forms.md) and "
         "[what stores keep](../reference/stores.md).",
     ),
     "chat": (
