@@ -257,14 +257,11 @@ def open_prepared_audit(
             **_read_live_placement(live),
         }
         values |= stack.enter_context(_open_row_files({name: values.get(name) for name in _ROWS}))
-        values |= {
-            name: str(argument)
-            for name, argument in models.items()
-            if isinstance(argument, (str, Path))
-        }
-        values |= {
-            name: live_models.name_live_model(argument) for name, argument in live_objects.items()
-        }
+        for name, argument in models.items():
+            if name in live_objects:
+                values[name] = live_models.name_live_model(argument)
+            elif argument is not None:
+                values[name] = str(argument)
         for kind, plugins in (("attack", attacks), ("defense", defenses)):
             values[kind], values[f"{kind}_options"] = _split_plugin_arguments(
                 kind, plugins, values.get(f"{kind}_options") or {}
@@ -356,10 +353,9 @@ def _open_row_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for name, source in rows.items():
             if isinstance(source, (str, Path)):
                 paths[name] = str(source)
-        for name, row_arguments in rows.items():
-            if _is_memory_argument(row_arguments):
+            elif source is not None:
                 paths[name] = str(scratch / f"{name}.jsonl")
-                disk.replace_atomically(Path(paths[name]), _encode_rows(name, row_arguments))
+                disk.replace_atomically(Path(paths[name]), _encode_rows(name, source))
         yield paths
 
 
@@ -373,8 +369,6 @@ def _encode_rows(name: str, rows: Any) -> str:
     # datasets.Dataset, polars and pyarrow have it; what has not is refused below
     if hasattr(rows, "to_pandas"):
         rows = rows.to_pandas()
-    else:
-        rows = rows
     if not isinstance(rows, pd.DataFrame) and not (
         isinstance(rows, (list, tuple)) and all(isinstance(row, Mapping) for row in rows)
     ):

@@ -33,11 +33,12 @@ from auditor.benchmarks.canaries import manifests
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.nouns import select_members
 from auditor.core.plan_parts import SYSTEM
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.probe import Probe, mask_members, value_column
+from auditor.plugins.probe import Probe, mask_members, observe_in_order, value_column
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.reports import phrases
 from auditor.reports.training_curve import Curve, Panel, draw_training_curve
@@ -333,12 +334,7 @@ class AuditCallback(TrainerCallback):
         return values
 
     def _mean_suffix_probability_and_loss_by_name(self, target: LanguageModel) -> dict[str, float]:
-        probe = self.probes[0]
-        # a probe may answer in any order
-        observation_by_id = {}
-        for observation in probe.observe_secrets(self._white_box_view(target), self.secrets):
-            observation_by_id[observation.secret] = observation
-        observations = [observation_by_id[secret.id] for secret in self.secrets]
+        observations = observe_in_order(self.probes[0], self._white_box_view(target), self.secrets)
         # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain
         # softmax, as a loss
         member = mask_members(self.secrets)
@@ -356,20 +352,9 @@ class AuditCallback(TrainerCallback):
         return values
 
     def _mean_exposure_of_inserted_canaries(self, target: LanguageModel) -> float:
-        observations = {}
-        for observation in self.probes[1].observe_secrets(
-            self._white_box_view(target), self.canaries
-        ):
-            observations[observation.secret] = observation
-        return float(
-            np.mean(
-                [
-                    observations[canary.id].values["exposure_bits"]
-                    for canary in self.canaries
-                    if canary.member
-                ]
-            )
-        )
+        inserted = select_members(self.canaries)
+        observations = observe_in_order(self.probes[1], self._white_box_view(target), inserted)
+        return float(value_column(observations, "exposure_bits").mean())
 
     def _white_box_view(self, target: LanguageModel) -> View:
         return View(

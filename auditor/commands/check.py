@@ -17,9 +17,10 @@ from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
 
 if TYPE_CHECKING:
+    from auditor.records.remarks import CommandRemarks
+    from auditor.runs.asking import TimeLimit
     from auditor.runs.sweep_cache import SweepCache
 
-RESUME = "audit check --resume"
 _MOST = 100_000  # minutes: a larger number is a mistake
 _DEMONSTRATION = {  # fields of the lab
     "vocab_size": 512,
@@ -75,134 +76,115 @@ def check(
         audit check --resume runs/latest --minutes 30
     """
     begun = time.perf_counter()  # --minutes include imports and loading
-    if resume is not None:
-        if deep or seed or (model, base, data, nonmembers, out) != (None,) * 5:
-            raise AuditError(
-                "--resume takes model, data and seed from the run folder: give only --minutes with "
-                "it"
-            )
-        _check_minutes(minutes)
-        _resume_check(resume, begun, minutes)
-        return
-    check_options = {
-        "--nonmembers": nonmembers,
-        "--base": base,
-        "--template": template != AUTO,
-        "--deep": deep,
-    }
-    _check_options_together(model, data, check_options, minutes)
+    own = {"data": data, "nonmembers": nonmembers, "base": base}
+    if template != AUTO:
+        own["template"] = template
+    if resume is None:
+        _check_options_together(model, {**own, "deep": deep or None})
+    elif deep or seed or (model, base, data, nonmembers, out) != (None,) * 5:
+        raise AuditError(
+            "--resume takes model, data and seed from the run folder: give only --minutes with it"
+        )
+    if not 0 < minutes <= _MOST:
+        raise AuditError(f"expected --minutes above 0 and at most {_MOST:,}, got {minutes:g}")
     console.silence_libraries()
+    from auditor.runs.asking import TimeLimit
+
+    limit = TimeLimit(begun, 60 * minutes)
+    if resume is not None:
+        _resume_check(resume, limit)
+    elif model is None:
+        _check_demonstration_model(seed, out)
+    else:
+        flags = {name: value for name, value in own.items() if value is not None}
+        _check_own_model(model, flags, seed, out, None if deep else limit)
+
+
+def _check_demonstration_model(seed: int, out: Path | None) -> None:
+    from auditor.records.remarks import CommandRemarks
+    from auditor.runs import quick_check
+    from auditor.runs.sweep_cache import SweepCache
+
+    typer.echo(
+        "demonstration: a small model is trained now on synthetic records, some of them many times"
+    )
+    plan = Plan.from_fields(
+        seed=seed,
+        lab_recipe={**_DEMONSTRATION, "seed": seed},
+        **quick_check.choose_quick_fields(),
+    )
+    remarks = CommandRemarks(your_own=_YOUR_OWN)
+    _print_new_check(plan, out, "demonstration", SweepCache(), remarks)
+
+
+def _check_own_model(
+    model: str, flags: Mapping[str, str], seed: int, out: Path | None, limit: TimeLimit | None
+) -> None:
+    """Check a user's model. flags: given flags about model and data. limit: None for all
+    records.
+    """
+    from auditor.records.remarks import CommandRemarks
     from auditor.runs import cost, estimate, quick_check
     from auditor.runs.sweep_cache import SweepCache
 
-    if model is None or data is None:
-        # either without the other was refused above: here both are missing
-        typer.echo(
-            "demonstration: a small model is trained now on synthetic records, some of them many "
-            "times"
-        )
-        plan = Plan.from_fields(
-            seed=seed,
-            lab_recipe={**_DEMONSTRATION, "seed": seed},
-            **quick_check.choose_quick_fields(),
-        )
-        _print_quick_audit(plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN)
-        return
-    plan = quick_check.build_quick_plan(model, data, nonmembers, seed, template, base)
     shared = SweepCache()
-    name = f"check-{Path(model).name}"
-    limits: quick_check.Limits = ()
+    plan = quick_check.build_quick_plan(model=model, seed=seed, **flags)
+    remarks = CommandRemarks()
     with console.open_progress_terminal(verbose=False) as reporter:
-        if deep:
+        if limit is None:
             plan = quick_check.build_slow_plan(plan)
             started = console.seconds_since_start()
             estimated = estimate.estimate_run_cost(plan, reporter, shared=shared, starting=started)
             console.print_table(cost.run_cost_estimate_table(estimated))
         else:
             plan, limits = quick_check.prepare_check(plan, reporter, shared)
-    arguments = [model, "--data", data]
-    for flag, value in (("--nonmembers", nonmembers), ("--base", base)):
-        if value:
-            arguments += [flag, value]
-    if template != AUTO:
-        arguments += ["--template", template]
-    _print_quick_audit(
-        plan,
-        out,
-        name,
-        shared,
-        limits,
-        None if deep else (begun, minutes),
-        deeper="" if deep else f"audit check {shlex.join(arguments)} --deep",
-    )
+            arguments = [model]
+            for name, value in flags.items():
+                arguments += [f"--{name}", value]
+            remarks = CommandRemarks(limits, deeper=f"audit check {shlex.join(arguments)} --deep")
+    _print_new_check(plan, out, f"check-{Path(model).name}", shared, remarks, limit)
 
 
-def _resume_check(path: Path, begun: float, minutes: float) -> None:
-    """Continue the check in a folder for this many minutes.
-
-    begun: start of this session, a value of `time.perf_counter`. Raise AuditError for a folder
-    without a plan.
+def _resume_check(path: Path, limit: TimeLimit) -> None:
+    """Continue the check in a folder until a time limit. Raise AuditError for a folder without a
+    plan.
     """
-    console.silence_libraries()
     from auditor.records.folder import RunFolder
-    from auditor.runs.asking import TimeLimit
 
     folder = RunFolder.reopen(path)
     plan = Plan.from_json(folder.plan(), str(path / "plan.json"))
-    options.RisksNamedOnCommandLine.from_plan_values({}).check_plan_names_the_same_risks(
-        plan, str(path / "plan.json")
-    )
-    print_plan_audit(plan, folder, limit=TimeLimit(begun, 60 * minutes), resume=RESUME)
+    options.check_plan_has_risks(plan, {}, str(path / "plan.json"))
+    print_plan_audit(plan, folder, limit=limit)
 
 
-def _check_options_together(
-    model: str | None, data: str | None, options: Mapping[str, object], minutes: float
-) -> None:
+def _check_options_together(model: str | None, options: Mapping[str, object]) -> None:
     """Raise AuditError for options that conflict or are incomplete, before heavy imports."""
+    data = options["data"]
     if (model is None) != (data is None):
         raise AuditError(
             f"expected MODEL and --data together, got only {'MODEL' if data is None else '--data'}"
         )
-    for flag, value in options.items():
-        if model is None and value:
+    for name, value in options.items():
+        if model is None and value is not None:
             raise AuditError(
-                f"{flag} goes with a model of your own: audit check MODEL --data FILE {flag}"
+                f"--{name} goes with a model of your own: audit check MODEL --data FILE --{name}"
             )
-    _check_minutes(minutes)
 
 
-def _check_minutes(minutes: float) -> None:
-    if not 0 < minutes <= _MOST:
-        raise AuditError(f"expected --minutes above 0 and at most {_MOST:,}, got {minutes:g}")
-
-
-def _print_quick_audit(
+def _print_new_check(
     plan: Plan,
     out: Path | None,
     name: str,
     shared: SweepCache,
-    limits: tuple[str, ...],
-    until: tuple[float, float] | None = None,
-    **after: str,
+    remarks: CommandRemarks,
+    limit: TimeLimit | None = None,
 ) -> None:
-    """Audit a plan in a new folder, and print the result.
-
-    limits: sentences on questions that the run cannot answer. until: the check's start
-    (`time.perf_counter`) and its time limit in minutes; None for no limit.
-    """
+    """Audit a plan in a new folder until a time limit, and print the result."""
     from auditor.records.folder import RunFolder, remove_latest_link
-    from auditor.records.remarks import CommandRemarks
-    from auditor.runs.asking import TimeLimit
 
     # As in `audit run`: if this run is refused below, no older run is mistaken for it.
     if out is None:
         remove_latest_link()
     plan = plan.with_fields(command=console.get_command_line())
     folder = RunFolder.create(out, name, plan.to_json())
-    remarks = CommandRemarks(limits, **after)
-    limit = None
-    resume = "audit run --resume"
-    if until is not None:
-        limit = TimeLimit(until[0], 60 * until[1])
-        resume = RESUME
-    print_plan_audit(plan, folder, shared=shared, remarks=remarks, limit=limit, resume=resume)
+    print_plan_audit(plan, folder, shared=shared, remarks=remarks, limit=limit)

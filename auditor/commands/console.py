@@ -134,6 +134,24 @@ def write_report_folder(
     typer.echo(f"report  {report}", err=to_stderr)
 
 
+def print_verdict(page: Any, subject: Any, name: str, out: Path | None, as_json: bool) -> None:
+    """Print the lines or the JSON of what a command judged, and write its report to a folder.
+
+    page: module that formats the subject. name: name of the report's files.
+    """
+    import typer
+
+    content = page.format_json(subject)
+    if as_json:
+        typer.echo(content, nl=False)
+    else:
+        for line in page.list_terminal_lines(subject):
+            typer.echo(line)
+    if out is not None:
+        document = page.make_document(subject, get_command_line())
+        write_report_folder(out, name, document, content, to_stderr=as_json)
+
+
 def seconds_since_start() -> float:
     """Return the age of this process in seconds."""
     import psutil

@@ -78,16 +78,7 @@ def erase(
             model=model,
             nonmembers=nonmembers,
         )
-    if as_json:
-        typer.echo(page.format_json(erasure), nl=False)
-    else:
-        for line in page.list_terminal_lines(erasure):
-            typer.echo(line)
-    if out is not None:
-        document = page.make_document(erasure, console.get_command_line())
-        console.write_report_folder(
-            out, "erasure", document, page.format_json(erasure), to_stderr=as_json
-        )
+    console.print_verdict(page, erasure, "erasure", out, as_json)
     if junit is not None:
         from auditor.reports.decision import render_decision_junit_xml
 

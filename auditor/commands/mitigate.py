@@ -62,14 +62,16 @@ def mitigate(
         mitigation.MitigationOptions(place, by, where, plugin_options, train, data), run
     )
     # both may be anybody's: the plan in the run folder, and the recipe beside its model
-    allowed = options.RisksNamedOnCommandLine.from_plan_values(plan)
-    allowed.refuse_unnamed_risks(planned.plan.map_field_values(), str(folder / "plan.json"))
+    allowed = options.list_allowed_risks(plan)
+    options.refuse_unnamed_risks(
+        planned.plan.map_field_values(), allowed, str(folder / "plan.json")
+    )
     if planned.recipe is not None:
         asks = {
             "plugin": planned.recipe.plugin,
             "trust_remote_code": planned.recipe.loading.trust_remote_code,
         }
-        allowed.refuse_unnamed_risks(asks, f"{planned.plan.target.model}/training.json")
+        options.refuse_unnamed_risks(asks, allowed, f"{planned.plan.target.model}/training.json")
     _print_mitigation(planned, run)
 
 

@@ -18,7 +18,7 @@ import os
 import re
 import shlex
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ from auditor.core.plan_fields import AUTO, DocstringEntry, read_docstring_entrie
 _FLAG = inspect.Parameter.KEYWORD_ONLY
 Many = list[str] | None  # type of a repeatable flag
 Values = dict[str, Any]  # fields of a plan, by name
+Risks = dict[tuple[str, str], Any]  # values of risky fields, by field and absolute path
 _GIVEN = tuple(name for name, plan_field in FIELDS.items() if plan_field.definition.has_flag)
 _COMPLETED = {
     "attack": completion.complete_attack_names,
@@ -302,9 +303,7 @@ def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyTy
     from auditor.runs.plan import parse_plugin_options
 
     # First: loading a plug-in runs its code.
-    RisksNamedOnCommandLine.from_plan_values(values).refuse_unnamed_risks(
-        {**base, **values}, "the plan file"
-    )
+    refuse_unnamed_risks({**base, **values}, list_allowed_risks(values), "the plan file")
     load_plugin_files(values.get("plugin"))
     values = dict(values)
     for name, flag, list_known in (
@@ -321,79 +320,63 @@ def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyTy
     return values
 
 
-@dataclass(frozen=True)
-class RisksNamedOnCommandLine:
-    """Risky fields that the user named on the command line.
+def list_allowed_risks(values: Mapping[str, Any]) -> Risks:
+    """Return the risks that the flags of a plan name. Raise AuditError if --safe forbids code.
 
-    A plan or run folder from somebody else may set a risky field only if it is among these. `named`
-    contains pairs of field and value, one for each value of a list.
+    A plan or run folder from somebody else may set a risky field only if it is among these.
     """
-
-    named: tuple[tuple[str, Any], ...]
-
-    @classmethod
-    def from_plan_values(cls, values: Mapping[str, Any]) -> RisksNamedOnCommandLine:
-        """Return the risky fields and values of a plan's flags. Raise AuditError if --safe forbids
-        code.
-        """
-        risks = cls(_list_risky_values(values))
-        for name, value in risks.named:
-            if name in ("plugin", "trust_remote_code"):
-                guard.refuse_unsafe(f"{_format_flag(name, value)}: {FIELDS[name].definition.risk}")
-        return risks
-
-    def format_risk_flags(self) -> list[str]:
-        """Return each risky flag with its value, quoted for a shell."""
-        return [_format_flag(*risk) for risk in self.named]
-
-    def check_plan_names_the_same_risks(self, plan: Plan, where: str) -> None:
-        """Raise AuditError if the plan and the command line name different risks.
-
-        A flag for a risk that is not in the plan would have no effect.
-        """
-        plan_risks = RisksNamedOnCommandLine.from_plan_values(plan.map_field_values())
-        self.refuse_unnamed_risks(plan.map_field_values(), where)
-        for name, value in _exclude_flagged_risks(self.named, plan_risks.named):
-            raise AuditError(
-                f"expected no {_format_flag(name, value)}, because {where} does not use it"
-            )
-
-    def refuse_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
-        """Raise AuditError if the plan sets a risky field that the command line does not name.
-
-        where: name of the plan in the message.
-        """
-        for name, value in _exclude_flagged_risks(_list_risky_values(plan), self.named):
-            to = "" if value is True else f" to {value!r}"
-            raise AuditError(
-                f"{where} sets {name}{to}, and {FIELDS[name].definition.risk}: if you want that, "
-                f"give it on the command line too, {_format_flag(name, value)}"
-            )
+    risks = _list_risks(values)
+    for (name, _), value in risks.items():
+        if name in ("plugin", "trust_remote_code"):
+            guard.refuse_unsafe(f"{_format_flag(name, value)}: {FIELDS[name].definition.risk}")
+    return risks
 
 
-def _list_risky_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return (field, value) for each risky value, with a pair for each value of a list."""
-    risks = list[tuple[str, Any]]()
+def _list_risks(values: Mapping[str, Any]) -> Risks:
+    risks: Risks = {}
     for name in _RISKS:
         value = values.get(name) or []
         for item in value if isinstance(value, list | tuple) else [value]:
             # "": all values are risky.
             if FIELDS[name].definition.risky in str(item):
-                risks.append((name, item))
-    return tuple(risks)
+                # Values that are not paths, e.g. addresses, change alike in plan and flags.
+                risks[name, os.path.abspath(str(item))] = item
+    return risks
 
 
-def _exclude_flagged_risks(
-    risks: Iterable[tuple[str, Any]], flagged: Iterable[tuple[str, Any]]
-) -> list[tuple[str, Any]]:
-    """Return the (field, value) pairs of `risks` that are not in `flagged`, with absolute paths."""
-    # Values that are not paths, e.g. addresses, change alike on both sides.
-    known = {(name, os.path.abspath(str(value))) for name, value in flagged}
-    unnamed = []
-    for name, value in risks:
-        if (name, os.path.abspath(str(value))) not in known:
-            unnamed.append((name, value))
-    return unnamed
+def format_risk_flags(plan: Plan) -> list[str]:
+    """Return the flag of each risk of a plan with its value, quoted for a shell."""
+    risks = list_allowed_risks(plan.map_field_values())
+    return [_format_flag(name, value) for (name, _), value in risks.items()]
+
+
+def check_plan_has_risks(plan: Plan, allowed: Risks, where: str) -> None:
+    """Raise AuditError if the plan and the command line name different risks.
+
+    A flag for a risk that is not in the plan would have no effect. where: name of the plan in the
+    message.
+    """
+    risks = list_allowed_risks(plan.map_field_values())
+    refuse_unnamed_risks(plan.map_field_values(), allowed, where)
+    for (name, path), value in allowed.items():
+        if (name, path) not in risks:
+            raise AuditError(
+                f"expected no {_format_flag(name, value)}, because {where} does not use it"
+            )
+
+
+def refuse_unnamed_risks(plan: Mapping[str, Any], allowed: Risks, where: str) -> None:
+    """Raise AuditError if the plan has a risk that the command line does not name.
+
+    where: name of the plan in the message.
+    """
+    for (name, path), value in _list_risks(plan).items():
+        if (name, path) not in allowed:
+            to = "" if value is True else f" to {value!r}"
+            raise AuditError(
+                f"{where} sets {name}{to}, and {FIELDS[name].definition.risk}: if you want that, "
+                f"give it on the command line too, {_format_flag(name, value)}"
+            )
 
 
 def _format_flag(name: str, value: Any) -> str:

@@ -87,13 +87,6 @@ def rag(
             audit = audit_rag(
                 corpus, audited, control_system, question, crawl, seed, reporter.progress
             )
-    if as_json:
-        typer.echo(page.format_json(audit), nl=False)
-    else:
-        for line in page.list_terminal_lines(audit):
-            typer.echo(line)
-    if out is not None:
-        document = page.make_document(audit, console.get_command_line())
-        console.write_report_folder(out, "rag", document, page.format_json(audit), as_json)
+    console.print_verdict(page, audit, "rag", out, as_json)
     if gate:
         raise typer.Exit(_EXIT_CODES.get(audit.verdict, 0))

@@ -68,7 +68,7 @@ def reproduce(
     lab = values.pop("lab", None)
     scale = _choose_scale(scale, lab)
     plans = plan or chosen.plans_at_scale(scale)
-    allowed = options.RisksNamedOnCommandLine.from_plan_values(values)
+    allowed = options.list_allowed_risks(values)
     for name in plans:
         raw = chosen.raw_plan_at_scale(name, scale)  # refused before torch is imported
         # neither kind is a grid of runs: its table is looked through as it stands
@@ -77,7 +77,7 @@ def reproduce(
         if not lone:
             requested = [point.plan for point in plan_grid.expand_plan_grid(raw)]
         for requested_plan in requested:
-            allowed.refuse_unnamed_risks(requested_plan, f"{paper}/{name}")
+            options.refuse_unnamed_risks(requested_plan, allowed, f"{paper}/{name}")
     small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"
     if beside is None and scale == lab and (small / "ledger.json").is_file():
         beside = small

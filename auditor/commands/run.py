@@ -101,8 +101,8 @@ def run(
     """
     from auditor.records.folder import remove_latest_link
 
-    allowed = options.RisksNamedOnCommandLine.from_plan_values(plan)
-    other_fields = set(plan) - {name for name, _ in allowed.named}
+    allowed = options.list_allowed_risks(plan)
+    other_fields = set(plan) - {name for name, _ in allowed}
     if resume is not None and (other_fields or options.list_given_flags(grid) or out is not None):
         raise AuditError(
             "--resume takes the plan from the run folder: give no other option with it, except "
@@ -127,7 +127,7 @@ def run(
     if isinstance(requested, list):
         names = set(options.list_given_flags(single))
         for point in requested:  # a sweep may name more than the plan that it is of
-            allowed.refuse_unnamed_risks(point.plan, point.name)
+            options.refuse_unnamed_risks(point.plan, allowed, point.name)
             names |= point.plan.keys()
         # until and submission are fields of a plan, the others flags beside it
         for name, reason in _ONE_ONLY.items():
@@ -216,9 +216,7 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
     return plan.make_plan(base, {**values, "command": console.get_command_line()})
 
 
-def _reopen_requested_run(
-    folder: Path, allowed: options.RisksNamedOnCommandLine
-) -> RunFolder | list[GridPoint]:
+def _reopen_requested_run(folder: Path, allowed: options.Risks) -> RunFolder | list[GridPoint]:
     """Return the run folder to resume, or the points of a grid.
 
     Raise AuditError if the folder would run code that the command line does not allow.
@@ -230,8 +228,8 @@ def _reopen_requested_run(
         return sweep.read_sweep_points(folder)
     reopened = RunFolder.reopen(folder)
     try:
-        allowed.check_plan_names_the_same_risks(
-            Plan.from_json(reopened.plan()), str(folder / "plan.json")
+        options.check_plan_has_risks(
+            Plan.from_json(reopened.plan()), allowed, str(folder / "plan.json")
         )
     except AuditError:
         reopened.close()  # it holds the lock of the folder
@@ -319,14 +317,12 @@ def print_plan_audit(
     remarks: CommandRemarks | None = None,
     held_to: HeldTo = (None, None),
     limit: TimeLimit | None = None,
-    resume: str = "audit run --resume",
 ) -> None:
     """Run the plan in its folder, write reports, and print the result.
 
     shared: models loaded before. remarks: additions of `audit check` to the first screen, stored in
     the folder. held_to: policy and baseline of the gate that follows. limit: time limit of queries;
-    the records most at risk come first, with intermediate lines and numbers. resume: command that
-    continues a folder.
+    the records most at risk come first, with intermediate lines and numbers.
     """
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files
@@ -335,13 +331,9 @@ def print_plan_audit(
     from auditor.runs.run import run_audit as audit
     from auditor.runs.submission import write_submission
 
-    again = [
-        resume,
-        shlex.quote(str(folder.path)),
-        *options.RisksNamedOnCommandLine.from_plan_values(
-            plan.map_field_values()
-        ).format_risk_flags(),
-    ]
+    command = "run" if limit is None else "check"
+    path = shlex.quote(str(folder.path))
+    again = ["audit", command, "--resume", path, *options.format_risk_flags(plan)]
     if remarks is not None:
         write_command_remarks(folder.path, remarks)
     hint = f"finished secrets are kept. Continue with: {' '.join(again)}"

@@ -17,6 +17,7 @@ from auditor.core.nouns import (
     TextForm,
     Tokens,
     select_evenly_spaced,
+    select_members,
 )
 from auditor.core.result import Doubt, RecordCounts
 
@@ -110,8 +111,8 @@ class Benchmark:
 
         The secrets are evenly spaced, so all numbers of copies remain.
         """
-        members = [secret for secret in self.secrets if secret.member]
-        nonmembers = [secret for secret in self.secrets if not secret.member]
+        members = select_members(self.secrets)
+        nonmembers = select_members(self.secrets, False)
         n_members = min(limit, len(members))
         n_nonmembers = math.ceil(len(nonmembers) * n_members / max(1, len(members)))
         return (

@@ -246,14 +246,19 @@ def read_token_statistics(
 
 def observe_all_secrets(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
     """Return all observations of a probe for these secrets."""
-    by_secret = {}
-    for observation in probe.observe_secrets(view, secrets):
-        by_secret[observation.secret] = observation
-    observations = [by_secret[secret.id] for secret in secrets]
+    observations = observe_in_order(probe, view, secrets)
     # Both receive the same observations: `facts` sees no values of `add_joint_values`.
     return Observed(
         probe.add_joint_values(secrets, observations), probe.facts(view, secrets, observations)
     )
+
+
+def observe_in_order(probe: Probe, view: View, secrets: Sequence[Secret]) -> list[Observation]:
+    """Return a probe's observations in the order of the secrets."""
+    by_secret = {}
+    for observation in probe.observe_secrets(view, secrets):
+        by_secret[observation.secret] = observation
+    return [by_secret[secret.id] for secret in secrets]
 
 
 def value_column(observations: Sequence[Observation], name: str) -> Floats:

@@ -215,18 +215,16 @@ def _count_finished_units(audit: Audit, units: Sequence[Unit]) -> int:
     """
     folder = audit.folder
     target = Targets(audit).undefended
-    journals = []
-    for end in ("", " non-members"):
-        journals.append(folder.tokens.finished_secrets(f"{target.name}{end}"))
-    scored = {id for journal in journals for id in journal}
-    cells = []
-    for method in audit.selection.methods:
-        cells.append(CellKey(target.name, WHITE_BOX.name, method.name))
+    scored = {
+        *folder.tokens.finished_secrets(target.name),
+        *folder.tokens.finished_secrets(f"{target.name} non-members"),
+    }
     finished_by_cell = []
-    for cell in cells:
+    for method in audit.selection.methods:
+        cell = CellKey(target.name, WHITE_BOX.name, method.name)
         for journal in (folder.guesses, folder.observations):
-            finished_by_cell.append(journal.finished_secrets(cell))
-    finished_by_cell = [finished for finished in finished_by_cell if finished]
+            if finished := journal.finished_secrets(cell):
+                finished_by_cell.append(finished)
     count = 0
     for unit in units:
         if not all(

@@ -80,7 +80,7 @@ class CostEstimate:
         """Seconds from the start to the run's last query, without the parts that have no
         numbers.
         """
-        return self.loading + sum(cost.seconds for cost in self.costs if not cost.reason)
+        return self._seconds_with_flag("", 0)
 
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:

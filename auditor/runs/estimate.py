@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache
 from math import ceil
 from typing import Any
 
@@ -58,7 +58,7 @@ class TimedPart:
         name: name of the part.
         n_texts: number of all texts; 0 without queries.
         at_once: number of texts in memory together.
-        work: function that runs the part on the chosen texts.
+        work: function that runs the part on this number of its texts.
         times: number of repetitions in the run.
         reason: reason why there are no queries; otherwise "".
         cut: flags that shorten the part, as in `RunPartCost`.
@@ -67,14 +67,10 @@ class TimedPart:
     name: str
     n_texts: int
     at_once: int = 1
-    work: Callable[[], object] = lambda: None
+    work: Callable[[int], object] = lambda n: None
     times: float = 1.0
     reason: str = ""
     cut: tuple[str, ...] = ()
-
-
-# yields the parts that share queries, for a number of texts
-TimedParts = Callable[[int], Iterator[TimedPart]]
 
 
 def estimate_run_cost(
@@ -180,21 +176,16 @@ class _RunPartTimer:
         )
         chosen: list[PrefixToken] = []
 
-        def chosen_by(known: Sequence[Any]) -> None:
+        def choose(n: int) -> None:
+            known = _draw_fixed_subset(whole_benchmark.known, n, "prefix_token")
             chosen.append(resolve_site_prefix(scene.site, known, longest))
 
-        def choosing(n: int) -> Iterator[TimedPart]:
-            work = partial(chosen_by, _draw_fixed_subset(whole_benchmark.known, n, "prefix_token"))
-            yield TimedPart("choosing a prefix token", of, 32, work)
-
-        # `choosing` reads `of` when it is called, not when it is defined.
-        of = 0
-        if scene.data_fields_of_plan.prefix_token == AUTO:
-            of = min(len(whole_benchmark.known), PAIRS)
-        if of:
-            self.time_part_within_its_share(choosing, 4)
+        n_known = len(whole_benchmark.known)
+        if n_known and scene.data_fields_of_plan.prefix_token == AUTO:
+            part = TimedPart("choosing a prefix token", min(n_known, PAIRS), 32, choose)
+            self.time_parts_within_share([part], 4)
         else:
-            chosen_by(whole_benchmark.known)
+            choose(n_known)
         # The last attempt used the most pairs.
         self.scene = replace(scene, prefix_token=chosen[-1])
         self.scene.check_texts_fit_models()
@@ -209,13 +200,13 @@ class _RunPartTimer:
         refuse_methods_that_cannot_run(self.scene, targets.undefended)
         members = select_members(self.scene.benchmark.secrets)
 
-        def greedy(n: int) -> Iterator[TimedPart]:
-            subset = _draw_fixed_subset(members, n, "greedy")
-            work = partial(scoring.measure_repeat_recall, targets.undefended.model, subset)
-            at_once = _count_fitting_secrets(targets.undefended.model, members)
-            yield TimedPart("greedy recall", len(members), at_once, work)
+        undefended = targets.undefended.model
 
-        self.time_part_within_its_share(greedy)
+        def recite(n: int) -> None:
+            scoring.measure_repeat_recall(undefended, _draw_fixed_subset(members, n, "greedy"))
+
+        at_once = _count_fitting_secrets(undefended, members)
+        self.time_parts_within_share([TimedPart("greedy recall", len(members), at_once, recite)])
         for target in targets.build_targets(clock):
             self.time_teacher_forced_passes(target)
             for setting in self.scene.selection.list_row_settings(target.companion):
@@ -226,34 +217,29 @@ class _RunPartTimer:
         """Time teacher-forced passes over the held-out texts and over the secrets' tokens."""
         if not implies_capability(target.model.capabilities, "likelihood"):
             return
-        whole_benchmark = self.scene.benchmark
-        given_counts = whole_benchmark.heldout_given or (1,) * len(whole_benchmark.heldout)
+        texts = self.scene.benchmark.heldout
+        given_counts = self.scene.benchmark.heldout_given or (1,) * len(texts)
 
-        def heldout(n: int) -> Iterator[TimedPart]:
+        def score_heldout(n: int) -> None:
             # Equal draws from both: the texts, and their numbers of given tokens.
-            texts = _draw_fixed_subset(whole_benchmark.heldout, n, "heldout")
-            sample_given = _draw_fixed_subset(given_counts, n, "heldout")
+            subset = _draw_fixed_subset(texts, n, "heldout")
+            given = _draw_fixed_subset(given_counts, n, "heldout")
+            list(compute_text_nlls(target.model, subset, context_lengths=given))
+            scoring.compute_published_nlls(target.model, subset, given, self.scene.seed)
 
-            def score() -> None:
-                list(compute_text_nlls(target.model, texts, context_lengths=sample_given))
-                scoring.compute_published_nlls(target.model, texts, sample_given, self.scene.seed)
-
-            at_once = _count_fitting_texts(target.model, max(map(len, whole_benchmark.heldout)))
-            yield TimedPart(
-                f"perplexity of {target.title}", len(whole_benchmark.heldout), at_once, score
-            )
-
-        def tokens(n: int) -> Iterator[TimedPart]:
+        def score_tokens(n: int) -> None:
             subset = _draw_fixed_subset(target.secrets, n, "tokens")
-            size = self.scene.batch_size
-            work = partial(_exhaust_iterator, scoring.batch_suffix_log_probs, target, subset, size)
-            at_once = _count_fitting_secrets(target.model, target.secrets)
-            name = f"tokens of the secrets under {target.title}"
-            yield TimedPart(name, len(target.secrets), at_once, work, cut=(LIMIT,))
+            list(scoring.batch_suffix_log_probs(target, subset, self.scene.batch_size))
 
-        if whole_benchmark.heldout:
-            self.time_part_within_its_share(heldout)
-        self.time_part_within_its_share(tokens)
+        if texts:
+            at_once = _count_fitting_texts(target.model, max(map(len, texts)))
+            name = f"perplexity of {target.title}"
+            self.time_parts_within_share([TimedPart(name, len(texts), at_once, score_heldout)])
+        name = f"tokens of the secrets under {target.title}"
+        at_once = _count_fitting_secrets(target.model, target.secrets)
+        self.time_parts_within_share(
+            [TimedPart(name, len(target.secrets), at_once, score_tokens, cut=(LIMIT,))]
+        )
 
     def time_target_cells(self, target: Target, setting: Setting) -> None:
         """Time the tuning of the attacks, then all attacks and probes on a target in a setting.
@@ -266,9 +252,8 @@ class _RunPartTimer:
                 states[attack.name] = self.time_tuning(attack, target, setting)
             except NotApplicable:
                 continue  # its cell reports the reason
-        self.time_part_within_its_share(
-            lambda n: self.list_cell_parts(target, setting, states, n), weight=_CELLS
-        )
+        parts = list(self.list_cell_parts(target, setting, states))
+        self.time_parts_within_share(parts, weight=_CELLS)
 
     def time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
         """Time the attack's tuning on a few known pairs, and return the tuned state.
@@ -279,44 +264,43 @@ class _RunPartTimer:
         state = self.states.setdefault(f"{attack.name} {attack.fitted_state_name(view)}", {})
         rehearsal, times = attack.timing_stand_in()
 
-        def steps(n: int) -> Iterator[TimedPart]:
-            def fit() -> None:
-                state.update(rehearsal.fit(view, _draw_fixed_subset(known, n, "known")))
-
-            yield TimedPart(
-                f"{target.title}: {attack.name} ({setting.name}), tuning",
-                len(known),
-                32,
-                fit,
-                times,
-            )
+        def fit(n: int) -> None:
+            state.update(rehearsal.fit(view, _draw_fixed_subset(known, n, "known")))
 
         # An attack that does not override `fit` tunes nothing.
         if not state and type(attack).fit is not Attack.fit:
             # `fit` fills the returned state
-            self.time_part_within_its_share(steps, least=8)
+            name = f"{target.title}: {attack.name} ({setting.name}), tuning"
+            self.time_parts_within_share([TimedPart(name, len(known), 32, fit, times)], least=8)
         return state
 
     def list_cell_parts(
-        self, target: Target, setting: Setting, states: dict[str, State], n: int
+        self, target: Target, setting: Setting, states: dict[str, State]
     ) -> Iterator[TimedPart]:
-        view = self.scene.make_target_view(target, setting)
+        # Attacks share the samples of an attempt, and attempts share none.
+        make_view = lru_cache(1)(lambda n: self.scene.make_target_view(target, setting))
+        view = make_view(0)
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
             try:
                 check_method_applies(method, target, view, self.scene)
                 if isinstance(method, Probe):
-                    yield self.build_probing_part(method, target, view, name, n)
+                    yield self.build_probing_part(method, target, view, make_view, name)
                 else:
                     method.fitted_state_name(view)  # raises if there is nothing to tune
-                    yield self.build_guessing_part(
-                        method, target, view, states[method.name], name, n
-                    )
+                    state = states[method.name]
+                    yield self.build_guessing_part(method, target, view, make_view, state, name)
             except NotApplicable as why:
                 yield TimedPart(name, 0, reason=f"not applicable: {why}")
 
     def build_guessing_part(
-        self, attack: Attack, target: Target, view: View, state: State, name: str, n: int
+        self,
+        attack: Attack,
+        target: Target,
+        view: View,
+        make_view: Callable[[int], View],
+        state: State,
+        name: str,
     ) -> TimedPart:
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.scene.challenge.queries if query.id in attacked]
@@ -330,51 +314,53 @@ class _RunPartTimer:
             if sampling.search == "sample" and sampling.samples > 1:
                 self.sample_counts.add(sampling.samples)
                 cut = (LIMIT, SAMPLES)
-        subset = _draw_fixed_subset(queries, n, "secrets")
-        work = partial(_exhaust_iterator, attack.guess, view, state, subset)
-        return TimedPart(name, len(queries), at_once, work, cut=cut)
+
+        def guess(n: int) -> None:
+            list(attack.guess(make_view(n), state, _draw_fixed_subset(queries, n, "secrets")))
+
+        return TimedPart(name, len(queries), at_once, guess, cut=cut)
 
     def build_probing_part(
-        self, probe: Probe, target: Target, view: View, name: str, n: int
+        self, probe: Probe, target: Target, view: View, make_view: Callable[[int], View], name: str
     ) -> TimedPart:
         secrets = select_probed_secrets(probe, target, self.scene.benchmark, view)
         planned = probe.plan_audit(view, secrets)
         if planned and (ceiling := describe_audit_ceiling(planned, view.claim)):
             self.ceilings.append(f"{probe.name} of {target.title}: {ceiling}")
-        subset = _draw_fixed_subset(secrets, n, "secrets")
-        work = partial(_exhaust_iterator, probe.observe_secrets, view, subset)
+
+        def observe(n: int) -> None:
+            list(probe.observe_secrets(make_view(n), _draw_fixed_subset(secrets, n, "secrets")))
+
         at_once = _count_fitting_secrets(target.model, secrets)
         cut = (LIMIT,) if probe.of == "secrets" else ()
-        return TimedPart(name, len(secrets), at_once, work, cut=cut)
+        return TimedPart(name, len(secrets), at_once, observe, cut=cut)
 
     # --- asking ---
 
-    def time_part_within_its_share(
-        self, steps: TimedParts, least: int = 1, weight: int = 1
+    def time_parts_within_share(
+        self, parts: Sequence[TimedPart], least: int = 1, weight: int = 1
     ) -> None:
-        """Time the steps on `least` texts, then on more texts until the part's time is used up.
+        """Time the parts on `least` texts, then on more texts until their share of time is used.
 
-        weight: the part's weight in the division of the remaining time.
+        weight: the parts' weight in the division of the remaining time.
         """
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may
         # come than were counted, and each of them may take all remaining time.
         share = (self.end - start) * weight / max(weight, self.left)
         self.left = self.left - weight
-        attempts: list[dict[str, tuple[TimedPart, RunPartCost]]] = []
+        attempts: list[list[RunPartCost]] = []
         n = least
-        most = 0
+        most = max((part.n_texts for part in parts), default=0)
         while True:
-            attempts.append({})
-            for step in steps(n):
-                most = max(most, step.n_texts)
+            attempts.append([])
+            for part in parts:
                 # A later attempt started in time; with half of its parts there would be no
                 # extrapolation.
                 in_time = time.perf_counter() < self.end or len(attempts) > 1
-                cost = _compute_attempt_cost(step, n * in_time, self.device)
-                attempts[-1][step.name] = step, cost
+                attempts[-1].append(_compute_attempt_cost(part, n * in_time, self.device))
             elapsed = time.perf_counter() - start
-            last = sum(cost.seconds for _, cost in attempts[-1].values())
+            last = sum(cost.seconds for cost in attempts[-1])
             # number of texts that fit into the rest of the share
             room = int(n * (share - elapsed) / max(last, 1e-9))
             if len(attempts) == 1 and 2 * last < (self.end - time.perf_counter()) / 4:
@@ -383,9 +369,7 @@ class _RunPartTimer:
             if n >= most or room <= n:
                 break
             n = min(most, _FASTER * n, room)
-        for name, (step, _) in attempts[-1].items():
-            costs = [attempt[name][1] for attempt in attempts if name in attempt]
-            self.costs.append(self._extrapolate_cost(step, costs))
+        self.costs += map(self._extrapolate_cost, parts, zip(*attempts, strict=True))
 
     def _extrapolate_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
         """Return the estimated cost of a part on all its texts, from timed attempts on fewer
@@ -436,7 +420,7 @@ def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunP
     tokens = traffic.tokens
     start = time.perf_counter()
     try:
-        step.work()
+        step.work(n)
     except NotApplicable as error:
         return RunPartCost(step.name, memory=0.0, seconds=0.0, reason=f"not applicable: {error}")
     seconds = time.perf_counter() - start
@@ -464,11 +448,6 @@ def _count_fitting_secrets(model: LanguageModel, secrets: Sequence[Secret]) -> i
     """Return how many of the secrets' suffixes fit in memory with their distributions."""
     # At least 1: a canary in the gradients has no text.
     return _count_fitting_texts(model, max((1, *(len(secret.suffix) for secret in secrets))))
-
-
-def _exhaust_iterator(function: Callable[..., Iterator[Any]], *arguments: Any) -> None:
-    for _ in function(*arguments):
-        pass
 
 
 def _draw_fixed_subset(items: Sequence[Any], n: int, description: str) -> list[Any]:

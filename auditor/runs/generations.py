@@ -205,23 +205,13 @@ def judge_generations(
     for record, (run, generation) in best.items():
         full_text = generations_by_id[generation].ranked[0].suffix
         extracted_texts[aliases[record]] = full_text[run.start : run.start + run.length], full_text
-    n_same = len(row_ids) - len(heads)
-    notes = []
-    if n_same:
-        notes.append(f"{n_same:,} of {len(row_ids):,} generations say the same as another one")
-    if heldout and order:
-        notes.append(
-            f"{len(heldout):,} of {corpus.ngram_and_record_counts.strangers:,} held-out records "
-            "count as extracted too, by n-grams of this length: some of the extracted records are "
-            "only similar to the drawn text; use a larger n"
-        )
     return JudgedGenerations(
         tuple(
             memorised.measure_generation_memorisation(
                 memorised_tokens, corpus.ngram_and_record_counts, corpus.n, attack.length, firsts
             )
         ),
-        tuple(notes),
+        tuple(_list_generation_notes(corpus, len(row_ids), len(heads), len(heldout), bool(order))),
         costs,
         (
             *_build_generation_columns(cell, row_ids, memorised_tokens),
@@ -236,6 +226,20 @@ def judge_generations(
         ),
         extracted_texts,
     )
+
+
+def _list_generation_notes(
+    corpus: TrainingCorpus, n_texts: int, n_distinct: int, n_heldout: int, is_extracted: bool
+) -> Iterator[str]:
+    if n_distinct < n_texts:
+        same = n_texts - n_distinct
+        yield f"{same:,} of {n_texts:,} generations say the same as another one"
+    if n_heldout and is_extracted:
+        yield (
+            f"{n_heldout:,} of {corpus.ngram_and_record_counts.strangers:,} held-out records "
+            "count as extracted too, by n-grams of this length: some of the extracted records are "
+            "only similar to the drawn text; use a larger n"
+        )
 
 
 def _build_generation_columns(

@@ -86,24 +86,21 @@ def restore_training_state(*models: Any) -> Iterator[None]:
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
     # Module by module: frozen dropout or batch norms inside a training model keep their mode.
     modes = []
+    grads = []
+    forwards = []
     for model in models:
         for module in model.modules():
             modes.append((module, module.training))
-    grads = []
-    for model in models:
         for parameter in model.parameters():
             grads.append((parameter, parameter.requires_grad))
-    in_autocast = []
-    for model in models:
         if {"forward", "_original_forward"} <= set(vars(model)):
-            in_autocast.append(model)
-    forwards = [model.forward for model in in_autocast]
-    for model in in_autocast:
+            forwards.append((model, model.forward))
+    for model, _ in forwards:
         model.forward = model._original_forward
     try:
         yield
     finally:
-        for model, forward in zip(in_autocast, forwards, strict=True):
+        for model, forward in forwards:
             model.forward = forward
         for module, training in modes:
             module.training = training

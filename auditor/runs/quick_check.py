@@ -9,7 +9,6 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, select_evenly_spaced, select_members
 from auditor.core.plan import FIELDS, Plan
-from auditor.core.plan_fields import AUTO
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import read_adapter_base
@@ -32,29 +31,24 @@ Limits = tuple[str, ...]  # sentences on the limits of a check
 
 
 def build_quick_plan(
-    model: str,
-    data: str,
-    nonmembers: str | None,
-    seed: int,
-    template: str = AUTO,
-    base: str | None = None,
+    model: str, data: str, nonmembers: str | None = None, seed: int = 0, **fields: Any
 ) -> Plan:
     """Return a plan of all cheap attacks and probes on a user's model and data.
 
-    nonmembers: file of records that the model was not trained on. template: rendering of
-    conversations. base: base model of an adapter.
+    nonmembers: file of records that the model was not trained on. fields: further fields of the
+    plan.
     """
-    subject = {
-        "model": model,
-        "base": base,
-        "data": data,
-        "nonmembers": nonmembers,
-        "template": template,
-    }
-    subject |= {"device": "auto"}
-    methods = choose_quick_fields(has_nonmembers=nonmembers is not None)
     return Plan.from_fields(
-        **subject, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, limit=MOST, **methods
+        model=model,
+        data=data,
+        nonmembers=nonmembers,
+        seed=seed,
+        device="auto",
+        known_fraction=KNOWN,
+        known_limit=PAIRS,
+        limit=MOST,
+        **fields,
+        **choose_quick_fields(has_nonmembers=nonmembers is not None),
     )
 
 
@@ -80,25 +74,20 @@ def build_slow_plan(plan: Plan) -> Plan:
     """
     known = registry.list_methods()
     no_adapter = read_adapter_base(str(plan.target.model)) is None
-    attacks = [name for name, kind in known.items() if kind.deep]
-    probes = []
-    for name in plan.attacks.attack:
-        if issubclass(known[name], Probe):
-            probes.append(name)
-    probes = [
-        name
-        for name in probes
-        if plan.data.nonmembers is not None or not known[name].least_nonmembers
-    ]
+    methods = [name for name, kind in known.items() if kind.deep]
     options = {}
-    for name in probes:
-        if no_adapter:
-            options[name] = dict(known[name].without_reference)
+    for name in plan.attacks.attack:
+        kind = known[name]
+        is_usable = plan.data.nonmembers is not None or not kind.least_nonmembers
+        if issubclass(kind, Probe) and is_usable:
+            methods.append(name)
+            if no_adapter:
+                options[name] = dict(kind.without_reference)
     usual = {}
     for name in ("setting", "known_fraction", "known_limit", "limit"):
         usual[name] = FIELDS[name].default
     return plan.with_fields(
-        attack=(*attacks, *probes), attack_options=_select_nonempty_options(options), **usual
+        attack=tuple(methods), attack_options=_select_nonempty_options(options), **usual
     )
 
 
@@ -159,25 +148,16 @@ def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     chosen = list[str]()
     limits = list[str]()
     sample = select_evenly_spaced(site.benchmark.secrets, SAMPLE)
-    substitutes = []
-    for name in plan.attacks.attack:
-        if known[name].instead_of_nonmembers:
-            substitutes.append(name)
-    unusable = []
-    for name in substitutes:
-        if not _has_subject(known[name], sample):
-            unusable.append(name)
+    substitutes = [name for name in plan.attacks.attack if known[name].instead_of_nonmembers]
+    usable = [name for name in substitutes if _has_subject(known[name], sample)]
     # Ranks of personal data show what was trained on, as membership does.
-    only = " and ".join(
-        f"{name} ({known[name].measures})" for name in substitutes if name not in unusable
-    )
+    only = " and ".join(f"{name} ({known[name].measures})" for name in usable)
+    is_tested = "not tested"
     if only:
         is_tested = f"tested only by {only}"
-    else:
-        is_tested = "not tested"
     for name in plan.attacks.attack:
         least = known[name].least_nonmembers
-        if name in unusable:
+        if name in substitutes and name not in usable:
             continue
         if least and plan.data.nonmembers is None:
             limits.append(
@@ -191,13 +171,11 @@ def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
             )
         else:
             chosen.append(name)
-    extra_options = {}
-    for name in chosen:
-        if site.reference_model is None:
-            extra_options[name] = known[name].without_reference
     options = {}
     for name in chosen:
-        options[name] = {**plan.attacks.attack_options.get(name, {}), **extra_options.get(name, {})}
+        options[name] = dict(plan.attacks.attack_options.get(name, {}))
+        if site.reference_model is None:
+            options[name] |= known[name].without_reference
     return plan.with_fields(
         attack=tuple(chosen), attack_options=_select_nonempty_options(options)
     ), tuple(limits)

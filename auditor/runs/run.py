@@ -126,48 +126,31 @@ def _measure_audit(
 
     loaded: SHA-256 of the loaded weights by `role/file`.
     """
-    site = audit.site
+    benchmark = audit.benchmark
     selection = audit.selection
     folder = audit.folder
     targets = Targets(audit)
     collector = PerSecretCollector(folder)
     # Not while preparing: a check counts only the secrets asked so far.
-    site.benchmark.notes += audit.personal_data_of_secrets.notes
+    benchmark.notes += audit.personal_data_of_secrets.notes
     facts = secret_details.build_fact_columns(
-        (*audit.benchmark.secrets, *audit.benchmark.canaries),
+        (*benchmark.secrets, *benchmark.canaries),
         aliases.salt_fingerprint(aliases.load_alias_salt()),
-        {canary.id for canary in audit.benchmark.canaries},
+        {canary.id for canary in benchmark.canaries},
     )
     folder.save_secret_facts(facts)
     greedy = _measure_greedy_recall(audit, targets.undefended, clock)
     records = list[TargetRecord]()
     findings = list[Finding]()
-    workplace = Workplace(audit, targets)
-    form = site.benchmark.text_form  # workers render conversations like the run
-    if form is None:
-        rendered_plan = plan
-    else:
-        rendered_plan = plan.with_fields(template=form.template, date=form.day)
-    # After all loading and pinning: each worker must read the same inputs.
-    fingerprints = {}
-    if engine.workers:
-        fingerprints = fingerprint_inputs(plan, site)
-    engine.set_work_context(
-        workplace,
-        WorkerWorkplace(
-            rendered_plan,
-            dict(site.benchmark.counted_tables),
-            audit.prefix_token,
-            fingerprints,
-        ),
-    )
+    workplace = _prepare_workplace(plan, audit, targets, engine)
     for target in targets.build_targets(clock):
         workplace.set_current_target(target)
         records.append(
             _measure_target(TargetRun(audit, target, workplace, engine, collector), clock, findings)
         )
-    collector.save_results(audit.benchmark.secrets, audit.benchmark.tokenizer)
-    chains = CauseChains(site, selection, collector)
+    collector.save_results(benchmark.secrets, benchmark.tokenizer)
+    chains = CauseChains(audit.site, selection, collector)
+    methods = {**registry.list_methods(), **selection.methods_by_name}
     result = AuditResult(
         name=folder.path.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -182,15 +165,9 @@ def _measure_audit(
         seed=plan.seed,
         family=targets.undefended.model.family,
         weights=loaded,
-        base=site.attacked_adapter_base_name,
+        base=audit.site.attacked_adapter_base_name,
         prefix_token=audit.prefix_token.said,
-        methods={
-            name: kind.measures
-            for name, kind in {
-                **registry.list_methods(),
-                **selection.methods_by_name,
-            }.items()
-        },
+        methods={name: method.measures for name, method in methods.items()},
         metrics=selection.declared_metric_titles,
         own_methods=selection.own_methods,
         sections=_list_plugin_sections(selection, findings),
@@ -198,15 +175,29 @@ def _measure_audit(
     # process-wide: frontiers and reports look metrics up by name
     metrics.register_plugin_titles(result.metrics)
     if not collector.stopped:  # else its intervals have a fixed size
-        result = replace(
-            result,
-            frontiers=build_frontiers(list_frontier_models({plan.seed: (result, folder.path)})),
-        )
-    unlearning = (
-        _measure_unlearning(result, audit, models, targets.beside.rate)
-        for models in selection.around
-    )
+        runs = {plan.seed: (result, folder.path)}
+        result = replace(result, frontiers=build_frontiers(list_frontier_models(runs)))
+    unlearning = []
+    for models in selection.around:
+        unlearning.append(_measure_unlearning(result, audit, models, targets.beside.rate))
     return replace(result, unlearning=tuple(unlearning))
+
+
+def _prepare_workplace(plan: Plan, audit: Audit, targets: Targets, engine: Engine) -> Workplace:
+    """Return the workplace of this process. The engine learns how workers build theirs."""
+    workplace = Workplace(audit, targets)
+    form = audit.benchmark.text_form  # workers render conversations like the run
+    if form is not None:
+        plan = plan.with_fields(template=form.template, date=form.day)
+    # After all loading and pinning: each worker must read the same inputs.
+    fingerprints = {}
+    if engine.workers:
+        fingerprints = fingerprint_inputs(plan, audit.site)
+    counted = dict(audit.benchmark.counted_tables)
+    engine.set_work_context(
+        workplace, WorkerWorkplace(plan, counted, audit.prefix_token, fingerprints)
+    )
+    return workplace
 
 
 def _list_plugin_sections(
@@ -214,9 +205,12 @@ def _list_plugin_sections(
 ) -> dict[str, OwnSection]:
     """Return the report sections that plug-ins write about their own findings, by name."""
     sections = {}
-    for m in selection.methods:
-        sections[m.name] = m.report_section([f for f in findings if f.attack == m.name])
-    return {name: section for name, section in sections.items() if section is not None}
+    for method in selection.methods:
+        own = [finding for finding in findings if finding.attack == method.name]
+        section = method.report_section(own)
+        if section is not None:
+            sections[method.name] = section
+    return sections
 
 
 def _measure_unlearning(

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -323,14 +324,8 @@ def _render_answer_pairs(
 
 def _compute_row_nlls(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> Floats:
     """Return (rows,) mean nats per token, over all answers of each data row."""
-    pairs = []
-    for row in rows:
-        for pair in row:
-            pairs.append(pair)
-    if pairs:
-        means = iter(compute_pair_nlls(model, pairs))
-    else:
-        means = iter(())
+    pairs = list(chain.from_iterable(rows))
+    means = iter(compute_pair_nlls(model, pairs) if pairs else ())
     weights = [[len(pair.suffix) for pair in row] for row in rows]
     return np.array([np.average([next(means) for _ in row], weights=row) for row in weights])
 

@@ -153,10 +153,8 @@ def test_a_folder_of_plans_runs_nothing_that_the_command_line_does_not_name(
 
 
 def test_an_interrupted_run_says_what_it_takes_to_go_on() -> None:
-    asked = options.RisksNamedOnCommandLine.from_plan_values(
-        Plan.from_fields(plugin=("my plug-in.py",)).map_field_values()
-    )
-    assert asked.format_risk_flags() == ["--plugin 'my plug-in.py'"]
+    plan = Plan.from_fields(plugin=("my plug-in.py",))
+    assert options.format_risk_flags(plan) == ["--plugin 'my plug-in.py'"]
 
 
 def test_the_same_is_refused_to_a_safe_run(here: Path, capsys: Said) -> None:

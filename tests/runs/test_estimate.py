@@ -102,18 +102,15 @@ def measure_estimate(
     peak = [0.0]
     monkeypatch.setattr(machine, "measure_peak_memory", lambda device: peak[0] / 1e6)
 
-    def steps(n: int) -> Iterator[TimedPart]:
-        def work() -> None:
-            texts = min(n, of)
-            ticks.now += 0.5 * -(-texts // at_once) + 0.1 * texts
-            traffic.rows += 3 * texts
-            traffic.tokens += 12 * texts
-            peak[0] = 1000 + 50 * min(texts, at_once)
-
-        yield TimedPart("part", of, at_once, work, **more)
+    def work(n: int) -> None:
+        texts = min(n, of)
+        ticks.now += 0.5 * -(-texts // at_once) + 0.1 * texts
+        traffic.rows += 3 * texts
+        traffic.tokens += 12 * texts
+        peak[0] = 1000 + 50 * min(texts, at_once)
 
     asker = Free(seconds, 1 + others)
-    asker.time_part_within_its_share(steps)
+    asker.time_parts_within_share([TimedPart("part", of, at_once, work, **more)])
     (cost,) = asker.costs
     return cost
 
