@@ -162,15 +162,11 @@ class AuditCallback(TrainerCallback):
         else:
             self.tokenizer = getattr(trainer, "processing_class", None)
         self.limit = StopLimit.parse_sentence(stop_at) if stop_at else None
-        self.asked = {
-            "data": data,
-            "nonmembers": nonmembers,
-            "canaries": canaries,
-            "limit": limit,
-            **plan,
-        }
-        self.asked = {name: value for name, value in self.asked.items() if value is not None}
-        self.asked.setdefault("known_fraction", 0.0)  # nobody tunes on known pairs here
+        # nobody tunes on known pairs here
+        self.asked = {"known_fraction": 0.0, "data": data, "limit": limit, **plan}
+        for name, value in (("nonmembers", nonmembers), ("canaries", canaries)):
+            if value is not None:
+                self.asked[name] = value
         self.probes: tuple[Probe, ...] = (
             ExtractionProbability(),
             *([Exposure()] if canaries is not None else []),
@@ -216,6 +212,14 @@ class AuditCallback(TrainerCallback):
                     "template": form.template,
                     **({"date": form.day} if form.day else {}),
                 }
+        self._check_training_set(args, plan.knows == SYSTEM)
+        self._measure_and_log(state.global_step)
+
+    def _check_training_set(self, args: TrainingArguments, knows_system: bool) -> None:
+        """Note whether the training set holds the records. Raise AuditError if it does not.
+
+        knows_system: whether the attacker has only the system turn of a conversation.
+        """
         cut = getattr(args, "max_length", None)
         mode = getattr(args, "truncation_mode", "keep_start")
         # TRL's SFTTrainer says whether it reads a completion_mask.
@@ -228,16 +232,14 @@ class AuditCallback(TrainerCallback):
             learns_prompts=type(args).__name__ == "ORPOConfig",
         )
         sought = self.secrets
-        if (
-            plan.knows == SYSTEM
-        ):  # what stands between the system turn and an answer is no part of such a secret
+        if knows_system:
+            # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
         if training is None:
             self.notes = (NOT_CHECKED,)
             logging.getLogger(__name__).warning("audit: %s", NOT_CHECKED)
         else:
             self.notes = preflight.describe_secret_coverage(training, sought)
-        self._measure_and_log(state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -277,12 +279,9 @@ class AuditCallback(TrainerCallback):
             **plan,
         )
         disk.replace_atomically(out / "curve.csv", self.to_csv())
-        curves = []
-        for title, names in _PANELS:
-            curves.append((title, list(filter(None, map(self._curve_of_logged_value, names)))))
         panels = []
-        for title, lines in curves:
-            if lines:
+        for title, names in _PANELS:
+            if lines := list(filter(None, map(self._curve_of_logged_value, names))):
                 panels.append(Panel(title, tuple(lines)))
         disk.replace_atomically(out / "curve.svg", draw_training_curve(panels, self.stopped_at))
 
@@ -301,14 +300,11 @@ class AuditCallback(TrainerCallback):
         points = []
         for row in self.rows:
             if name in row:
-                points.append((int(row["step"]), row[name]))
-        # no interval: these are exact means over a fixed set of records
-        exact = []
-        for step, value in points:
-            exact.append((step, Measurement(name, value, value, value, len(self.secrets))))
-        if points:
-            return Curve(phrases.format_metric(name), exact)
-        return None
+                # no interval: these are exact means over a fixed set of records
+                value = row[name]
+                mean = Measurement(name, value, value, value, len(self.secrets))
+                points.append((int(row["step"]), mean))
+        return Curve(phrases.format_metric(name), points) if points else None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
         """Measure the model, log and store the values, and return the values by name."""

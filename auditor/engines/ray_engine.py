@@ -174,41 +174,7 @@ class RayEngine(Engine):
         return self._pool
 
     def _connect_cluster(self) -> None:
-        if self.address:
-            _check_ray_cluster_listens(self.address)
-            if os.environ.get(_MODE) != "token":
-                raise AuditError(
-                    f"expected {_MODE}=token with --ray-address, because a cluster without tokens "
-                    "gives secrets and models to anyone who reaches it, got "
-                    f"{os.environ.get(_MODE) or 'none'}"
-                )
-            init_args: dict[str, Any] = {"address": self.address}
-        else:
-            n_processors = threads.count_usable_processors()
-            if self.workers > n_processors:
-                raise AuditError(
-                    f"expected --workers of at most the {n_processors} processors here, got "
-                    f"{self.workers}"
-                )
-            if os.environ.get(_MODE, "token") != "token":
-                raise AuditError(
-                    f"expected {_MODE}=token or none for a cluster of our own, got "
-                    f"{os.environ[_MODE]!r}"
-                )
-            if "RAY_AUTH_TOKEN_PATH" not in os.environ:
-                # kept for the process: Ray reads it once
-                os.environ.setdefault(_TOKEN, secrets.token_hex(32))
-            # Secrets travel through this folder. Ray lets everybody on this machine read its own
-            # folder, so it lies inside a private one.
-            scratch = self._resources.enter_context(
-                disk.open_scratch_folder(_find_ray_socket_folder(), "r")
-            )
-            init_args = {"address": "local", "num_cpus": self.workers, "include_dashboard": False}
-            init_args |= {
-                "object_store_memory": _STORE,
-                "_temp_dir": str(scratch / "r"),
-                "_system_config": AS_NICE,
-            }
+        init_args = self._check_cluster_arguments()
         self._resources.callback(_import_ray().shutdown)
         # Ray installs a handler of its own, which knows nothing of runs.
         handler = signal.getsignal(signal.SIGTERM)
@@ -233,6 +199,48 @@ class RayEngine(Engine):
             else:
                 process_ids = _find_cluster_process_ids()
             self._resources.enter_context(_watch_ray_processes(process_ids))
+
+    def _check_cluster_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `ray.init`.
+
+        Raise AuditError for a cluster without tokens, or with too many workers.
+        """
+        if self.address:
+            _check_ray_cluster_listens(self.address)
+            if os.environ.get(_MODE) != "token":
+                raise AuditError(
+                    f"expected {_MODE}=token with --ray-address, because a cluster without tokens "
+                    "gives secrets and models to anyone who reaches it, got "
+                    f"{os.environ.get(_MODE) or 'none'}"
+                )
+            return {"address": self.address}
+        n_processors = threads.count_usable_processors()
+        if self.workers > n_processors:
+            raise AuditError(
+                f"expected --workers of at most the {n_processors} processors here, got "
+                f"{self.workers}"
+            )
+        if os.environ.get(_MODE, "token") != "token":
+            raise AuditError(
+                f"expected {_MODE}=token or none for a cluster of our own, got "
+                f"{os.environ[_MODE]!r}"
+            )
+        if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+            # kept for the process: Ray reads it once
+            os.environ.setdefault(_TOKEN, secrets.token_hex(32))
+        # Secrets travel through this folder. Ray lets everybody on this machine read its own
+        # folder, so it lies inside a private one.
+        scratch = self._resources.enter_context(
+            disk.open_scratch_folder(_find_ray_socket_folder(), "r")
+        )
+        return {
+            "address": "local",
+            "num_cpus": self.workers,
+            "include_dashboard": False,
+            "object_store_memory": _STORE,
+            "_temp_dir": str(scratch / "r"),
+            "_system_config": AS_NICE,
+        }
 
     def _wait_cluster_resources(self) -> None:
         """Wait until the cluster reports its resources, shortly after its start.

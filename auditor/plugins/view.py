@@ -323,29 +323,9 @@ class View:
 
         name: name of the recipe; prompt: soft prompt; rows: limit of sequences decoded at once.
         """
-        model, decoding = self.target, self.decoding_in_this_setting(sampling)
         if sampling.search != "sample":
-            prefixes = torch.tensor([query.prefix for query in batch], device=model.device)
-            length = batch[0].length
-            if sampling.search == "beam":
-                return beam_search(
-                    model,
-                    prefixes,
-                    length,
-                    sampling.beams,
-                    forbidden=decoding.forbidden,
-                    prompt=prompt,
-                )
-            max_rows = max(1, rows.size // _TREE_DISTRIBUTIONS)
-            return find_suffixes_above_threshold(
-                model,
-                prefixes,
-                length,
-                decoding,
-                sampling.threshold,
-                prompt=prompt,
-                max_rows=max_rows,
-            )
+            return self._search_candidates(batch, sampling, prompt, rows.size)
+        decoding = self.decoding_in_this_setting(sampling)
         noise = [self._uniform_draws_of_query(query, sampling.samples, name) for query in batch]
         distribution = self.has_capability("likelihood")
         # A batch is sized for all samples of its prefixes; those of a single prefix may still be
@@ -357,7 +337,7 @@ class View:
         ).run_pieces_within_memory(
             sampling.samples,
             lambda part: sample_mixed_length_batch(
-                model,
+                self.target,
                 [query.prefix for query in batch],
                 decoding,
                 [uniforms[part] for uniforms in noise],
@@ -373,6 +353,22 @@ class View:
         if len(passes) == 1:
             return passes[0]
         return list(map(merge_candidates, zip(*passes, strict=True)))
+
+    def _search_candidates(
+        self, batch: Sequence[Query], sampling: Sampling, prompt: Tensor | None, n_rows: int
+    ) -> Sequence[SuffixCandidates]:
+        decoding = self.decoding_in_this_setting(sampling)
+        device = self.target.device
+        prefixes = torch.tensor([query.prefix for query in batch], device=device)
+        problem = (self.target, prefixes, batch[0].length)
+        if sampling.search == "beam":
+            return beam_search(
+                *problem, sampling.beams, forbidden=decoding.forbidden, prompt=prompt
+            )
+        max_rows = max(1, n_rows // _TREE_DISTRIBUTIONS)
+        return find_suffixes_above_threshold(
+            *problem, decoding, sampling.threshold, prompt=prompt, max_rows=max_rows
+        )
 
     def _uniform_draws_of_query(self, query: Query, samples: int, name: str) -> np.ndarray:
         # The key omits the number of samples: a run with fewer samples draws the first of this run.

@@ -226,6 +226,20 @@ def audit_released_text(
     private_texts.write_secret_texts(
         folder.path, rows.shown, rows.guesses, release.words.words_of_ids
     )
+    return _build_release_result(release, folder.path.name, secrets, kinds, findings, clock)
+
+
+def _build_release_result(
+    release: ReleasedText,
+    name: str,
+    secrets: Sequence[Secret],
+    kinds: dict[str, KindCount],
+    findings: Sequence[Finding],
+    clock: StageClock,
+) -> AuditResult:
+    """Return the record of a finished audit. name: name of the run. kinds: counts of personal data
+    by kind.
+    """
     members = select_members(secrets)
     repeats = Counter(secret.repeats or 1 for secret in members)
     record = BenchmarkRecord(
@@ -242,7 +256,7 @@ def audit_released_text(
         kinds=kinds,
     )
     return AuditResult(
-        name=folder.path.name,
+        name=name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
         command=release.plan.output.command,

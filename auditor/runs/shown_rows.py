@@ -139,36 +139,13 @@ def list_companion_rows(
     for defense in defenses:
         if isinstance(defense, UnlearningTrainer):
             unlearning.append(defense)
-    if target.before is not None and unlearning:
-        raise AuditError(
-            "--before says that --model is the unlearned model, but --defense "
-            f"{unlearning[0].name} is one too: give --before, or that model as --model"
-        )
-    if unlearning and not target.uses_builtin_lab and forget is None:
-        raise AuditError(
-            f"expected --forget FILE with --defense {unlearning[0].name}: the records that it was "
-            "to forget; got none"
-        )
-    if not unlearning and target.before is None:
-        for name, value in (("forget", forget), ("relearn", plan.relearn)):
-            if value is not None:
-                if target.uses_builtin_lab:
-                    before = ""
-                else:
-                    before = "--before MODEL, or "
-                known = registry.list_defenses().items()
-                names = " or ".join(
-                    name for name, kind in known if issubclass(kind, UnlearningTrainer)
-                )
-                raise AuditError(
-                    f"--{name} needs an unlearned model: expected {before}--defense {names}, got "
-                    "neither"
-                )
-        return [], ()
+    _check_unlearning_flags(target, plan, forget, unlearning)
     rows = list[ShownRow]()
     models_by_role = list[UnlearnedModel]()
     # The rows of a retrained model serve all models that forget the same records.
-    shared = _name_retrained_rows(target, plan)
+    shared = {}
+    if unlearning or target.before is not None:
+        shared = _name_retrained_rows(target, plan)
     if target.before is not None:
         rows.append(_build_companion_row(BeforeUnlearning()))
         models = {BEFORE: BeforeUnlearning.name, AFTER: UNDEFENDED}
@@ -191,6 +168,37 @@ def list_companion_rows(
     }
     rows += [ShownRow(shared[role], titles[role], never[role], True) for role in shared]
     return rows, tuple(models_by_role)
+
+
+def _check_unlearning_flags(
+    target: TargetPlan, plan: DefensePlan, forget: str | None, unlearning: Sequence[Defense]
+) -> None:
+    """Raise AuditError for flags that conflict or need an unlearned model.
+
+    unlearning: defenses that make one.
+    """
+    if target.before is not None and unlearning:
+        raise AuditError(
+            "--before says that --model is the unlearned model, but --defense "
+            f"{unlearning[0].name} is one too: give --before, or that model as --model"
+        )
+    if unlearning and not target.uses_builtin_lab and forget is None:
+        raise AuditError(
+            f"expected --forget FILE with --defense {unlearning[0].name}: the records that it was "
+            "to forget; got none"
+        )
+    if not unlearning and target.before is None:
+        for name, value in (("forget", forget), ("relearn", plan.relearn)):
+            if value is not None:
+                before = "" if target.uses_builtin_lab else "--before MODEL, or "
+                known = registry.list_defenses().items()
+                names = " or ".join(
+                    name for name, kind in known if issubclass(kind, UnlearningTrainer)
+                )
+                raise AuditError(
+                    f"--{name} needs an unlearned model: expected {before}--defense {names}, got "
+                    "neither"
+                )
 
 
 def _name_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, str]:
