@@ -167,9 +167,7 @@ def _write_audit_canaries(
     for name in ("audit", "for_epsilon", "delta"):
         chosen.pop(name, None)
     # Without a seed, a fresh secret seed: the bound holds for coins unknown to the training.
-    manifest = making_audit_canaries.make_audit_canaries(
-        making_audit_canaries.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen)
-    )
+    manifest = making_audit_canaries.make_audit_canaries(count, counts[0], seed, **chosen)
     manifests.write_canary_manifest(out, manifest)
     inside = sum(canary.included for canary in manifest.canaries)
     seed_phrase = "a fresh secret seed"

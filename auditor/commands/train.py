@@ -2,51 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
 from auditor.commands import completion, console, options
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingFlags:
-    """Flags of a training that are not plan fields.
-
-    model: Causal LM to start from: Hugging Face id or folder.
-    data: Private records: JSONL, CSV, Parquet or a Hugging Face data set.
-    out: Folder for the model; an interrupted training continues.
-    public (MODEL): Public model, for methods that need one. [default: --model]
-    lora (--lora/--full): Train a LoRA adapter, or all parameters.
-    lora_rank: Rank of the adapter.
-    lora_alpha: Alpha of the adapter: its scale is alpha over rank.
-    text_column: Column of the text. [default: text, or prefix+suffix]
-    loss_on (assistant|all): Tokens of a conversation that are trained on. [default: assistant]
-    user_column (--user-column, --group-column): Column that names the person of a record. [default:
-        each text its own]
-    heldout (DATA): Held-out records that early-stop decides by. [default: a tenth of --data]
-    forget (DATA): Records of --data to unlearn, with gradient-ascent and npo.
-    block (--block, --max-length): Tokens per training sequence. [default: 512]
-    """
-
-    panel: ClassVar[str] = "training"
-
-    model: Annotated[str, "target"]
-    data: Annotated[str, "data"]
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", rich_help_panel="output")]
-    public: Annotated[str | None, "target"] = None
-    lora: bool = False
-    lora_rank: int = 8
-    lora_alpha: int = 16
-    text_column: Annotated[str | None, "data"] = None
-    loss_on: str | None = None
-    user_column: Annotated[str | None, "data"] = None
-    heldout: Annotated[str | None, "data"] = None
-    forget: Annotated[str | None, "data"] = None
-    block: int | None = None
-
+from auditor.runs.training_request import TrainingFlags, TrainingRequest
 
 _SHARED = f"template date seed {options.HUB_LOADING} {options.ENGINE} plugin"  # with `audit run`
 
@@ -78,7 +39,7 @@ def train(
 
     options.load_plugin_files(plan.get("plugin"))
     of_methods = parse_plugin_options("-D", option or [], list(registry.list_trainers()))
-    request = training.TrainingRequest(
+    request = TrainingRequest(
         method=method,
         # options without the name of a method are of this one
         options=merge_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
@@ -92,7 +53,7 @@ def train(
         ),
         plugin=tuple(plan.get("plugin", ())),
         **{name: plan[name] for name in ("template", "date", "seed") if name in plan},
-        **options.list_given_flags(flags),
+        **vars(flags),
     )
     again = f"the same command continues from what is kept in {request.out}"
     with (

@@ -4,7 +4,7 @@ canary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,17 @@ MARK = "audit_tokens.json"  # in the folder of an extended model
 _VOCABULARY_MODULES = ("embed_tokens", "embed_in", "wte", "word_embeddings", "lm_head", "embed_out")
 
 
-@dataclass(frozen=True)
-class CanaryRequest:
-    """Arguments of `audit canaries make --audit`.
+def make_audit_canaries(
+    count: int,
+    times: int = 1,
+    seed: int | None = None,
+    kind: Kind = "words",
+    length: int = 8,
+    **inputs: Any,
+) -> AuditCanaryManifest:
+    """Draw the canaries' texts, and the coins that decide which canaries are inserted.
+
+    Raise AuditError if an input is missing, or unused for this kind of canary.
 
     Args:
         count: number of canaries.
@@ -40,50 +48,35 @@ class CanaryRequest:
         seed: seed of texts and coins; None for an unguessable seed.
         kind: kind of canary.
         length: words of a canary.
-        data: training data, for canaries that begin with its texts.
-        model: public or base model, for canaries made with a model.
-        temperature: temperature of sampled canaries; None for 1.
+        inputs: the training data (`data`), for canaries that begin with its texts; the public or
+            base model (`model`), for canaries made with a model; the `temperature` of sampled
+            canaries.
     """
-
-    count: int
-    times: int = 1
-    seed: int | None = None
-    kind: Kind = "words"
-    length: int = 8
-    data: str | None = None
-    model: str | None = None
-    temperature: float | None = None
-
-
-def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
-    """Draw the canaries' texts, and the coins that decide which canaries are inserted.
-
-    Raise AuditError if an input is missing, or unused for this kind of canary.
-    """
-    if request.kind not in KINDS:
-        raise make_unknown_name_error("--kind", request.kind, KINDS)
+    if kind not in KINDS:
+        raise make_unknown_name_error("--kind", kind, KINDS)
     for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():
-        is_given = getattr(request, flag) is not None
-        if is_given and request.kind not in kinds:
-            raise AuditError(
-                f"expected --kind {' or '.join(kinds)} beside --{flag}, got {request.kind}"
-            )
-        if not is_given and request.kind in kinds and flag != "temperature":
-            raise AuditError(f"expected --{flag} beside --kind {request.kind}, got none")
-    if request.seed is None:
+        if flag in inputs and kind not in kinds:
+            raise AuditError(f"expected --kind {' or '.join(kinds)} beside --{flag}, got {kind}")
+        if flag not in inputs and kind in kinds and flag != "temperature":
+            raise AuditError(f"expected --{flag} beside --kind {kind}, got none")
+    if seed is None:
         seed = audit_canaries.draw_canary_seed()
-    else:
-        seed = request.seed
+    begun: Sequence[str] = ()
+    if "data" in inputs:
+        begun = whole_texts.read_row_texts("--data", inputs["data"])
+    model = None
+    if "model" in inputs:
+        model = load_causal_lm(inputs["model"], DEFAULTS)
     texts = audit_canaries.make_audit_canary_texts(
-        request.kind,
-        request.count,
-        request.length,
+        kind,
+        count,
+        length,
         seed,
-        texts=() if request.data is None else whole_texts.read_row_texts("--data", request.data),
-        model=None if request.model is None else load_causal_lm(request.model, DEFAULTS),
-        temperature=1.0 if request.temperature is None else request.temperature,
+        texts=begun,
+        model=model,
+        temperature=inputs.get("temperature", 1.0),
     )
-    return audit_canaries.make_audit_canary_manifest(request.kind, texts, request.times, seed)
+    return audit_canaries.make_audit_canary_manifest(kind, texts, times, seed)
 
 
 def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> None:

@@ -10,9 +10,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from platform import node
 from typing import Any, ClassVar
@@ -30,11 +30,11 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_fields import AUTO
-from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_date_format
+from auditor.core.plan_parts import check_date_format
 from auditor.engines.engine import Engine
 from auditor.engines.ray_engine import make_engine
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import FLOAT32, load_causal_lm
+from auditor.models.loading import load_causal_lm
 from auditor.models.shards import record_digests
 from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens_within_vocabulary
 from auditor.plugins import registry
@@ -42,62 +42,11 @@ from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import RECORD, Trainer, TrainerCheckpoint, TrainingJob, TrainingRecord
 from auditor.records import file_digests
 from auditor.runs import making_audit_canaries
+from auditor.runs.training_request import TrainingRequest
 from auditor.training.members import LoraAdapterRecipe, add_lora_adapter
 
 CHECKPOINT = "checkpoint.pt"
 _LONGEST = 512  # tokens of a sequence by default: memory grows with its square
-
-
-@dataclass(frozen=True)
-class TrainingRequest:
-    """Arguments of `audit train`.
-
-    Args:
-        method: training method.
-        model: folder or hub id of the model to start from.
-        data: training data.
-        out: output folder.
-        options: options of the method.
-        public: public model, for methods that need one.
-        lora: train a LoRA adapter instead of all parameters.
-        lora_rank: rank of the adapter.
-        lora_alpha: alpha of the adapter.
-        text_column: column of the text.
-        loss_on: learnt turns of conversations: assistant (None) or all.
-        template: rendering of conversations.
-        date: day that a template writes.
-        user_column: column that names a record's person.
-        heldout: records outside the training, for a method that chooses a model by their loss.
-        forget: records to forget, for a method that unlearns.
-        block: tokens of a training sequence.
-        seed: seed of the training.
-        loading: options for loading the model.
-        engine: options of the engine.
-        plugin: plug-in files with the method, for workers.
-    """
-
-    method: str
-    model: str
-    data: str
-    out: Path
-    options: Mapping[str, Any] = field(default_factory=dict)
-    public: str | None = None
-    lora: bool = False
-    lora_rank: int = 8
-    lora_alpha: int = 16
-    text_column: str | None = None
-    loss_on: str | None = None  # of conversations: assistant (None) or all
-    template: str = AUTO  # rendering of conversations: by default as the usual trainers do
-    date: str | None = None  # the day that a template writes
-    user_column: str | None = None
-    heldout: str | None = None  # untrained records, for a method that chooses a model by them
-    # the records to forget, for a method that unlearns
-    forget: str | None = None
-    block: int | None = None
-    seed: int = 0
-    loading: LoadingOptions = FLOAT32
-    engine: EngineOptions = LOCAL
-    plugin: tuple[str, ...] = ()  # plug-in files with the method, for workers
 
 
 def train_model_into_folder(

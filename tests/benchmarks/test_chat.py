@@ -272,7 +272,11 @@ def test_all_turns_are_secrets_and_told_by_role(tmp_path: Path) -> None:
 def test_a_template_that_is_given_is_taken_where_the_tokenizer_has_none(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text(CHATML)
     asked = training.TrainingRequest(
-        "none", "base", "rows", tmp_path, template=str(tmp_path / "chat.jinja")
+        method="none",
+        model="base",
+        data="rows",
+        out=tmp_path,
+        template=str(tmp_path / "chat.jinja"),
     )
     assert training._choose_chat_rendering(asked, tokenizer(None), [TWO]).source == CHATML
 

@@ -3,7 +3,6 @@ plan does not have."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,9 +11,8 @@ import pytest
 import typer
 
 from auditor.cli import app
-from auditor.commands import options, train
+from auditor.commands import options
 from auditor.core.errors import AuditError
-from auditor.runs.training import TrainingRequest
 
 COMMANDS: Any = typer.main.get_command(app)
 
@@ -29,13 +27,6 @@ class Outer:
     place: Annotated[str, typer.Option(help="Where.")]
     inner: Inner
     loud: Annotated[bool, typer.Option("--loud")] = False
-
-
-def flags(group: type) -> list[str]:
-    def command(group: Any) -> None: ...
-
-    command.__annotations__ = {"group": group}
-    return list(inspect.signature(options.expand_flag_groups(command)).parameters)
 
 
 def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> None:
@@ -80,11 +71,6 @@ def test_a_command_gets_the_fields_of_a_plan_that_were_given() -> None:
     for given in (["--seed", "0", "--no-controls"], ["-a", "zlib", "--attack", "perplexity"], []):
         click.main(given, standalone_mode=False)
     assert seen == [{"seed": 0, "controls": False}, {"attack": ["zlib", "perplexity"]}, {}]
-
-
-def test_a_training_has_every_field_that_its_command_asks_for() -> None:
-    fields = {one.name for one in dataclasses.fields(TrainingRequest)}
-    assert flags(train.TrainingFlags) and set(flags(train.TrainingFlags)) <= fields
 
 
 def test_every_command_that_loads_a_model_takes_the_same_flags_for_it() -> None:

@@ -63,18 +63,26 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, data in (("before", "data"), ("retrained", "rest")):
         own = TrainingRequest(
-            "none", str(folder / "neox"), str(folder / f"{data}.jsonl"), folder / name, **learn
+            method="none",
+            model=str(folder / "neox"),
+            data=str(folder / f"{data}.jsonl"),
+            out=folder / name,
+            **learn,
         )
         training.train_model_into_folder(own, lambda what, done, total: None)
     forget: dict[str, Any] = {
         "block": 32,
         "options": {"epochs": 2, "batch": 2, "learning_rate": 1e-3},
     }
-    given = (str(folder / "before"), str(folder / "data.jsonl"), folder / "after")
-    training.train_model_into_folder(
-        TrainingRequest("npo", *given, forget=str(folder / "forget.jsonl"), **forget),
-        lambda *_: None,
+    request = TrainingRequest(
+        method="npo",
+        model=str(folder / "before"),
+        data=str(folder / "data.jsonl"),
+        out=folder / "after",
+        forget=str(folder / "forget.jsonl"),
+        **forget,
     )
+    training.train_model_into_folder(request, lambda *_: None)
     return folder
 
 

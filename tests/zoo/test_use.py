@@ -52,7 +52,12 @@ def test_a_family_is_trained(family: str, method: str, data: Path, tmp_path: Pat
         **own.get(method, {}),
     }
     asked = TrainingRequest(
-        method, str(tmp_path / "model"), str(data), out=tmp_path / "out", block=48, options=options
+        method=method,
+        model=str(tmp_path / "model"),
+        data=str(data),
+        out=tmp_path / "out",
+        block=48,
+        options=options,
     )
     training.train_model_into_folder(asked, lambda what, done, total: None)
     assert json.loads((tmp_path / "out" / "training.json").read_text())["finished"]
