@@ -38,7 +38,7 @@ from auditor.core.plan_parts import SYSTEM
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.probe import Probe, mask_members, observe_in_order, value_column
+from auditor.plugins.probe import Probe, mask_members, order_observations, value_column
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.reports import phrases
 from auditor.reports.training_curve import Curve, Panel, draw_training_curve
@@ -330,7 +330,9 @@ class AuditCallback(TrainerCallback):
         return values
 
     def _mean_suffix_probability_and_loss_by_name(self, target: LanguageModel) -> dict[str, float]:
-        observations = observe_in_order(self.probes[0], self._white_box_view(target), self.secrets)
+        observations = order_observations(
+            self.probes[0], self._white_box_view(target), self.secrets
+        )
         # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain
         # softmax, as a loss
         member = mask_members(self.secrets)
@@ -349,7 +351,7 @@ class AuditCallback(TrainerCallback):
 
     def _mean_exposure_of_inserted_canaries(self, target: LanguageModel) -> float:
         inserted = select_members(self.canaries)
-        observations = observe_in_order(self.probes[1], self._white_box_view(target), inserted)
+        observations = order_observations(self.probes[1], self._white_box_view(target), inserted)
         return float(value_column(observations, "exposure_bits").mean())
 
     def _white_box_view(self, target: LanguageModel) -> View:

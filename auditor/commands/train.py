@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,20 +39,18 @@ def train(
 
     options.load_plugin_files(plan.get("plugin"))
     of_methods = parse_plugin_options("-D", option or [], list(registry.list_trainers()))
+
+    def pick(names: str) -> dict[str, Any]:
+        return {name: plan[name] for name in names.split() if name in plan}
+
     request = TrainingRequest(
         method=method,
         # options without the name of a method are of this one
         options=merge_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
-        loading=LoadingOptions(
-            **{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}
-        ).resolve_auto_dtype(),
-        engine=from_json(
-            EngineOptions,
-            {name: plan[name] for name in options.ENGINE.split() if name in plan},
-            "engine",
-        ),
+        loading=LoadingOptions(**pick(options.HUB_LOADING)).resolve_auto_dtype(),
+        engine=from_json(EngineOptions, pick(options.ENGINE), "engine"),
         plugin=tuple(plan.get("plugin", ())),
-        **{name: plan[name] for name in ("template", "date", "seed") if name in plan},
+        **pick("template date seed"),
         **vars(flags),
     )
     again = f"the same command continues from what is kept in {request.out}"

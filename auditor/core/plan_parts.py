@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, ClassVar, Literal
@@ -435,13 +436,10 @@ def get_known_share(knows: str) -> float:
     kind, _, share = knows.partition(":")
     if knows in (SYSTEM, USER):
         return 0.0
-    try:  # NaN, which is in no range, represents an invalid number
-        if kind == PARTIAL:
+    known_share = math.nan  # in no range: an invalid number
+    if kind == PARTIAL:
+        with suppress(ValueError):
             known_share = float(share)
-        else:
-            known_share = math.nan
-    except ValueError:
-        known_share = math.nan
     if not 0 < known_share < 1:
         raise AuditError(
             f"expected --knows {SYSTEM}, {USER} or {PARTIAL}:F with 0 < F < 1, got {knows!r}"

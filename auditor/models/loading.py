@@ -31,7 +31,6 @@ _ADAPTER = "adapter_config.json"
 
 
 DEFAULTS = LoadingOptions()
-FLOAT32 = DEFAULTS.resolve_auto_dtype()
 
 
 def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:

@@ -202,6 +202,19 @@ OfRows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """(distributions (rows, V) in nats, the token of each row) -> (rows,) each."""
 
 
+def batch_equal_shapes(
+    model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Yield batches of secrets of equal lengths: B indices, prefixes (B, n) and suffixes (B, L).
+
+    size: most secrets in a batch.
+    """
+    for indices in group_equal_shapes([secret.lengths for secret in secrets], size):
+        prefixes = torch.tensor([secrets[i].prefix for i in indices], device=model.device)
+        suffixes = torch.tensor([secrets[i].suffix for i in indices], device=model.device)
+        yield indices, prefixes, suffixes
+
+
 def observe_in_batches(
     view: View, secrets: Sequence[Secret], size: int, look: Look
 ) -> Iterator[Observation]:
@@ -211,7 +224,7 @@ def observe_in_batches(
     """
     # One limit for all shapes: a size that was too large for a shape is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
-    for indices in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets]):
+    for indices in group_equal_shapes([secret.lengths for secret in secrets]):
         # The default binds these indices: a plain closure would read those of a later iteration.
         def seen(places: slice, order: Sequence[int] = indices) -> Sequence[Observation]:
             batch = [secrets[i] for i in order[places]]
@@ -246,14 +259,14 @@ def read_token_statistics(
 
 def observe_all_secrets(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
     """Return all observations of a probe for these secrets."""
-    observations = observe_in_order(probe, view, secrets)
+    observations = order_observations(probe, view, secrets)
     # Both receive the same observations: `facts` sees no values of `add_joint_values`.
     return Observed(
         probe.add_joint_values(secrets, observations), probe.facts(view, secrets, observations)
     )
 
 
-def observe_in_order(probe: Probe, view: View, secrets: Sequence[Secret]) -> list[Observation]:
+def order_observations(probe: Probe, view: View, secrets: Sequence[Secret]) -> list[Observation]:
     """Return a probe's observations in the order of the secrets."""
     by_secret = {}
     for observation in probe.observe_secrets(view, secrets):

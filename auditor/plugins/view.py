@@ -261,7 +261,7 @@ class View:
         batched = group_equal_shapes
         if sampling.search == "sample":
             batched = partial(batch_lengths, self.target, samples=sampling.samples)
-        for indices in batched([(len(q.prefix), q.length) for q in queries]):
+        for indices in batched([query.lengths for query in queries]):
             batch_queries = [queries[i] for i in indices]
 
             # The default binds this batch: a plain closure would read that of a later iteration.
@@ -278,13 +278,9 @@ class View:
 
             for places, _ in at_once.run_pieces_within_memory(len(batch_queries), find):
                 # A sampling batch may have several lengths; attacks receive one shape at a time.
-                for shape_indices in group_equal_shapes(
-                    [(len(query.prefix), query.length) for query in batch_queries[places]]
-                ):
-                    yield [
-                        (batch_queries[places][i], cache[batch_queries[places][i].id])
-                        for i in shape_indices
-                    ]
+                piece = batch_queries[places]
+                for shape_indices in group_equal_shapes([query.lengths for query in piece]):
+                    yield [(piece[i], cache[piece[i].id]) for i in shape_indices]
 
     def prefix_batch_size(
         self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0
@@ -305,7 +301,7 @@ class View:
 
     def _max_decoding_rows_in_memory(self, queries: Sequence[Query], prompt_rows: int) -> int:
         """Return the number of partial sequences (decoding rows) that fit in memory."""
-        longest = max((len(query.prefix) + query.length for query in queries), default=1)
+        longest = max((sum(query.lengths) for query in queries), default=1)
         row = self.target.row_bytes(
             prompt_rows + longest, distribution=self.has_capability("likelihood")
         )
@@ -345,7 +341,7 @@ class View:
                 distribution=distribution,
             ),
         )
-        passes = [candidates for _, candidates in passes_by_piece]
+        _, passes = zip(*passes_by_piece, strict=True)
         if self.setting is TEXT_ONLY:  # the setting whose tokens a claim's budget pays for
             # The public model answers the others.
             for query, uniforms in zip(batch, noise, strict=True):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import time
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, cast
 
 from auditor.conclusions.outcomes import RowValuesBySecret
@@ -450,11 +452,7 @@ class ProbeCell(Cell):
         folder.save_probe_facts(self.key, facts)
         observations = probe.add_joint_values(secrets, values)
         # In the journal the last record of a secret counts.
-        changed = []
-        for observation, value in zip(observations, values, strict=True):
-            if observation != value:
-                changed.append(observation)
-        if changed:
+        if changed := list(compress(observations, map(operator.ne, observations, values))):
             folder.observations.append(self.key, changed)
         if any(secret.id not in earlier for secret in secrets):
             # A ChainMap's type wants mutable maps; nothing is written to these.

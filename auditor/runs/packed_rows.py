@@ -19,7 +19,7 @@ from auditor.core.arrays import Bools, Floats
 from auditor.core.nouns import Secret, Tokens, select_evenly_spaced
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel, ReadsPositions
-from auditor.models.memory import group_equal_shapes
+from auditor.plugins.probe import batch_equal_shapes
 from auditor.runs.likeliest_reading import bound_mean_gain
 
 RECORDS = 64  # most records read in each context
@@ -139,9 +139,7 @@ def _recite(
         extended.append(replace(secret, prefix=tokens + secret.prefix))
     is_greedy = np.zeros(len(extended), bool)
     log_prob = np.zeros(len(extended))
-    for indices in group_equal_shapes([secret.lengths for secret in extended], _AT_ONCE):
-        prefixes = torch.tensor([extended[i].prefix for i in indices], device=model.device)
-        suffixes = torch.tensor([extended[i].suffix for i in indices], device=model.device)
+    for indices, prefixes, suffixes in batch_equal_shapes(model, extended, _AT_ONCE):
         greedy = []
         likely = []
         for true, distribution in model.teacher_forced_distributions(prefixes, suffixes):

@@ -170,13 +170,10 @@ class PerSecretCollector:
                 finished.read_records(scored_ids), _SECRETS_AT_ONCE
             ):
                 ids = []
-                for scores in batch:
-                    for _ in scores.log_probs:
-                        ids.append(scores.secret)
                 values = []
                 for scores in batch:
-                    for value in scores.log_probs:
-                        values.append(value)
+                    ids += [scores.secret] * len(scores.log_probs)
+                    values += scores.log_probs
                 yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
 
 
@@ -193,9 +190,8 @@ def build_outcome_row(
 def build_observation_row(
     probe: Probe, secrets: Sequence[Secret], observations: Observed
 ) -> RowValuesBySecret:
-    columns = probe.per_secret_values(secrets, observations).items()
     numbers = {}
-    for name, values in columns:
+    for name, values in probe.per_secret_values(secrets, observations).items():
         numbers[name] = np.array(values, dtype=float)
     ids, member, repeats = list_secret_facts(secrets)
     return RowValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)

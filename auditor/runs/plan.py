@@ -57,11 +57,9 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
     merged = dict(config)
     for name, value in present.items():
         if name.endswith("_options"):
-            base = {}
-            for plugin, options in merged.get(name, {}).items():
-                base[plugin] = dict(options)
+            base = dict(merged.get(name, {}))
             for plugin, options in value.items():
-                base.setdefault(plugin, {}).update(options)
+                base[plugin] = {**base.get(plugin, {}), **options}
             value = base
         # `auto` for a number is its default: the flag overrides the file.
         if value == AUTO and name in FIELDS and FIELDS[name].definition.minimum:

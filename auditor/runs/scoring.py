@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from auditor.conclusions.leak_readings import KINDS
 from auditor.conclusions.outcomes import RowValuesBySecret
@@ -28,8 +27,9 @@ from auditor.generation.sample import (
 )
 from auditor.models.base import LanguageModel, compute_text_nlls, implies_capability
 from auditor.models.decoding import GREEDY
-from auditor.models.memory import BatchSizeLimit, group_equal_shapes
+from auditor.models.memory import BatchSizeLimit
 from auditor.plugins import registry
+from auditor.plugins.probe import batch_equal_shapes
 from auditor.runs.audit import Audit
 from auditor.runs.target import Target
 from auditor.statistics import intervals
@@ -99,26 +99,13 @@ def mark_greedy_hits(
         true_suffixes = [secret.suffix for secret in secrets]
         return np.array(list(map(operator.eq, continuations, true_suffixes)), dtype=bool)
     hits = np.zeros(len(secrets), dtype=bool)
-    for indices, prefixes, suffixes in _batch_equal_shapes(model, secrets):
+    for indices, prefixes, suffixes in batch_equal_shapes(model, secrets):
         # Parts of the batch: (rows, L) tokens and (rows, L, vocabulary) distributions.
         for tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
             is_hit = (distribution.argmax(-1) == tokens).all(-1).tolist()
             # Left to right: index `hits` by the old `indices`, then keep the rest of `indices`.
             hits[indices[: len(is_hit)]], indices = is_hit, indices[len(is_hit) :]
     return hits
-
-
-def _batch_equal_shapes(
-    model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
-) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Yield batches of secrets of equal lengths: B indices, prefixes (B, n) and suffixes (B, L).
-
-    size: most secrets in a batch.
-    """
-    for indices in group_equal_shapes([secret.lengths for secret in secrets], size):
-        prefixes = torch.tensor([secrets[i].prefix for i in indices], device=model.device)
-        suffixes = torch.tensor([secrets[i].suffix for i in indices], device=model.device)
-        yield indices, prefixes, suffixes
 
 
 def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
@@ -318,7 +305,7 @@ def _compute_mean_log_probs(scored: Iterable[TokenLogProbs]) -> dict[str, float]
 def batch_suffix_log_probs(
     target: Target, waiting: Sequence[Secret], size: int | None
 ) -> Iterator[list[TokenLogProbs]]:
-    for indices, prefixes, suffixes in _batch_equal_shapes(target.model, waiting, size or 64):
+    for indices, prefixes, suffixes in batch_equal_shapes(target.model, waiting, size or 64):
         with torch.no_grad():
             log_probs = target.model.token_log_probs(prefixes, suffixes).double().tolist()
         batch = []
@@ -356,7 +343,7 @@ def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     # Greedy decoding extracts secrets whose tokens all have rank 1.
     if implies_capability(target.model.capabilities, "ranks"):
         first = 0
-        for _, *pair in _batch_equal_shapes(target.model, hidden, GREEDY_AT_ONCE):
+        for _, *pair in batch_equal_shapes(target.model, hidden, GREEDY_AT_ONCE):
             first += int((target.model.token_ranks(*pair) == 1).all(-1).sum())
         greedy = f", and greedy decoding would extract {first:,}"
     yield Doubt(

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -241,15 +241,13 @@ def _score_renderings(
     AuditError for a row that the usual rendering refuses.
     """
     conversations = (*rows, *others)
-    texts = {
-        form: [
-            _render_answer_pairs(
-                model, form, conversation, form == usual, _HURRIED_SAID if hurried else _SAID
-            )
+    n_tokens = _HURRIED_SAID if hurried else _SAID
+    texts = {}
+    for form in tried:
+        texts[form] = [
+            _render_answer_pairs(model, form, conversation, form == usual, n_tokens)
             for conversation in conversations
         ]
-        for form in tried
-    }
     most = max(sum(map(bool, pairs)) for pairs in texts.values())
     distinct: dict[tuple[tuple[Pair, ...], ...], ChatRendering] = {}
     for form, pairs in texts.items():
@@ -326,8 +324,11 @@ def _compute_row_nlls(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> F
     """Return (rows,) mean nats per token, over all answers of each data row."""
     pairs = list(chain.from_iterable(rows))
     means = iter(compute_pair_nlls(model, pairs) if pairs else ())
-    weights = [[len(pair.suffix) for pair in row] for row in rows]
-    return np.array([np.average([next(means) for _ in row], weights=row) for row in weights])
+    nlls = []
+    for row in rows:
+        weights = [len(pair.suffix) for pair in row]
+        nlls.append(np.average(list(islice(means, len(row))), weights=weights))
+    return np.array(nlls)
 
 
 def _choose_likeliest_day(
@@ -349,10 +350,7 @@ def _choose_likeliest_day(
     best = dated[0]
     if members:
         best = choose_likeliest_reading(best, members)
-    rivals = [other for other in members if other != best]
-    if rivals and all(
-        bound_mean_gain(members[other] - members[best], len(rivals)) > 0 for other in rivals
-    ):
+    if len(members) > 1 and is_choice_clear(best, members, margin=0.0, looks=1):
         return best, []
     return best, [
         f"the chat template writes the day, and of the {len(dated)} days that were tried none "
