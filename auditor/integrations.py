@@ -304,7 +304,9 @@ class AuditCallback(TrainerCallback):
                 value = row[name]
                 mean = Measurement(name, value, value, value, len(self.secrets))
                 points.append((int(row["step"]), mean))
-        return Curve(phrases.format_metric(name), points) if points else None
+        if points:
+            return Curve(phrases.format_metric(name), points)
+        return None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
         """Measure the model, log and store the values, and return the values by name."""

@@ -221,11 +221,11 @@ class _RunPartTimer:
         given_counts = self.scene.benchmark.heldout_given or (1,) * len(texts)
 
         def score_heldout(n: int) -> None:
-            # Equal draws from both: the texts, and their numbers of given tokens.
+            # Equal draws from both: the texts, and their numbers of sample_given tokens.
             subset = _draw_fixed_subset(texts, n, "heldout")
-            given = _draw_fixed_subset(given_counts, n, "heldout")
-            list(compute_text_nlls(target.model, subset, context_lengths=given))
-            scoring.compute_published_nlls(target.model, subset, given, self.scene.seed)
+            sample_given = _draw_fixed_subset(given_counts, n, "heldout")
+            list(compute_text_nlls(target.model, subset, context_lengths=sample_given))
+            scoring.compute_published_nlls(target.model, subset, sample_given, self.scene.seed)
 
         def score_tokens(n: int) -> None:
             subset = _draw_fixed_subset(target.secrets, n, "tokens")

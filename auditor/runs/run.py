@@ -206,8 +206,7 @@ def _list_plugin_sections(
     """Return the report sections that plug-ins write about their own findings, by name."""
     sections = {}
     for method in selection.methods:
-        own = [finding for finding in findings if finding.attack == method.name]
-        section = method.report_section(own)
+        section = method.report_section([f for f in findings if f.attack == method.name])
         if section is not None:
             sections[method.name] = section
     return sections
