@@ -221,7 +221,7 @@ class _RunPartTimer:
         given_counts = self.scene.benchmark.heldout_given or (1,) * len(texts)
 
         def score_heldout(n: int) -> None:
-            # Equal draws from both: the texts, and their numbers of sample_given tokens.
+            # Equal draws from both: the texts, and their numbers of given tokens.
             subset = _draw_fixed_subset(texts, n, "heldout")
             sample_given = _draw_fixed_subset(given_counts, n, "heldout")
             list(compute_text_nlls(target.model, subset, context_lengths=sample_given))
