@@ -176,19 +176,17 @@ def audit(
     from auditor.runs import run
     from auditor.runs.selection import select_plugins
 
-    flags = {
-        "data": data,
-        "attacks": attacks,
-        "defenses": defenses,
-        "public": public,
-        "reference": reference,
-    }
-    with open_prepared_audit(model, tokenizer, reporter=reporter, **flags, **plan) as (
-        checked_plan,
-        site,
-        objects,
-        reporter,
-    ):
+    with open_prepared_audit(
+        model,
+        tokenizer,
+        data=data,
+        attacks=attacks,
+        defenses=defenses,
+        public=public,
+        reference=reference,
+        reporter=reporter,
+        **plan,
+    ) as (checked_plan, site, objects, reporter):
         select_plugins(checked_plan, site, objects)
         folder = RunFolder.create(
             None if out is None else Path(out),
@@ -269,9 +267,8 @@ def open_prepared_audit(
         if not values["attack"]:
             raise AuditError("expected at least one attack, got none; `audit list` shows them")
         checked_plan = make_plan({}, values)
-        fields = {**plan, "data": data}
         rows = {}
-        for name, argument in fields.items():
+        for name, argument in {**plan, "data": data}.items():
             if name in _ROWS and _is_memory_argument(argument):
                 rows[name] = argument
         objects = {

@@ -95,12 +95,12 @@ class CanarySpace:
                 f"expected a whole number of at least 1 in the slot {{{slot}}} and at most "
                 f"{_LONGEST}, got {count!r}"
             )
+        n_blocks = int(count or "1")
         if words is None:
-            return [list(CHARACTERS[name]) for _ in range(int(count or "1"))]
+            return [list(CHARACTERS[name])] * n_blocks
         if not all(words):
             raise AuditError(f"expected words in the list {name!r}, got an empty one")
-        *earlier, last = [list(words) for _ in range(int(count or "1"))]
-        return [[f"{word} " for word in block] for block in earlier] + [last]
+        return [[f"{word} " for word in words]] * (n_blocks - 1) + [list(words)]
 
     @property
     def common_beginning(self) -> str:

@@ -66,14 +66,9 @@ def _format_current_commit() -> str:
     filters = _run_git_without_hooks(
         "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$"
     )
-    if filters is not None:
-        names = filters.stdout.split("\n")
-    else:
-        names = []
     off = []
-    for name in names:
-        if name:
-            off.append(f"{name}={'false' if name.endswith('required') else ''}")
+    for name in [] if filters is None else filter(None, filters.stdout.split("\n")):
+        off.append(f"{name}={'false' if name.endswith('required') else ''}")
     changed = _run_git_without_hooks(
         "diff",
         "--quiet",
@@ -95,10 +90,9 @@ def _run_git_without_hooks(
 
     off: further git settings, as `name=value`. Return None if git is missing.
     """
-    settings = []
+    settings = list[str]()
     for setting in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off):
-        for word in ("-c", setting):
-            settings.append(word)
+        settings += ("-c", setting)
     # --no-optional-locks: do not rewrite the repository's index.
     command = ["git", "--no-optional-locks", *settings, *arguments]
     try:
