@@ -186,7 +186,7 @@ def audit(
         reference=reference,
         reporter=reporter,
         **plan,
-    ) as (checked_plan, site, objects, reporter):
+    ) as (checked_plan, site, objects):
         select_plugins(checked_plan, site, objects)
         folder = RunFolder.create(
             None if out is None else Path(out),
@@ -215,9 +215,8 @@ def open_prepared_audit(
     reference: Any = None,
     reporter: Reporter | None = None,
     **plan: Any,
-) -> Iterator[tuple[Plan, Site, Objects, Reporter]]:
-    """Yield the plan of `audit` with these arguments, its site, the Python objects and the
-    reporter.
+) -> Iterator[tuple[Plan, Site, Objects]]:
+    """Yield the plan of `audit` with these arguments, its site and the Python objects.
 
     The site provides the models and data. The Python objects are by role. After the block, models
     in memory are as before. Raise AuditError as `audit` does.
@@ -225,8 +224,6 @@ def open_prepared_audit(
     from auditor.runs import live_models, run
     from auditor.runs.plan import make_plan
     from auditor.runs.python_objects import list_unregistered_plugins, name_class
-    from auditor.runs.reporter import Reporter
-    from auditor.runs.sweep_cache import SweepCache
 
     models = {"model": model, "public": public, "reference": reference}
     live_objects = {}
@@ -237,35 +234,21 @@ def open_prepared_audit(
         plan = {**plan, "tokenizer": tokenizer}
         tokenizer = None
     _check_audit_arguments(tokenizer, live_objects, plan)
-    reporter = reporter or Reporter()
-    shared = SweepCache()
     with ExitStack() as stack:
         # first: wrapping a model freezes its parameters and leaves it in eval mode
         stack.enter_context(live_models.restore_training_state(*live_objects.values()))
         live = {}
         for name, argument in live_objects.items():
             live[name] = live_models.wrap_live_model(argument, tokenizer)
-        # a plan is written as JSON: paths as texts
-        values: dict[str, Any] = {}
-        for name, argument in plan.items():
-            values[name] = str(argument) if isinstance(argument, Path) else argument
-        values |= {
-            "data": data,
-            "command": "audit()",
-            **_read_live_placement(live),
-        }
+        values = {**plan, "data": data, "command": "audit()", **_read_live_placement(live)}
         values |= stack.enter_context(_open_row_files({name: values.get(name) for name in _ROWS}))
-        for name, argument in models.items():
-            if name in live_objects:
-                values[name] = live_models.name_live_model(argument)
-            elif argument is not None:
+        values |= _name_models_in_plan(models, live) | _name_plugins_in_plan(
+            plan, attacks, defenses
+        )
+        # a plan is written as JSON: paths as texts
+        for name, argument in values.items():
+            if isinstance(argument, Path):
                 values[name] = str(argument)
-        for kind, plugins in (("attack", attacks), ("defense", defenses)):
-            values[kind], values[f"{kind}_options"] = _split_plugin_arguments(
-                kind, plugins, values.get(f"{kind}_options") or {}
-            )
-        if not values["attack"]:
-            raise AuditError("expected at least one attack, got none; `audit list` shows them")
         checked_plan = make_plan({}, values)
         rows = {}
         for name, argument in {**plan, "data": data}.items():
@@ -280,8 +263,36 @@ def open_prepared_audit(
         checked_plan = dataclasses.replace(
             checked_plan, objects={role: name_class(argument) for role, argument in objects.items()}
         )
-        site = run.make_site(checked_plan, reporter, shared, live)
-        yield checked_plan, site, objects, reporter
+        yield checked_plan, run.make_site(checked_plan, reporter, live=live), objects
+
+
+def _name_models_in_plan(
+    models: Mapping[str, Any], live: Mapping[str, LanguageModel]
+) -> dict[str, str]:
+    """Return the plan's names of models by role. live: models in memory."""
+    from auditor.runs.live_models import name_live_model
+
+    names = {}
+    for role, argument in models.items():
+        if role in live:
+            names[role] = name_live_model(argument)
+        elif argument is not None:
+            names[role] = str(argument)
+    return names
+
+
+def _name_plugins_in_plan(
+    plan: Mapping[str, Any], attacks: Sequence[Any], defenses: Sequence[Any]
+) -> dict[str, Any]:
+    """Return the plan fields of attacks and defenses. Raise AuditError without an attack."""
+    fields = {}
+    for kind, plugins in (("attack", attacks), ("defense", defenses)):
+        fields[kind], fields[f"{kind}_options"] = _split_plugin_arguments(
+            kind, plugins, plan.get(f"{kind}_options") or {}
+        )
+    if not fields["attack"]:
+        raise AuditError("expected at least one attack, got none; `audit list` shows them")
+    return fields
 
 
 def _is_memory_argument(argument: Any) -> bool:

@@ -194,7 +194,7 @@ class AuditCallback(TrainerCallback):
         # back
         with api.open_prepared_audit(
             self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, **self.asked
-        ) as (_, site, _, _):
+        ) as (_, site, _):
             benchmark = site.benchmark
             plan = site.data_plan
             self.secrets = benchmark.secrets

@@ -226,7 +226,7 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
         start, begun = time.process_time(), start
         parts[name] = parts.get(name, 0.0) + start - begun
 
-    with open_prepared_audit(model, tokenizer, **asked) as (plan, site, objects, _):
+    with open_prepared_audit(model, tokenizer, **asked) as (plan, site, objects):
         site.load_benchmark_shared_by_runs()
         clock("data")
         select_plugins(plan, site, objects)
