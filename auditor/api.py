@@ -242,9 +242,7 @@ def open_prepared_audit(
             live[name] = live_models.wrap_live_model(argument, tokenizer)
         values = {**plan, "data": data, "command": "audit()", **_read_live_placement(live)}
         values |= stack.enter_context(_open_row_files({name: values.get(name) for name in _ROWS}))
-        values |= _name_models_in_plan(models, live) | _name_plugins_in_plan(
-            plan, attacks, defenses
-        )
+        values |= _name_plan_models(models, live) | _name_plan_plugins(plan, attacks, defenses)
         # a plan is written as JSON: paths as texts
         for name, argument in values.items():
             if isinstance(argument, Path):
@@ -266,7 +264,7 @@ def open_prepared_audit(
         yield checked_plan, run.make_site(checked_plan, reporter, live=live), objects
 
 
-def _name_models_in_plan(
+def _name_plan_models(
     models: Mapping[str, Any], live: Mapping[str, LanguageModel]
 ) -> dict[str, str]:
     """Return the plan's names of models by role. live: models in memory."""
@@ -281,7 +279,7 @@ def _name_models_in_plan(
     return names
 
 
-def _name_plugins_in_plan(
+def _name_plan_plugins(
     plan: Mapping[str, Any], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Any]:
     """Return the plan fields of attacks and defenses. Raise AuditError without an attack."""

@@ -188,7 +188,7 @@ def _flag_parameters(
         kind = parameter.annotation
         if (plan_flags := _get_plan_flags(kind)) is not None:
             yield from plan_flags.signature_parameters()
-        elif dataclasses.is_dataclass(kind):
+        elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
             yield from _flag_parameters(
                 _read_signature(kind), read_docstring_entries(kind), getattr(kind, "panel", panel)
             )
@@ -253,7 +253,7 @@ def _combine_group_values(signature: inspect.Signature, flags: Mapping[str, Any]
             if plan_flags.forms:
                 fields = _split_deployed_forms(fields)
             values[name] = fields
-        elif dataclasses.is_dataclass(kind):
+        elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
             values[name] = kind(**_combine_group_values(_read_signature(kind), flags))
         else:
             values[name] = flags[name]

@@ -169,8 +169,8 @@ class PerSecretCollector:
             for batch in batch_finished_secrets(
                 finished.read_records(scored_ids), _SECRETS_AT_ONCE
             ):
-                ids = []
-                values = []
+                ids = list[str]()
+                values = list[float]()
                 for scores in batch:
                     ids += [scores.secret] * len(scores.log_probs)
                     values += scores.log_probs
