@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -49,6 +50,38 @@ def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> N
     }
     with pytest.raises(Exception, match="Missing parameter: place"):
         click.main(["here"], standalone_mode=False)
+
+
+def test_a_docstring_gives_a_command_its_flags_with_notation_and_help() -> None:
+    def command(place: str, *, out: Path | None = None, kept: bool = False, seed: int = 0) -> None:
+        """Do it.
+
+        Args:
+            place (HERE|THERE): Where.
+            out (-o, --out-file FILE): What to write,
+                on two lines.
+            kept: Whether it stays.
+
+        Examples:
+            audit do
+        """
+
+    spelt = options.expand_flag_groups(command)
+    assert spelt.__doc__ == "Do it.\n\nExamples:\n    audit do"
+    alone = typer.Typer(add_completion=False)
+    alone.command()(spelt)
+    click: Any = typer.main.get_command(alone)
+    place, out, kept, seed = click.params
+    assert (place.param_type_name, place.metavar, place.help) == (
+        "argument",
+        "HERE|THERE",
+        "Where.",
+    )
+    assert (out.opts, out.metavar) == (["-o", "--out-file"], "FILE")
+    assert out.help == "What to write, on two lines."
+    assert (kept.opts, kept.secondary_opts, kept.help) == (["--kept"], [], "Whether it stays.")
+    # without an entry: that of the plan field, whose default typer adds
+    assert (seed.metavar, seed.help) == ("N", "Seed of all random numbers.")
 
 
 def test_a_command_gets_the_fields_of_a_plan_that_were_given() -> None:
