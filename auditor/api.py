@@ -283,7 +283,7 @@ def _name_plan_plugins(
     plan: Mapping[str, Any], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Any]:
     """Return the plan fields of attacks and defenses. Raise AuditError without an attack."""
-    fields = {}
+    fields: dict[str, Any] = {}
     for kind, plugins in (("attack", attacks), ("defense", defenses)):
         fields[kind], fields[f"{kind}_options"] = _split_plugin_arguments(
             kind, plugins, plan.get(f"{kind}_options") or {}
