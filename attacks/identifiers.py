@@ -105,7 +105,7 @@ class Identifiers(AncestralProbe):
         return int(np.ceil(1 / self.fdr - 1e-9)) - 1
 
     def _is_too_few(self, alternatives: int) -> bool:
-        """Return whether even the best rank among so many alternatives would be no discovery."""
+        """Return whether so few alternatives cannot give a significant rank, at the rate `fdr`."""
         return alternatives < self._least_alternatives
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:

@@ -157,9 +157,10 @@ class Membership(AncestralProbe):
         )
 
     def _cut_scored_secret(self, secret: Secret) -> Secret:
-        """Return the secret with only the scored tokens as its suffix.
+        """Return the secret with all scored tokens in its suffix.
 
-        These are the suffix, or all tokens after the first.
+        For `text` "suffix" the secret stays as it is. Otherwise all tokens but the first are
+        scored.
         """
         if self.text == "suffix" or not secret.prefix:
             return secret

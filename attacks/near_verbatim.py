@@ -300,10 +300,10 @@ def _prune_beams_keep_verbatim(
 
 
 def _sum_near_verbatim(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
-    """Return the log-sum-exp of log_q over each secret's partial samples, (count,); -inf without
-    any.
+    """Return each secret's log of the summed probabilities of its rows, (count,); -inf without
+    rows.
 
-    owner: (rows,) the secret of each partial sample; log_q: (rows,) nats.
+    owner: (rows,) the secret of each row; log_q: (rows,) log-probabilities in nats.
     """
     total = torch.zeros(count, dtype=torch.float64, device=owner.device)
     peak = torch.full_like(total, -torch.inf).scatter_reduce(0, owner, log_q, "amax")

@@ -259,12 +259,12 @@ class PMixedModel(EnsembleModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare the output with the claimed neighbours, in which each member in turn is changed.
+        """Compare the output's divergence from neighbouring outputs with the claimed limit.
 
-        A member is absent, emptied, or replaced by the next member. Neighbours are computed as they
-        would be served, without a member by the projection for N - 1 members. Two premises of the
-        proof are also checked for every member: `projection` compares its distance from the public
-        distribution with the radius, and `cap` how much of a public probability it may remove.
+        In a neighbour, one member of the ensemble is absent, emptied, or replaced by the next
+        member. Two premises of the proof are also checked for every member: `projection` compares
+        its distance from the public distribution with the radius, and `cap` how much of a public
+        probability it may remove.
         """
         promise = self.promise
         if promise is None:

@@ -48,11 +48,10 @@ class WeightedMetric:
 def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
     """Return the sum of coefficient x metric over the parts, with its 95% interval.
 
-    The sum is averaged over the seeds that every part has. The interval resamples secrets, in
-    pairs, if every metric comes from an attack's guesses for the members, or is a probe's mean over
-    the same secrets. It resamples held-out texts, in pairs, if every metric is a perplexity of the
-    same texts. For other metrics, such as epsilon, the intervals of the parts are combined as if
-    independent (MOVER). name: the name of the sum. Raise AuditError if a part lacks its metric.
+    The sum is averaged over the seeds that every part has. The interval comes from resampled
+    secrets or held-out texts, in pairs, if the metrics are of the same secrets or texts. For other
+    metrics, such as epsilon, the intervals of the parts are combined as if independent (MOVER).
+    name: the name of the sum. Raise AuditError if a part lacks its metric.
     """
     of_members = []
     for part in parts:
@@ -73,10 +72,11 @@ def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measure
             texts.add(_heldout_token_counts(part, seed))
     if len(texts) == 1 and any(texts):
         return _measure_perplexity_contrast(name, parts, seeds)
-    is_same_secrets = (
-        len({frozenset(_map_metric_values(part, seed)) for part in parts for seed in seeds}) == 1
-    )
-    if len(parts) > 1 and is_same_secrets and _map_metric_values(parts[0], seeds[0]):
+    secret_sets = set()
+    for part in parts:
+        for seed in seeds:
+            secret_sets.add(frozenset(_map_metric_values(part, seed)))
+    if len(parts) > 1 and len(secret_sets) == 1 and any(secret_sets):
         return _measure_probe_contrast(name, parts, seeds)
     return _measure_unpaired_contrast(name, parts, seeds)
 

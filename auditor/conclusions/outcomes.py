@@ -212,10 +212,10 @@ class RowValuesBySecret:
         return None
 
     def _list_kind_shares(self, kind: str, metric: Metric) -> Floats:
-        """Return the extracted shares of this kind of personal data, for secrets that have such
-        data.
+        """Return the extracted share of each secret's personal data of this kind.
 
-        For a metric of records, return the highest share of each record's parts.
+        Secrets without such data are left out. A metric counted by record has one share for each
+        record: the highest among the record's secrets.
         """
         shares = self.kinds.get(kind, np.full(len(self.ids), np.nan))
         is_selected = (self.member == metric.members) & ~np.isnan(shares)

@@ -274,9 +274,10 @@ def _replay_shortened_training(
 def _train_companies(
     train: Train, claim: LoopClaim, seed: int, until: float
 ) -> tuple[TrainingTrace, ...]:
-    """Run trainings with one long text among short texts.
+    """Run trainings on one long text among short texts; return their traces.
 
-    Gradients are shorter than the claimed clipping norm. until: time limit.
+    The texts' gradients are shorter than the claimed clipping norm, so correct clipping leaves them
+    unchanged. until: time limit, on the clock `time.monotonic`.
     """
     if not claim.max_grad_norm:
         return ()

@@ -221,11 +221,10 @@ def _count_holding_policy_secrets(
 def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """Return the number of secrets after which a share `power` of runs have refuted a limit.
+    """Return how many secrets refute a limit with probability `power`, and with probability 1/2.
 
-    Then return the number after which half of the runs have. values, odds: possible values of a
-    secret and their probabilities. mean: the limit on the mean of the values. level: significance
-    level.
+    values, odds: possible values of a secret and their probabilities. mean: the limit on the mean
+    of the values. level: significance level.
     """
     # (runs,); a run that does not stop within _MOST counts as 2 * _MOST
     sizes = simulate_stopping_sizes(

@@ -49,7 +49,7 @@ def measure_free_device_memory(device: torch.device) -> int:
 def release_unused_memory() -> None:
     """Return unused memory to the system and the accelerator.
 
-    glibc would keep it for itself, and kernels that oneDNN compiles might then lack memory.
+    Without this call, glibc would keep the memory, and oneDNN might find none for its kernels.
     """
     gc.collect()
     if torch.cuda.is_available():

@@ -288,7 +288,10 @@ def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tupl
         low = 1 / (most * copies)
 
     def leaks_more(noise: float) -> bool:
-        """Return whether P[at most v right] at this noise is below half the significance level."""
+        """Return whether a mechanism with this noise would rarely yield so few right guesses.
+
+        Rarely: with a probability below half the significance level.
+        """
         return 1 - compute_canary_shape_p_value(m, r, v + 1, noise, GAUSSIAN) < level / 2
 
     least = find_largest_passing_noise(leaks_more)

@@ -86,7 +86,7 @@ def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) 
 
 
 def describe_detection_power(audit: Audited, limit: float, power: float = USUAL) -> str:
-    """Return a phrase on the smallest detectable epsilon.
+    """Return a phrase on the smallest epsilon that this audit detects with probability `power`.
 
     `ε 3.51 of a Gaussian mechanism that its scores see in full would have been caught with 80%
     probability`

@@ -129,7 +129,7 @@ class Tokenised(Benchmark):
         self.description = f"{name}, token ids as they were trained on: {counts}"
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """Yield every text, including texts beyond --limit."""
+        """Yield every text with its repeat count, including texts beyond --limit."""
         yield from ((text.ids, 1) for text in self._texts[members])
 
 
@@ -390,10 +390,11 @@ def _list_learnt_groups(
     uses_mask: bool | None,
     groups: _Groups,
 ) -> list[str | None]:
-    """Return the group of each token's loss, or None for a token without a loss (see `_Text`).
+    """Return for each token the name of the group that its loss counts in; None without a loss.
 
-    values: the columns of the row. uses_mask: whether completion_mask limits the loss. Raise
-    AuditError for labels that differ from their tokens, such as shifted labels.
+    groups: names of the groups, such as prompt and completion. values: the columns of the row.
+    uses_mask: whether completion_mask limits the loss. Raise AuditError for labels that differ from
+    their tokens, such as shifted labels.
     """
     if LABELS in values:
         labels = values[LABELS]

@@ -443,9 +443,10 @@ def _split_lengths(layer: Layer, limit: int, doubt: str) -> Iterator[Layer]:
 
 
 def _copy_data_directory(directory: str, identifier: int, scratch: Path) -> str:
-    """Copy the server's files, and return why this is impossible, or "".
+    """Copy the server's data files to `scratch`. Return why this is impossible, or "" if it is
+    done.
 
-    identifier: the server's, by which its directory is told from another server's.
+    identifier: the server's system identifier. A directory with another one is not copied.
     """
     if not directory:
         return "the server does not tell this user its data_directory (role pg_read_all_settings)"
