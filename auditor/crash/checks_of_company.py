@@ -116,10 +116,10 @@ def _list_least_errors(
 
 
 def measure_reach_share(trace: TrainingTrace, claim: LoopClaim) -> float:
-    """Return how long records' contributions are, relative to the length that the claim implies.
+    """Return the length of records' contributions as a share of the length that the claim implies.
 
-    Return 1 if they may be at least half as long as implied. The ratio is never smaller than a mean
-    over a batch would make it.
+    Return 1 if the share may be 1/2 or more, up to two standard errors. The share is at least that
+    of a loop that averages the gradients of a batch: one over the mean batch size.
     """
     steps = trace.measured_steps
     estimate = estimate_mean_reach(steps)

@@ -479,8 +479,8 @@ class _SelfCheckTrial:
     def _rows_follow_invocations(self) -> bool:
         """Return whether rows switch an activated LoRA on at the same tokens as PEFT.
 
-        An invocation is the tokens that switch it on. Tested are texts with an invocation in the
-        prefix, right after the prefix, and nowhere.
+        An invocation is the sequence of tokens that switches the LoRA on. The check uses texts with
+        an invocation in the prefix, right after the prefix, and nowhere.
         """
         invocation = self.model.activation.invocation
         begin = len(invocation) + 1

@@ -337,11 +337,9 @@ def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
 def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
     """Return the terms of E_Q (P/Q)^alpha - 1 for one absent member, in the two worst cases.
 
-    In these cases the member is sampled alone, or with one other member. With K others in the
-    subset (joint convexity), the member has weight 1 / (K + 1), as if sampled at the rate q / (K +
-    1). Alone it is within `radius` and `cap` of the public distribution; with others, within the
-    sum of both of the others' average. Rates fall with K, so K = 0 and K = 1 are worse than any
-    other K, and than any mixture over subset sizes (formulas B2.5).
+    In these cases the member is sampled alone, or with one other member; with more members, its
+    weight is smaller (formulas B2.5). Alone, it is within `radius` and `cap` of the public
+    distribution; with another member, within the sum of `radius` and `cap` of that member.
     """
     # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
     # 2.

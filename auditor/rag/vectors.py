@@ -134,10 +134,10 @@ def _explain_doubt(
 
 
 def count_more_similar(stored: Floats, vectors: Floats) -> tuple[int, int]:
-    """Return how many alternatives are more similar to a stored vector, and how many as similar.
+    """Return how many alternatives are more similar to a stored vector than the true value, and how
+    many as similar.
 
-    They are compared with the true value. stored: (dimensions,); vectors: (1 + R, dimensions), the
-    true value's first; all of length 1.
+    stored: (dimensions,); vectors: (1 + R, dimensions), the true value's first; all of length 1.
     """
     distances = 1 - vectors @ stored
     return rank_tests.count_alternatives_above(distances[0], distances[0] + _TIE, distances[1:])

@@ -302,8 +302,9 @@ def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies
 
 @lru_cache(maxsize=2**16)
 def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
-    """Return the mu below which v right guesses of the r surest refute mu-GDP; 0 if no mu is
-    refuted.
+    """Return the largest mu for which so many right guesses refute mu-GDP; 0 if no mu is refuted.
+
+    r: number of guesses, on the canaries with the surest guesses; v: number of right guesses.
     """
 
     def falsified(mu: float) -> bool:

@@ -385,7 +385,7 @@ class PostgreSQLStore(Store):
 
 
 def _is_consistent(header: re.Match[bytes]) -> bool:
-    """Test if what looks like the header of a compressed page may be one."""
+    """Test if these bytes may be the header of a compressed page."""
     flags, *numbers = [part or b"\0" for part in header.group(1, 2, 3, 4, 6)]
     data, page, offset, hole = [int.from_bytes(part, sys.byteorder) for part in numbers]
     if data and not flags[0] & _HAS_DATA:
