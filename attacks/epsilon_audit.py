@@ -1,9 +1,9 @@
 """Bound epsilon from below by guessing which canaries the training data of a model included.
 
-This needs only black-box access. A fair coin decided whether each canary was inserted. The bound is
-valid for any guesses, because only the data depend on the coins; a poor score only lowers the
-bound. No baseline is therefore subtracted. As a control, a model trained without canaries must give
-no bound above 0. The bounds are computed in `audited.py`.
+This needs only black-box access, except for score=gradient. A fair coin decided whether each canary
+was inserted. The bound is valid for any guesses, because only the data depend on the coins; a poor
+score only lowers the bound. No baseline is therefore subtracted. As a control, a model trained
+without canaries must give no bound above 0. The bounds are computed in `audited.py`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import Observation, Query, Secret
+from auditor.core.nouns import Claim, Observation, Query, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.models.decoding import ANCESTRAL
+from auditor.models.weight_changes import WeightChange
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.probe import DELTA, Observed, Probe, value_column
 from auditor.plugins.view import TEXT_ONLY, Sampling, View
-from auditor.statistics.audit_power import describe_detection_power
+from auditor.statistics.audit_power import describe_detection_power, find_audit_ceiling
 from auditor.statistics.audited import (
     LEVEL,
     audit_epsilon_bounds,
@@ -45,6 +46,9 @@ class EpsilonAudit(Probe):
     with the secret, averaged over `samples` draws.
     score: `loss` uses the loss alone, `difference` subtracts the loss under the reference model.
     `auto` chooses `difference` if there is a reference model that is not the audited model.
+    `gradient` projects the change of weights since the reference, from which the training began, on
+    the secret's gradient there: s = <theta - theta_0, -g> / ||g|| (`models/weight_changes.py`). It
+    needs the weights of both.
     delta: the bound's delta; 0 takes the claim's delta, or 1e-5 without a claim.
     level: the probability with which the bound may exceed the true epsilon.
     unit: `user` if all copies of a canary are of one person (`audit canaries insert --group`), so
@@ -57,7 +61,7 @@ class EpsilonAudit(Probe):
     measures = "epsilon"
     of = "coins"
     by: Literal["loss", "samples"] = "loss"
-    score: Literal["auto", "difference", "loss"] = "auto"
+    score: Literal["auto", "difference", "loss", "gradient"] = "auto"
     samples: int = 64
     delta: float = 0.0
     level: float = LEVEL
@@ -66,6 +70,8 @@ class EpsilonAudit(Probe):
     def __post_init__(self) -> None:
         require_options_at_least(self, 1, "samples")
         check_audit_parameters(self.delta, self.level)
+        if self.draws_samples and self.score == "gradient":
+            raise AuditError("expected score=gradient with by=loss, got by=samples")
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
@@ -88,17 +94,31 @@ class EpsilonAudit(Probe):
                 "nothing precedes the first token of these canaries: give --prefix-token eos, "
                 "for example"
             )
-        if not self.draws_samples and self.score == "difference" and view.reference is None:
+        needs_reference = self.score in ("difference", "gradient")
+        if not self.draws_samples and needs_reference and view.reference is None:
             raise NotApplicable(
-                "needs a reference model for score=difference: --reference or --public"
+                f"needs a reference model for score={self.score}: --reference or --public"
             )
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
         self.check_inputs(view, secrets)
-        yield from (
-            self._observe_canary_agreement if self.draws_samples else self._observe_canary_losses
-        )(view, secrets)
+        if self.draws_samples:
+            yield from self._observe_canary_agreement(view, secrets)
+        elif self.score == "gradient":
+            yield from self._observe_canary_gradients(view, secrets)
+        else:
+            yield from self._observe_canary_losses(view, secrets)
+
+    def _observe_canary_gradients(
+        self, view: View, secrets: Sequence[Secret]
+    ) -> Iterator[Observation]:
+        """Yield how far the weights moved along minus the gradient of each secret's loss."""
+        assert view.reference is not None  # by `check_inputs`
+        change = WeightChange(view.target, view.reference)
+        for secret in secrets:
+            score = change.score_text(secret.prefix, secret.suffix)
+            yield Observation(secret.id, {"projection": score})
 
     def _observe_canary_losses(
         self, view: View, secrets: Sequence[Secret]
@@ -139,12 +159,12 @@ class EpsilonAudit(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return the bound's delta, and the claimed epsilon if the claim is comparable.
+        """Return the bound's delta, and the claimed epsilon and ceiling if the claim is comparable.
 
-        A comparable claim is for this unit, added or removed.
+        A comparable claim is for this unit, added or removed. Not every claim has a ceiling.
         """
         claim = view.claim
-        delta = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
+        delta = self._choose_delta(claim)
         # A claim for a user holds for each record of that user.
         if (
             claim is None
@@ -152,7 +172,19 @@ class EpsilonAudit(Probe):
             or "add_remove" not in claim.epsilon
         ):
             return {"delta": delta}
-        return {"delta": delta, "claimed": claim.epsilon["add_remove"]}
+        facts = {"delta": delta, "claimed": claim.epsilon["add_remove"]}
+        planned = self.plan_audit(view, secrets)
+        ceiling = find_audit_ceiling(planned, claim)
+        if ceiling is not None and planned.best > 0:
+            facts["ceiling"] = ceiling
+        return facts
+
+    def _choose_delta(self, claim: Claim | None) -> float:
+        if self.delta:
+            return self.delta
+        if claim is not None and claim.delta > 0:
+            return claim.delta
+        return DELTA
 
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
@@ -167,6 +199,8 @@ class EpsilonAudit(Probe):
     def _canary_inclusion_scores(self, observations: Sequence[Observation]) -> Floats:
         if self.draws_samples:
             return value_column(observations, "agreement")
+        if self.score == "gradient":
+            return value_column(observations, "projection")
         nll = value_column(observations, "nll")
         if not self._has_reference(observations):
             return -nll
@@ -200,7 +234,7 @@ class EpsilonAudit(Probe):
         )
 
     def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited:
-        delta = self.facts(view, secrets, ())["delta"]
+        delta = self._choose_delta(view.claim)
         return plan_audit(len(secrets), delta, self.level, self._count_unit_copies(secrets))
 
     def _count_unit_copies(self, secrets: Sequence[Secret]) -> int:
@@ -239,14 +273,20 @@ class EpsilonAudit(Probe):
             f"{main.best:.2f}",
         ]
         if (claimed := observations.facts.get("claimed")) is not None:
+            power = describe_detection_power(main, claimed)
+            sentences.append(f"against the claimed ε of {claimed:.3g}: {power}")
+        if (ceiling := observations.facts.get("ceiling")) is not None:
             sentences.append(
-                f"against the claimed ε of {claimed:.3g}: {describe_detection_power(main, claimed)}"
+                "if the training is as it claims, an audit whose scores see all that the finished "
+                f"model shows proves about {ceiling:.2f} (median)"
             )
         return tuple(sentences)
 
     def _inclusion_score_phrase(self, observations: Sequence[Observation]) -> str:
         if self.draws_samples:
             return f"how far {self.samples} drawn completions agree with it, in tokens"
+        if self.score == "gradient":
+            return "how far the weights moved along its gradient at the reference"
         if self._has_reference(observations):
             return "loss minus that under the reference model"
         return "loss"

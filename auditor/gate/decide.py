@@ -40,7 +40,12 @@ from auditor.gate.rule_scope import (
 )
 from auditor.gate.rulings import Decision, Ruling, Verdict, make_ruling
 from auditor.statistics import documents
-from auditor.statistics.audit_power import SURE, describe_detection_power, find_detectable_epsilon
+from auditor.statistics.audit_power import (
+    SURE,
+    describe_audit_ceiling,
+    describe_detection_power,
+    find_detectable_epsilon,
+)
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import explain_powerless_audit, repeat_audit
 from auditor.statistics.bounds import (
@@ -675,16 +680,18 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
     assert claimed is not None  # `_build_claim_case` checks it
     audit_notes = []
     for bound in bounds:
-        audit_notes.append(
+        note = (
             f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of "
             f"{bound.audit.best:.4f} provable"
-            + ("" if bound.promised == claimed else f", against {bound.promised:.4g}")
-            + (
-                f", but {bound.powerless_reason}"
-                if bound.powerless_reason and bound.audit.best > bound.promised
-                else ""
-            )
         )
+        if bound.promised != claimed:
+            note += f", against {bound.promised:.4g}"
+        if bound.powerless_reason and bound.audit.best > bound.promised:
+            note += f", but {bound.powerless_reason}"
+        ceiling = describe_audit_ceiling(bound.audit, stands.target.claim)
+        if ceiling:
+            note += f", and {ceiling}"
+        audit_notes.append(note)
     audit_notes += [
         f"{other.row.attack} ({other.row.setting}) is {other.reason}" for other in stands.unheld
     ]

@@ -21,6 +21,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.runs.prefix_token import wrap_prefixed_model
+from auditor.statistics.audit_power import estimate_median_epsilon
 from auditor.statistics.audited import audit_epsilon_bounds
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 from tests.conftest import refuses, states
@@ -176,6 +177,18 @@ def claim(**changes: object) -> Claim:
         {"add_remove": 8.0}, 1e-6, "add_remove", "record", None, "", "sound", any_access=True
     )
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_the_notes_say_what_an_audit_of_the_claimed_training_would_prove(
+    learnt: LanguageModel,
+) -> None:
+    details = {"noise_multiplier": 0.5, "sampling_rate": 0.5, "steps": 4}
+    asked, observed = seen(EpsilonAudit(), view(learnt, claim=claim(details=details)))
+    ceiling = estimate_median_epsilon(COUNT, 0.5, (0.5, 4), 1e-6, 0.05)
+    assert 0 < ceiling < EpsilonAudit().epsilon_lower_bounds(asked, observed)[0].best
+    assert states(EpsilonAudit().notes(asked, observed), "median", f"{ceiling:.2f}")
+    asked, observed = seen(EpsilonAudit(), view(learnt, claim=claim()))
+    assert not states(EpsilonAudit().notes(asked, observed), "median")
 
 
 def test_delta_is_the_claims_and_the_power_is_said_of_the_same_unit(learnt: LanguageModel) -> None:

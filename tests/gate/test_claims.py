@@ -27,7 +27,12 @@ from auditor.gate.decide import judge_rules
 from auditor.gate.decision_log import load_gate_decisions
 from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
-from auditor.statistics.audit_power import SURE, describe_detection_power, find_detectable_epsilon
+from auditor.statistics.audit_power import (
+    SURE,
+    describe_detection_power,
+    estimate_median_epsilon,
+    find_detectable_epsilon,
+)
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, repeat_audit
 from auditor.statistics.intervals import measure_share
 from tests.conftest import methods
@@ -169,6 +174,21 @@ def test_what_held_says_which_leak_it_would_have_missed(tmp_path: Path, capsys: 
     )
     assert gate(folder, "--max", "recall=0.02") == 4
     assert load_gate_decisions(folder)[-1].decision.rulings[0].missed is None
+
+
+def test_a_ruling_on_a_claim_says_what_its_audit_could_show(tmp_path: Path, capsys: Said) -> None:
+    folder = finished(tmp_path / "run", 4.0, row(LEAKS))
+    mechanism = {"noise_multiplier": 2.127, "sampling_rate": 0.25, "steps": 48}
+    edit(
+        folder,
+        "result.json",
+        lambda result: result["targets"][0]["claim"].update(details=mechanism),
+    )
+    whole(folder)
+    assert gate(folder, "--max", "epsilon_lower_bound=claim") == 0
+    ceiling = estimate_median_epsilon(1000, 2.127, (0.25, 48), 1e-5, 0.05)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"of the claimed ε 4 this audit could show at most about {ceiling:.2f}" in said
 
 
 def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(
