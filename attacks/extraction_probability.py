@@ -42,8 +42,7 @@ from auditor.plugins.probe import (
 from auditor.plugins.view import View
 from auditor.statistics.extraction import (
     compute_any_sample_probability,
-    compute_greedy_window_share,
-    compute_least_window_bits,
+    sum_windows,
 )
 from auditor.statistics.intervals import compute_mean_probability, measure_share
 from auditor.statistics.metrics import AT_LEAST, AT_MOST
@@ -499,10 +498,10 @@ def compute_suffix_log_probs(
     log_p, ancestral, bits = (torch.cat(parts).cpu() for parts in zip(*sums, strict=True))
     columns = {"log_p": log_p, "log_p_ancestral": ancestral, "rank_bits": bits.sum(-1)}
     for length in windows:
-        window_bits = compute_least_window_bits(bits.numpy(), length)
+        window_bits = sum_windows(bits.numpy(), length).min(-1)
         columns[f"window_bits_{length}"] = torch.from_numpy(window_bits)
     for length in windows:
-        share = compute_greedy_window_share(bits.numpy(), length)
+        share = (sum_windows(bits.numpy(), length) == 0).mean(-1)
         columns[f"greedy_windows_{length}"] = torch.from_numpy(share)
     return columns
 

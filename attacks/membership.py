@@ -290,11 +290,11 @@ class Membership(AncestralProbe):
             if np.isfinite(scores).all() and not self._unusable_reason(name, scores, observations):
                 usable.append(scores)
         if usable:
-            added["stacked"] = blind_classifier.combine_membership_scores(
-                np.column_stack(usable), member, group
+            added["stacked"] = blind_classifier.predict_membership(
+                blind_classifier.standardise_columns(np.column_stack(usable)), member, group
             )
         features = build_text_features(secrets, observations)
-        added["blind"] = blind_classifier.score_membership_blindly(features, member, group)
+        added["blind"] = blind_classifier.predict_membership(features, member, group)
         added["group"] = group.astype(np.float64)
         completed = []
         for i, observation in enumerate(observations):

@@ -60,10 +60,9 @@ class Advice:
 
     @property
     def line(self) -> str:
+        keep = ""
         if self.command:
             keep = f"; hold the next model to a limit: {self.command}"
-        else:
-            keep = ""
         return f"{self.kind} ({self.row}): {self.sentence}{keep}"
 
 
@@ -110,10 +109,9 @@ def _list_severity_advice(
         gated = [signal for signal in strongest if signal.gate_rule]
         if not kinds and (signal := assessment.find_gate_signal(target)):
             gated = [signal]
+        command = ""
         if gated:
             command = signals.suggest_gate_command(assessment, gated, run)
-        else:
-            command = ""
         severe = severity.rate_severity(assessment, target)
         proof = f" ({severe.proof})" if severe.proof else ""
         kind = LEAKS if kinds else CLEAR

@@ -70,10 +70,9 @@ class AttackRow:
                 return f"{share} recited word for word"
             return f"{share} recited, at least in part (parts: {phrases.format_hit_count(parts)})"
         is_named = m.note not in ("", self.finding.attack)
+        note = ""
         if m.name == name_auc("") and is_named:
             note = f" ({m.note})"
-        else:
-            note = ""
         title = find_metric(m.name).short or phrases.lower_first(phrases.format_metric(m.name))
         return (
             f"{title} {phrases.format_measurement_value(m)}{note}{phrases.format_suffix_lengths(m)}"
@@ -105,7 +104,7 @@ def compare_attacks(
     for secret in details.secrets:
         records[secret.id] = secret.document or secret.id
     plan_order = list(dict.fromkeys(result.plan.get("attack", ())))
-    findings = [f for f in result.findings if (f.target, f.setting) == (target, setting)]
+    findings = result.select_findings(target, setting)
     findings.sort(
         key=lambda f: plan_order.index(f.attack) if f.attack in plan_order else len(plan_order)
     )

@@ -147,7 +147,7 @@ def _describe_predicted_recall(change: BeforeAfter) -> str:
     prediction = (
         f"recall {phrases.format_measurement_value(expected)} ({make_printable_line(row.title)})"
     )
-    measured = next((f for f in change.result_after.findings if f.cell_key == row), None)
+    measured = next(iter(change.result_after.select_findings(*row)), None)
     if measured is None:
         recall = None
     else:
@@ -170,10 +170,9 @@ def _describe_promised_epsilon(result: AuditResult) -> str:
     if claim is not None and (epsilon := claim.epsilon.get(claim.relation)) is not None:
         # Group privacy: ε covers one record, and k copies are k records (Dwork and Roth 2014,
         # Theorem 2.2).
+        copies = ""
         if claim.unit == "record":
             copies = " (k copies of a text are k of them)"
-        else:
-            copies = ""
         return (
             f"ε {epsilon:.3g} at δ {claim.delta:g} for one {claim.unit}{copies}, "
             f"{claim.relation}: {claim.status}"

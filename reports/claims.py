@@ -70,10 +70,9 @@ def summarise_claim(stands: ClaimEvidence) -> str:
         if claim
         else ()
     )
+    reasons = ""
     if stands.refuted:
         reasons = f" ({'; '.join(stands.refuted)})"
-    else:
-        reasons = ""
     opening = f"{stands.target.title}: {_describe_claimed_epsilon(stands)}"
     return f"{'; '.join(filter(None, (opening, *covers, format_claim_verdict(stands))))}{reasons}"
 
@@ -89,9 +88,8 @@ def format_claim_verdict(stands: ClaimEvidence) -> str:
         strongest = stands.most_sensitive_bound
     else:
         strongest = None
-    if strongest is None:
-        power = ""
-    else:
+    power = ""
+    if strongest is not None:
         power = f" ({describe_detection_power(strongest.audit, strongest.promised)})"
     if stands.claimed is not None:
         return f"{stands.verdict}{power}"
@@ -104,9 +102,8 @@ def format_claim_verdict(stands: ClaimEvidence) -> str:
 def _describe_claimed_epsilon(stands: ClaimEvidence) -> str:
     claim = stands.target.claim
     nominal = stands.nominal
-    if nominal is None:
-        nominal_phrase = ""
-    else:
+    nominal_phrase = ""
+    if nominal is not None:
         nominal_phrase = f"; nominal ε {phrases.format_number(nominal)}, which is no claim"
     if claim is None:
         return f"it claims no ε{nominal_phrase}"
@@ -127,14 +124,12 @@ def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
     audit = bound.audit
     number = phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
+    against = ""
     if differs:
         against = f", against ε {number(bound.promised)} of one {audit.unit}"
-    else:
-        against = ""
+    shared = ""
     if len(stands.bounds) > 1:
         shared = f", one of {len(stands.bounds)} audits"
-    else:
-        shared = ""
     # level: the part of LEVEL for this audit (Bonferroni over all audits of the model).
     game = (
         f"{bound.row.attack}, {phrases.format_relation(audit.relation)}, {audit.unit}, δ "
@@ -142,10 +137,9 @@ def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
         f"{audit.canaries_or_games_label}, one-sided {100 * (1 - audit.level):.4g}%{shared}"
     )
     # If no audit could have proved more than the promise, "provable at best" says so.
+    weak = ""
     if bound.powerless_reason and audit.best > bound.promised:
         weak = f", but {bound.powerless_reason}"
-    else:
-        weak = ""
     best = f"provable at best {number(audit.best)}{against}{weak}"
     power = filter(None, (best, describe_audit_ceiling(audit, stands.target.claim)))
     return f"audited ε ≥ {number(audit.epsilon)} ({game}), {', and '.join(power)}"
@@ -155,20 +149,18 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
     """Return why no audit of the claim can be judged, and the command that makes such an audit."""
     if stands.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to compare it with"
+    reasons = ""
     if stands.unmeasured:
         reasons = f" ({'; '.join(stands.unmeasured)})"
-    else:
-        reasons = ""
     if stands.claimed is not None:
         subject = "this claim"
     elif stands.nominal is not None:
         subject = "this ε"
     else:
         subject = "it"
+    would = ""
     if stands.usual:
         would = f": `audit run --attack {stands.usual}` would"
-    else:
-        would = ""
     return f"{subject} was not audited{reasons}{would}"
 
 

@@ -59,9 +59,8 @@ def format_strata(finding: Finding) -> str:
         if not m.n:
             parts.append(f"{copies}: none of {stratum.population:,} asked")
             continue
-        if m.n == stratum.population:
-            rest = ""
-        else:
+        rest = ""
+        if m.n != stratum.population:
             rest = f" asked, of {stratum.population:,}"
         parts.append(f"{copies}: {phrases.count_hits(m):,} of {m.n:,}{rest}")
     return "; ".join(parts)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import json
-import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from itertools import groupby
 from pathlib import Path
 
 from auditor.conclusions.claims import weigh_claim_against_audits
+from auditor.conclusions.disagreements import is_measured
 from auditor.conclusions.leak_kinds import widen_leak_measurement
 from auditor.conclusions.leak_readings import MEMBERSHIP, PERSONAL, RANKED
 from auditor.conclusions.signals import NOT_TESTED, LeakAssessment, assess_signals
@@ -118,8 +118,8 @@ def _pair_measurements(
 
     numbers: selects the measurements of an attack result, by part.
     """
-    rows = [f for f in e.result.findings if f.target == target.name]
-    return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
+    rows = e.result.select_findings(target.name)
+    return [(m, part, f) for f in rows for part, m in numbers(f).items() if is_measured(m)]
 
 
 def _find_highest_measurement(
@@ -149,20 +149,14 @@ def _describe_highest_value(e: EdpbEvidence, target: TargetRecord, metric: str) 
         return ""
     m, _, row = _find_highest_measurement(candidates)
     floor = row.measurement(name_nonmember_metric(metric))
-    if floor and _has_value(floor):
+    baseline = ""
+    if is_measured(floor):
         baseline = f"; of records never trained on {_format_counted_value(floor)}"
-    else:
-        baseline = ""
+    among = ""
     if len(candidates) > 1:
         among = f"; the highest of {len(candidates)} configurations"
-    else:
-        among = ""
     number = f"{phrases.format_metric(metric)} {_format_counted_value(m)}"
     return f"{title_attack_row(e.result, row)}: {number}{baseline}{among}."
-
-
-def _has_value(m: Measurement) -> bool:
-    return m.n > 0 and not math.isnan(m.value)
 
 
 def _format_counted_value(m: Measurement) -> str:
@@ -230,7 +224,7 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
     recalls = phrases.sort_repeats(e.result.benchmark.greedy_recall)
     known = []
     for count, m in recalls:
-        if (count.isdecimal() or count == "all") and _has_value(m):
+        if (count.isdecimal() or count == "all") and is_measured(m):
             known.append((count, m))
     parts = []
     for count, m in known:
@@ -309,9 +303,8 @@ def _describe_claimed_epsilon(e: EdpbEvidence) -> list[str]:
         if claim is None or stands.claimed is None:
             continue
         least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
-        if least is None:
-            audited = ""
-        else:
+        audited = ""
+        if least is not None:
             audited = f", audited ε at least {phrases.format_number(least)}"
         sentences.append(
             f"{target.title}: claimed ε {phrases.format_promised_epsilon(claim)}, "
@@ -325,10 +318,9 @@ def _describe_claimed_epsilon(e: EdpbEvidence) -> list[str]:
 def _describe_provenance(e: EdpbEvidence) -> list[str]:
     # Hash the sorted digests of all weight files, without their names.
     weights = json.dumps(sorted(e.result.weights.values())).encode()
+    weights_phrase = ""
     if e.result.weights:
         weights_phrase = f"weights {hashlib.sha256(weights).hexdigest()}; "
-    else:
-        weights_phrase = ""
     public = e.result.benchmark.digest.partition("-")[0]  # the rest holds bits of the answers
     secrets = f"secrets {public}; " if public else ""
     return [
@@ -354,10 +346,9 @@ def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
             ]
             change, _, row = differences[recalls.index(max(recalls))]
             lost = target.perplexity
+            cost = ""
             if lost:
                 cost = f"; held-out perplexity {phrases.format_measurement_value(lost)}"
-            else:
-                cost = ""
             sentences.append(
                 f"{title_attack_row(e.result, row)}: "
                 f"{phrases.format_difference(change)} against no defense{cost}."
@@ -375,9 +366,7 @@ def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
             m, _, row = _find_highest_measurement(
                 candidate for candidate in measurements if candidate[1] == kind
             )
-            number = (
-                f"{personal.format_personal_kind(kind)} {personal.format_personal_data_share(m)}"
-            )
+            number = f"{personal.format_personal_kind(kind)} {phrases.format_counted_share(m)}"
             sentences.append(f"{title_attack_row(e.result, row)}: {number}.")
     return sentences
 
@@ -407,10 +396,9 @@ def _describe_gate_verdict(e: EdpbEvidence) -> list[str]:
         if missed := [
             f"{r.cell_title}: {r.metric} {r.missed:.4g}" for r in rulings if r.missed is not None
         ]:
+            more = ""
             if len(missed) > _SHOWN:
                 more = f" (and {len(missed) - _SHOWN} more)"
-            else:
-                more = ""
             text += f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}"
         sentences.append(f"Gate {gate.decision.verdict}, decided {gate.decided}: {text}.")
     return sentences
@@ -420,7 +408,7 @@ def _describe_main_numbers(e: EdpbEvidence, measure: str) -> list[str]:
     """Describe the main number of each attack and probe that declares this measure."""
     sentences = []
     for f in e.result.findings:
-        if f.attack in e.result.list_measuring_methods(measure) and f.main and _has_value(f.main):
+        if f.attack in e.result.list_measuring_methods(measure) and is_measured(f.main):
             number = f"{phrases.format_metric(f.main.name)} {_format_counted_value(f.main)}"
             sentences.append(f"{title_attack_row(e.result, f)}: {number}.")
     return sentences

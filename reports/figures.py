@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
 from auditor.reports.blocks import Figure, Group
 from auditor.reports.topics import title_attack_row
@@ -76,7 +76,8 @@ def _draw_repeat_recall_figures(
             notes.append(phrases.describe_no_hits(title, f.by_repeats.values()))
             continue
         cells[title] = {
-            count: _format_counted_cell(m) for count, m in phrases.sort_repeats(f.by_repeats)
+            count: phrases.format_counted_share(m)
+            for count, m in phrases.sort_repeats(f.by_repeats)
         }
     head, groups = table_by_target("Copies", cells)
     yield Figure(
@@ -90,13 +91,6 @@ def _draw_repeat_recall_figures(
         text=_FIRST,
         note=" ".join(notes),
     )
-
-
-def _format_counted_cell(m: Measurement) -> str:
-    """Return `18/24 (75% [53–90])`, or `11.2 [10.9–11.5] of 24` if `m` is not a share."""
-    if m.unit == "share":
-        return phrases.format_share(m)
-    return f"{phrases.format_measurement_value(m)} of {m.n:,}"
 
 
 def table_by_target(

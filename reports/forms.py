@@ -78,10 +78,9 @@ def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> 
 def _format_form_number(result: AuditResult, full: Finding, name: str) -> str:
     """Return the deployed form's value of the full model's main number."""
     assert full.main is not None
-    for f in result.findings:
-        if f.cell_key == full.cell_key._replace(target=name) and not f.not_applicable:
-            m = f.measurement(full.main.name)
-            return phrases.format_measurement_value(m) if m else _NOT_ASKED
+    for f in result.select_findings(name, full.setting, full.attack):
+        if m := f.measurement(full.main.name):
+            return phrases.format_measurement_value(m)
     return _NOT_ASKED
 
 

@@ -44,10 +44,9 @@ def describe_frontier(f: Frontier) -> str:
     within = [p for p in f.points if p.within == "shown"]
     unsure = [p for p in f.points if p.within == "not shown"]
     most = phrases.format_percent(f.margin)
+    unproven = ""
     if unsure:
         unproven = f" Not shown to be within {most}%, nor beyond: {_format_defense_models(unsure)}."
-    else:
-        unproven = ""
     leak = _format_leak_metric(f)
     if within == [f.points[0]]:
         return (
@@ -66,9 +65,8 @@ def _describe_least_leaking(f: Frontier, points: Sequence[FrontierPoint]) -> str
     least = sorted((p for p in points if p.least), key=lambda p: p.leak.value)
     first, *equal = least
     worse = [p for p in points if not p.least]
-    if first is base:
-        undefended = ""
-    else:
+    undefended = ""
+    if first is not base:
         undefended = f"; undefended {phrases.format_measurement_value(base.leak)}"
     number = f"({phrases.format_measurement_value(first.leak)}{undefended})"
     if not equal:
@@ -114,10 +112,9 @@ def _describe_frontier_basis(f: Frontier) -> str:
     """Describe how the models were compared: the test, and the numbers of secrets, seeds and
     models.
     """
+    seeds = ""
     if len(f.seeds) > 1:
         seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}"
-    else:
-        seeds = ""
     models = format_count(sum(p.within == "shown" for p in f.points), "model")
     secrets = format_count(f.points[0].leak.n, "secret")
     return (

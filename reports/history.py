@@ -76,10 +76,9 @@ class _ShownRun:
             decision = gate.decision
             rules = dict.fromkeys(ruling.rule or ruling.reason for ruling in decision.rulings)
             baseline = decision.baseline
+            remark = ""
             if baseline:
                 remark = f" (baseline {_get_last_part(baseline)})"
-            else:
-                remark = ""
             described = ", ".join(rules) or "nothing was judged"
             decisions.append(f"{decision.verdict}: {described}{remark}")
         return make_printable_line("; ".join(decisions))
@@ -119,10 +118,9 @@ def render_history_page(history: History, folder: Path) -> str:
                 )
             )
         lines.append(runs)
+        more = ""
         if len(runs) > 1:
             more = f" and {len(runs) - 1} more"
-        else:
-            more = ""
         if i:
             title = f"Not comparable: {runs[-1].name}{more}"
         else:

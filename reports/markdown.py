@@ -78,15 +78,11 @@ def render_markdown_report(
     ]
     if doc.doubts:
         parts += [f"**{escape(phrases.shorten(' '.join(doc.doubts), _MOST_HEADLINE))}**"]
-    else:
-        parts += []
     parts += [] if doc.standings else [escape(doc.headline)]
     parts += ["\n".join(map(_format_target_severity, doc.standings[:_MOST_STANDINGS]))]
     n_left = len(doc.standings) - _MOST_STANDINGS
     if n_left > 0:
         parts += [f"… and {format_count(n_left, 'more target')}, in report.html."]
-    else:
-        parts += []
     for section in plain:
         parts += [f"### {escape(section.title)}", *_render_unfolded_sections(section)]
     parts += [
@@ -139,8 +135,6 @@ def _render_unfolded_sections(section: Section) -> list[str]:
                 )
                 if n_left > 0:
                     parts += [f"… and {format_count(n_left, 'more point')}, in report.html."]
-                else:
-                    parts += []
             case Code():
                 fenced = _render_block(replace(block, title=""))
                 parts.append(f"{escape(block.title)}:\n\n{fenced}")
@@ -202,21 +196,17 @@ def render_truncated_table(table: Table) -> str:
         n_left += len(group.rows) - len(short_rows)
         if short_rows:
             groups += [replace(group, title=title, rows=tuple(short_rows))]
-        else:
-            groups += []
+    more = ""
     if n_left:
         more = f"\n\n… and {format_count(n_left, 'more row')}."
-    else:
-        more = ""
     return render_table_rows(replace(table, groups=tuple(groups))) + more
 
 
 def render_markdown_document(doc: Document) -> str:
     """Render a document as GitHub-flavoured Markdown."""
+    warning = ""
     if doc.warning:
         warning = f"**{escape(doc.warning)}**"
-    else:
-        warning = ""
     parts = [f"# {escape(doc.title)}", warning, _render_facts(doc.facts)]
     parts += [f"## {escape(doc.lead)}", f"**{escape(doc.headline)}**", escape(doc.verdict)]
     for section in doc.sections:
@@ -277,8 +267,6 @@ def render_table_rows(table: Table) -> str:
     for group in table.groups:
         if group.title:
             lines += [[f"**{escape(group.title)}**"]]
-        else:
-            lines += []
         lines += [list(map(escape, row)) for row in group.rows]
     # Markdown has no cells that span columns: pad short rows.
     return "\n".join(

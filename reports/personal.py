@@ -50,7 +50,7 @@ def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding])
         for kind, m in _sort_personal_kinds(f):
             floor = f.by_kind_nonmembers.get(kind)
             baseline = phrases.format_hit_count(floor) if floor else phrases.NOTHING
-            rows.append((title_personal_kind(kind), format_personal_data_share(m), baseline))
+            rows.append((title_personal_kind(kind), phrases.format_counted_share(m), baseline))
         key = (f"{f.target} {f.attack}", tuple(rows))
         findings_by_rows.setdefault(key, []).append(f)
     groups = []
@@ -78,16 +78,6 @@ _NOTE = "By the first guess of each secret; for several values in a secret, the 
 
 def _sort_personal_kinds(finding: Finding) -> list[tuple[str, Measurement]]:
     return sorted(finding.by_kind.items(), key=lambda item: -item[1].value)
-
-
-def format_personal_data_share(m: Measurement) -> str:
-    """Return the extracted share of a kind of personal data: `12/80 (15% [8.1–25])`.
-
-    If a secret may hold several values, return `15% [8.1–25] of 80`.
-    """
-    if m.unit == "share":
-        return phrases.format_share(m)
-    return f"{phrases.format_measurement_value(m)} of {m.n:,}"
 
 
 def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) -> str:

@@ -146,6 +146,13 @@ def describe_no_hits(title: str, measurements: Iterable[Measurement]) -> str:
     return f"{title}: none, up to {format_percent(most)}% possible."
 
 
+def format_counted_share(m: Measurement) -> str:
+    """Return `18/24 (75% [53–90])`, or `11.2 [10.9–11.5] of 24` if the number is no share."""
+    if m.unit == "share":
+        return format_share(m)
+    return f"{format_measurement_value(m)} of {m.n:,}"
+
+
 def format_hit_count(m: Measurement) -> str:
     """Return a number of extracted secrets, `15/80`, or `15% of 80` if the number is unknown."""
     if m.unit == "share":
@@ -450,10 +457,9 @@ def format_covered_tokens(claim: Claim) -> str:
     """
     if claim.queries is None:
         return "any number of drawn tokens"
+    gone = ""
     if claim.spent_queries and claim.spent_queries >= claim.queries:
         gone = ", all spent"
-    else:
-        gone = ""
     return f"{format_count(claim.queries, 'drawn token')}{gone}"
 
 
@@ -467,10 +473,9 @@ def format_single_record_epsilon(claim: Claim) -> str:
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:
         return ""
+    exception = ""
     if claim.whole == "user":
         exception = " who shares no record"
-    else:
-        exception = ""
     return f"for a single {claim.whole} in it{exception}, ε {format_number(replaced)} (replace)"
 
 

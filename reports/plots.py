@@ -65,10 +65,9 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
         # matplotlib hides labels that open with `_`
         legend_labels = [" " + phrases.shorten(label, 60) for label in labels]
         # a legend wider than the axes would shrink them
+        columns = 1
         if max(map(len, legend_labels), default=0) <= 26:
             columns = 2
-        else:
-            columns = 1
         figure.legend(
             handles,
             legend_labels,

@@ -35,7 +35,7 @@ def _build_probability_bracket_blocks(result: AuditResult) -> Iterator[Block]:
             yield Paragraph(_rank_bound_sentence(result, f))
             title = (
                 f"{title_attack_row(result, f)} · {phrases.format_decoding(f)} · 1 in "
-                f"{_select_one_in_threshold(f):,}"
+                f"{_select_threshold(f):,}"
             )
             groups.append(Group(title, tuple(_build_probability_bracket_table_rows(f))))
     head = (
@@ -54,19 +54,18 @@ def _build_probability_bracket_blocks(result: AuditResult) -> Iterator[Block]:
         yield Paragraph(_NOTE)
 
 
-def _select_one_in_threshold(finding: Finding) -> int:
+def _select_threshold(finding: Finding) -> int:
     return int(finding.options["one_in"])
 
 
 def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
-    one_in = _select_one_in_threshold(finding)
+    one_in = _select_threshold(finding)
     mean = phrases.format_measurement_value(finding.measurement("rank_bound"))
     share = phrases.format_share(finding.measurement(f"rank_bound_1_in_{one_in}"))
     floor = finding.measurement(name_nonmember_metric("rank_bound"))
+    control = ""
     if floor:
         control = f" (non-members: {phrases.format_measurement_value(floor)})"
-    else:
-        control = ""
     return (
         f"{title_attack_row(result, finding)}: whatever temperature, top-k or top-p the "
         "product uses, one sample is a member's suffix, token for token, with a probability of at "
@@ -94,7 +93,7 @@ def _build_probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[st
         title = f"of its windows of {n} tokens, greedy decoding's"
         kinds.append((title, f"greedy_windows_{n}", ""))
     for title, mean, prefix in kinds:
-        share = f"{prefix}_1_in_{_select_one_in_threshold(finding)}"
+        share = f"{prefix}_1_in_{_select_threshold(finding)}"
         cells = [title]
         for name, cell in (
             (mean, phrases.format_measurement_value),

@@ -48,7 +48,7 @@ from auditor.reports.verdict import (
     NOTHING_MEASURED,
     find_strongest_attack_row,
     find_strongest_chained_row,
-    list_judged_targets,
+    rate_targets,
 )
 from auditor.statistics import documents
 from auditor.statistics.metrics import RECALL
@@ -129,26 +129,21 @@ def _build_result_screen_entry(
     Models with equal severity share a sentence. If the sentences do not fit, first omit numbers,
     then reasons.
     """
-    judged: dict[str, severity.Severity] = {}
-    titles: dict[str, str] = {}
-    for target in list_judged_targets(assessment):
-        severe = severity.rate_severity(assessment, target)
-        titles[target] = signals.title_signal_target(result, target)
+    judged = rate_targets(assessment)
+    for target in judged:
         # LIMITS shows the bounds of zeros.
-        is_shown = bool(assessment.list_shown_signals(target))
-        judged[target] = severe if is_shown else replace(severe, proof="")
+        if not assessment.list_shown_signals(target):
+            judged[target] = replace(judged[target], proof="")
     stand = []
     for s in claims.select_reported_claims(result):
         if s.verdict == CONTRADICTED:
             stand.append(s.target.title)
+    before = []
     if stand:
-        before = [f"The claim of {_format_first_titles(stand, 2)} is contradicted."]
-    else:
-        before = []
-    if UNDEFENDED in assessment.targets:
-        after = []
-    else:
-        after = [NOTHING_MEASURED]
+        before.append(f"The claim of {_format_first_titles(stand, 2)} is contradicted.")
+    after = []
+    if UNDEFENDED not in assessment.targets:
+        after.append(NOTHING_MEASURED)
     if asked_sentence := coverage.describe_asked_records(result):
         after.append(asked_sentence)
     worst_first = sorted(judged, key=lambda name: -severity.WORDS.index(judged[name].word))
@@ -164,12 +159,9 @@ def _build_result_screen_entry(
             groups.setdefault(brief, []).append(target)
         sentences = []
         for verdict, targets in groups.items():
-            sentences.append(
-                verdict.describe(
-                    _format_first_titles([titles[target] for target in targets], names),
-                    _format_perplexity_cost(result, targets),
-                )
-            )
+            titles = [signals.title_signal_target(result, target) for target in targets]
+            cost = _format_perplexity_cost(result, targets)
+            sentences.append(verdict.describe(_format_first_titles(titles, names), cost))
         entry = ScreenEntry(RESULT, (*before, *sentences, *after), 4, " ")
         if len(wrap_line(" ".join(entry.items), width - GUTTER)) <= entry.max_lines:
             break
@@ -261,8 +253,6 @@ def _list_verbatim_extraction_lines(
     more = len(tested) - len(rows)
     if more:
         lines += [Text(f"{'':{GUTTER}}and {more:,} more rows in the report", "dim")]
-    else:
-        lines += []
     return [*lines, *baseline_lines]
 
 
@@ -284,15 +274,13 @@ def _build_verbatim_extraction_screen_cells(
         interval = ""
     else:
         interval = phrases.format_interval(m)
+    cost = ""
     if first:
         cost = phrases.format_target_perplexity(result, signal.target).strip(phrases.NOTHING)
-    else:
-        cost = ""
     counts = f"{phrases.count_hits(m):,}/{m.n:,}"
+    title = ""
     if first:
         title = _short_target_title(result, signal.target)
-    else:
-        title = ""
     return title, signal.setting, counts, phrases.format_value(m), interval, remark, cost
 
 
@@ -428,9 +416,8 @@ def _find_highest_recall_row(result: AuditResult, assessment: LeakAssessment) ->
 
 
 def _format_tested_target(result: AuditResult, finding: Finding) -> str:
-    if finding.target == UNDEFENDED:
-        target = ""
-    else:
+    target = ""
+    if finding.target != UNDEFENDED:
         target = f"{_short_target_title(result, finding.target)}, "
     return f"({target}{finding.setting})"
 
@@ -467,10 +454,9 @@ def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) 
             measured := phrases.select_insertion_exposure(finding)
         ):
             counts = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
+            few = ""
             if all(m.n == 1 for _, m in measured):
                 few = " (a single canary each)"
-            else:
-                few = ""
             items.append(f"exposure of canaries by copies {counts}{few}")
     return ScreenEntry("WHERE", tuple(items), 2)
 
@@ -516,8 +502,6 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
             )
             if steps:
                 items += [f"{subject}: {'; '.join(steps)}"]
-            else:
-                items += []
     return ScreenEntry("WHY", tuple(items), 2, ". ")
 
 
@@ -557,15 +541,12 @@ def _build_limitations_screen_entry(
         )
     if records_label := coverage.format_coverage(result):
         items += [f"{records_label}."]
-    else:
-        items += []
     for targets, untested in signals.group_untested_kinds(assessment).items():
         # some targets share a title
         titles = dict.fromkeys(signals.title_signal_target(result, target) for target in targets)
+        on = ""
         if titles:
             on = f" on {_format_first_titles(list(titles), 2)}"
-        else:
-            on = ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     if result.benchmark.is_of_builtin_lab:
         items += ["Synthetic lab data."]

@@ -227,10 +227,9 @@ def _build_page_token_views(
     page_ids: set[str] = set()
     for id in ranked:
         # A character a token; 12 more for quotes, comma and the bits.
+        text = 0
         if texts:
             text = _count_page_json_bytes(_list_visible_suffix_tokens(texts, id))
-        else:
-            text = 0
         if (
             budget := budget
             - sum(len(distribution.get(id, ())) + 12 for distribution in distributions)

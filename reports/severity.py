@@ -89,10 +89,9 @@ def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
             if s.worst_group is not None:
                 groups.append(coverage.group_sentence_part(s.worst_group))
         worst = "; ".join((*copied[:1], *groups[:1]))
+        including = ""
         if personal:
             including = ", including personal data"
-        else:
-            including = ""
         reason = f"training text can be extracted{including}{f': {worst}' if worst else ''}"
         return Severity(HIGH, reason, signals.format_proof(shown_signals, suspected))
     if shown_signals:

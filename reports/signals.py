@@ -76,9 +76,7 @@ def describe_signal_number(signal: LeakSignal) -> str:
         # Drop its interval: the deciding interval is next to the baseline.
         m = replace(m, low=math.nan, high=math.nan)
     if signal.kind is PERSONAL:
-        return (
-            f"{personal.format_personal_kind(signal.part)} {personal.format_personal_data_share(m)}"
-        )
+        return f"{personal.format_personal_kind(signal.part)} {phrases.format_counted_share(m)}"
     if signal.count:
         part = f"of those trained on {format_count(int(signal.count), 'time')}"
     else:
@@ -108,10 +106,9 @@ def describe_signal_number(signal: LeakSignal) -> str:
             f"{phrases.format_share(m)} extracted by {samples} with a probability of "
             f"{sure}% or more"
         )
+    chosen = ""
     if m.name in (name_auc(""), ADJUSTED_AUC) and m.note:
         chosen = f" ({m.note})"
-    else:
-        chosen = ""
     name = phrases.lower_first(phrases.format_metric(m.name))
     number = f"{name} {phrases.format_measurement_value(m)}"
     return f"{number}{chosen}{phrases.format_suffix_lengths(m)}{at}"
@@ -191,10 +188,9 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
         return f"no violation of its claim in {format_count(m.n, 'query', 'queries')}"
     if not all(map(_has_empty_count, of_a_kind)):
         # no bound: the number itself
+        never = ""
         if m.name == PROBABLE.main and m.value == 0:
             never = f"; {NEVER_DRAWN}"
-        else:
-            never = ""
         corrected = format_corrected_interval(worst)
         never += f"; {corrected}" if corrected else ""
         baseline = describe_signal_baseline(worst)
@@ -248,9 +244,8 @@ def suggest_gate_command(
     targets = {s.target for s in assessment.signals}
     judged = targets - {UNDEFENDED} or targets
     target = target_signals[0].target
-    if judged == {target}:
-        only = ""
-    else:
+    only = ""
+    if judged != {target}:
         only = f" --target {shlex.quote(target)}"
     # Quote the parentheses of rules such as `recall(kind=card)`, which a shell would interpret.
     limits = " ".join(f"--max {shlex.quote(signal.gate_rule)}" for signal in target_signals)
@@ -312,8 +307,6 @@ def format_proof(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal])
     parts += [f"also {', '.join(also)}"] if also else []
     if few:
         parts += [f"not significant: {', '.join(few)}"]
-    else:
-        parts += []
     return "; ".join(parts)
 
 
@@ -448,10 +441,9 @@ def list_untested_signals(
                     kind_signals.append(s)
             # Give the reason for a planned test that did not run; else advise the test.
             reasons = "; ".join(dict.fromkeys(s.reason for s in kind_signals if s.reason))
+            flags = ""
             if methods:
                 flags = f"--attack {' or '.join(methods)}"
-            else:
-                flags = ""
             labels.append(f"{kind.short}{_bracket_text(reasons or flags)}")
         titles = dict.fromkeys(title_signal_target(result, target) for target in targets)
         yield f" on {', '.join(titles)}" if titles else "", ", ".join(labels)
@@ -467,9 +459,8 @@ def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
     status = format_suspicion(s) if s.suspected else s.status
     difference = _format_difference(s)
     least = format_least_detectable(s)
-    if least == phrases.NOTHING:
-        would = ""
-    else:
+    would = ""
+    if least != phrases.NOTHING:
         would = f"; {least} would be"
     title = f"{title[:1].upper()}{title[1:]}"
     return (
@@ -488,15 +479,14 @@ def _format_measured_signal(s: LeakSignal) -> str:
         m = replace(m, low=math.nan, high=math.nan)
     corrected = _bracket_text(format_corrected_interval(s))
     if s.kind is PERSONAL:
-        return personal.format_personal_data_share(m) + corrected
+        return phrases.format_counted_share(m) + corrected
     if s.count or s.looks > 1 or not (m.unit == "share" or m.name == s.kind.main):
         return describe_signal_number(s) + corrected
     if m.unit == "share":
         return phrases.format_share(m)
+    chosen = ""
     if m.name in (name_auc(""), ADJUSTED_AUC) and m.note:
         chosen = f" ({m.note})"
-    else:
-        chosen = ""
     unit = _UNITS.get(m.unit, "")
     return f"{phrases.format_measurement_value(m)}{unit}{chosen}{phrases.format_suffix_lengths(m)}"
 

@@ -18,7 +18,7 @@ from auditor.conclusions.signals import assess_signals
 from auditor.core.result import AuditResult, OwnSection
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
-from auditor.reports import escaping, evidence, phrases, severity, signals, subject_line
+from auditor.reports import escaping, evidence, phrases, signals, subject_line
 from auditor.reports.blocks import (
     Block,
     Document,
@@ -31,7 +31,7 @@ from auditor.reports.blocks import (
     make_table,
 )
 from auditor.reports.topics import CHECK, DECIDE, MEND, Maker, ReportMaterial, Topic
-from auditor.reports.verdict import list_judged_targets, write_headline
+from auditor.reports.verdict import rate_targets, write_headline
 from auditor.statistics import documents
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
@@ -161,16 +161,8 @@ def _report_header_facts(result: AuditResult) -> Facts:
 
 
 def _summarise_target_severities(result: AuditResult) -> tuple[TargetSummary, ...]:
-    assessment = assess_signals(result)
-    severities = {}
-    for name in list_judged_targets(assessment):
-        severities[name] = severity.rate_severity(assessment, name)
-    return tuple(
-        TargetSummary(
-            signals.title_signal_target(result, name),
-            grade.word,
-            grade.reason,
-            grade.decision,
-        )
-        for name, grade in severities.items()
-    )
+    summaries = []
+    for name, grade in rate_targets(assess_signals(result)).items():
+        title = signals.title_signal_target(result, name)
+        summaries.append(TargetSummary(title, grade.word, grade.reason, grade.decision))
+    return tuple(summaries)

@@ -164,14 +164,12 @@ def _describe_perplexity_cost(unlearning: Unlearning) -> str:
     before, after, ratio = (unlearning.perplexity.get(name) for name in (BEFORE, AFTER, "ratio"))
     if before is None or after is None:
         return "What it cost in perplexity was not measured."
+    times = ""
     if ratio:
         times = f" ({phrases.format_relative_change(ratio.value - 1)})"
-    else:
-        times = ""
+    useless = ""
     if ratio and ratio.low > _USELESS:
         useless = "; a model that says little leaks little"
-    else:
-        useless = ""
     return (
         f"Held-out perplexity {phrases.format_value(before)} → "
         f"{phrases.format_value(after)}{times}{useless}."

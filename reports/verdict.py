@@ -6,11 +6,10 @@ undefended model.
 
 from __future__ import annotations
 
-import math
-
+from auditor.conclusions.disagreements import is_measured
 from auditor.conclusions.signals import LeakAssessment, assess_signals
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases, severity, signals
 from auditor.statistics.metrics import RECALL
 
@@ -21,28 +20,24 @@ def write_headline(result: AuditResult) -> str:
     """Return the headline: reasons to distrust the results, then each model's severity and its
     reason.
     """
-    signal_assessment = assess_signals(result)
-    sentences = []
-    for target in list_judged_targets(signal_assessment):
-        sentences.append(
-            severity.rate_severity(signal_assessment, target).describe(
-                signals.title_signal_target(result, target)
-            )
-        )
-    doubts = (doubt.sentence for doubt in signals.list_doubts(signal_assessment))
-    missing = () if UNDEFENDED in signal_assessment.targets else (NOTHING_MEASURED,)
-    return " ".join((*doubts, *sentences, *missing))
+    assessment = assess_signals(result)
+    sentences = [doubt.sentence for doubt in signals.list_doubts(assessment)]
+    for target, severe in rate_targets(assessment).items():
+        sentences.append(severe.describe(signals.title_signal_target(result, target)))
+    if UNDEFENDED not in assessment.targets:
+        sentences.append(NOTHING_MEASURED)
+    return " ".join(sentences)
 
 
-def list_judged_targets(assessment: LeakAssessment) -> list[str]:
-    """Return the names of models on which a kind of leak was tested, and of the undefended
-    model.
+def rate_targets(assessment: LeakAssessment) -> dict[str, severity.Severity]:
+    """Return the severity of the undefended model, and of models on which a kind of leak was
+    tested.
     """
-    return [
-        name
-        for name in assessment.targets
-        if name == UNDEFENDED or assessment.list_tested_signals(name)
-    ]
+    rated = {}
+    for target in assessment.targets:
+        if target == UNDEFENDED or assessment.list_tested_signals(target):
+            rated[target] = severity.rate_severity(assessment, target)
+    return rated
 
 
 def find_strongest_attack_row(
@@ -53,25 +48,12 @@ def find_strongest_attack_row(
     setting: consider only this access, text-only or white-box.
     """
     # The best of several, picked afterwards: its interval does not cover the selection.
-    measured = [
-        (recall.value, finding)
-        for finding in result.findings
-        if finding.target == target
-        and setting in (None, finding.setting)
-        and (recall := _find_verdict_recall(finding))
-    ]
+    measured = []
+    for finding in result.select_findings(target, setting):
+        recall = finding.measurement(RECALL)
+        if is_measured(recall) and not finding.not_applicable:
+            measured.append((recall.value, finding))
     return max(measured, key=lambda measured_row: measured_row[0], default=(0.0, None))[1]
-
-
-def _find_verdict_recall(finding: Finding) -> Measurement | None:
-    recall = finding.measurement(RECALL)
-    known = (
-        not finding.not_applicable
-        and recall is not None
-        and recall.n > 0
-        and not math.isnan(recall.value)
-    )
-    return recall if known else None
 
 
 def list_strongest_rows(result: AuditResult, target: str) -> list[Finding]:
@@ -89,10 +71,10 @@ def find_strongest_chained_row(result: AuditResult, target: str) -> Finding | No
 
     def rank(finding: Finding) -> tuple[float, float]:
         assert finding.chain is not None
-        recall = _find_verdict_recall(finding)
+        recall = finding.measurement(RECALL)
+        known = is_measured(recall) and not finding.not_applicable
         # A difference is negative if less leaks: the largest fall is first among equals.
-        return (recall.value if recall else -1.0, -finding.chain.whole.value)
+        return (recall.value if recall and known else -1.0, -finding.chain.whole.value)
 
-    return max(
-        (f for f in result.findings if f.target == target and f.chain), key=rank, default=None
-    )
+    chained = [finding for finding in result.select_findings(target) if finding.chain]
+    return max(chained, key=rank, default=None)

@@ -136,11 +136,7 @@ def weigh_claim_against_audits(
     setting, attack: if given, only audits of this setting or probe count.
     """
     claim = target.claim
-    rows = []
-    for finding in result.findings:
-        if finding.target == target.name:
-            rows.append(finding)
-    rows = [row for row in rows if setting in (None, row.setting) and attack in (None, row.attack)]
+    rows = result.select_findings(target.name, setting, attack)
     if claim is None:
         claimed = None
     else:

@@ -105,7 +105,8 @@ def _measure_attack_contrast(
                 * metrics.find_metric(part.metric).compute_resampled_values(outcome, outcome_draws)
             )
     units = {metrics.find_metric(part.metric).unit for part in parts}
-    unit, n = units.pop() if len(units) == 1 else "", len(ids)
+    n = len(ids)
+    unit = units.pop() if len(units) == 1 else ""
     value, resampled = float(values[0]), values[1:]  # the first row of draws is the sample itself
     if math.isnan(value) or np.isnan(resampled).mean() > _MOST_UNDEFINED:
         return Measurement(

@@ -98,10 +98,7 @@ def list_contradiction_doubts(
     Causes may be a filter, a truncation or another distribution. greedy: share of secrets that
     greedy decoding of the undefended model extracts.
     """
-    rows = []
-    for f in result.findings:
-        if f.target == target and not f.not_applicable:
-            rows.append(f)
+    rows = [f for f in result.select_findings(target) if not f.not_applicable]
     attacks = [f for f in rows if is_measured(f.measurement(RECALL))]
     probes = []
     for f in rows:
@@ -174,10 +171,9 @@ def _describe_greedy_contradiction(
             # the full name if the prefix is missing
             level = m.name.removeprefix("discoverable_1_")
             # An equal number of secrets is assumed to be the secrets of greedy decoding.
+            n_probable = 0
             if level != m.name and _find_discoverable_level(level) > 0.5 and m.n == greedy.n:
                 n_probable = round(m.value * m.n)
-            else:
-                n_probable = 0
             if (
                 n_probable > n_greedy
             ):  # above one half, every token of the suffix is the most probable token

@@ -145,10 +145,9 @@ def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, look
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     # `above` reads this variable when `bisect_left` calls it.
+    high = 0.0
     if isinstance(baseline, Measurement):
         high = baseline.high
-    else:
-        high = 0.0
     if isinstance(baseline, Measurement) and baseline.unit == "share":
         high = compute_wilson_interval(round(baseline.value * baseline.n), baseline.n)[1]
     # Bisect over counts: more hits stay above the baseline.
@@ -216,7 +215,7 @@ def read_nonmember_leaks(
             excess = None
         else:
             excess = subtract_nonmember_mean(name_excess_metric(name), m, floor)
-    yield LeakReading(m, floor, excess if floor is not None else None, finding.cell_key, alone)
+    yield LeakReading(m, floor, excess if floor is not None else None, can_show_leak=alone)
 
 
 def read_repeat_leaks(
@@ -263,7 +262,7 @@ def _read_shared_level(
         if isinstance(baseline, Measurement):
             wide = widen_leak_measurement(m, n_looks)
             excess = subtract_nonmember_mean(name_excess_metric(name), wide, baseline)
-        yield part, LeakReading(m, baseline, excess, finding.cell_key, looks=n_looks)
+        yield part, LeakReading(m, baseline, excess, looks=n_looks)
 
 
 def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:

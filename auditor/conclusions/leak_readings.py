@@ -133,9 +133,9 @@ def _read_personal_data_leaks(finding: Finding) -> Iterator[LeakReading]:
         if is_measured(m):
             if is_measured(floor):
                 excess = subtract_nonmember_mean(name_excess_metric(m.name), m, floor)
-                yield LeakReading(m, floor, excess, finding.cell_key, part=kind)
+                yield LeakReading(m, floor, excess, part=kind)
             else:  # a mean of shares, not a tiny probability
-                yield LeakReading(m, 0.0, None, finding.cell_key, part=kind)
+                yield LeakReading(m, 0.0, part=kind)
 
 
 # anyone who draws these samples extracts such a record with this probability
@@ -198,7 +198,7 @@ def _read_exposure_leaks(finding: Finding) -> Iterator[LeakReading]:
     exposed = finding.measurement(EXPOSED)
     if is_measured(exposed):
         # corrected over the canaries: a single exposed canary is too many
-        yield LeakReading(exposed, 0.0, row=finding.cell_key)
+        yield LeakReading(exposed, 0.0)
     for reading in read_nonmember_leaks(finding, EXPOSURE):
         yield reading if reading.baseline is not None else replace(reading, baseline=CHANCE_BITS)
 
@@ -223,32 +223,31 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
     kind, only the adjusted AUC decides. If that AUC is at chance, the AUC of all records is only a
     hint.
     """
-    row = finding.cell_key
     of_people = _list_person_inference(finding)
     ranked = finding.measurement(RANKED)
     if is_measured(ranked):
         # Corrected over the values: without a leak, each is listed with the nominal rate.
-        yield LeakReading(ranked, 0.0, row=row)
+        yield LeakReading(ranked, 0.0)
     people_readings = []
     for m in of_people:
-        people_readings.append(LeakReading(m, 0.5, row=row, either_way=True))
+        people_readings.append(LeakReading(m, 0.5, either_way=True))
     strongest, by_copies = _find_strongest_aucs(finding)
     blind = finding.measurement(name_auc("blind"))
     adjusted = finding.measurement(ADJUSTED_AUC)
     if strongest is None or has_unlike_sides(finding):
         if is_measured(adjusted):
-            yield LeakReading(adjusted, 0.5, either_way=True, row=row, blind=blind)
+            yield LeakReading(adjusted, 0.5, either_way=True, blind=blind)
         yield from people_readings  # this score compares no records
         return
     alone = not is_measured(adjusted) or adjusted.low > 0.5 or adjusted.high < 0.5
-    yield LeakReading(strongest, 0.5, either_way=True, row=row, blind=blind, can_show_leak=alone)
+    yield LeakReading(strongest, 0.5, either_way=True, blind=blind, can_show_leak=alone)
     for count, m in by_copies.items():
-        yield LeakReading(m, 0.5, either_way=True, row=row, blind=blind, count=count)
+        yield LeakReading(m, 0.5, either_way=True, blind=blind, count=count)
     for rate in FALSE_POSITIVES:
         share = finding.measurement(name_tpr_metric("", rate))
         if is_measured(share):
             # By chance, members exceed the threshold at the rate of non-members: the rate itself.
-            yield LeakReading(share, rate, row=row)
+            yield LeakReading(share, rate)
     yield from people_readings
 
 
@@ -323,7 +322,6 @@ def _read_untargeted_leaks(finding: Finding) -> Iterator[LeakReading]:
             records,
             0.0 if floor is None else floor.value,
             can_show_leak=floor is None,
-            row=finding.cell_key,
         )
     if finding.measurement(name_nonmember_metric(MEMORISED)) is None:
         yield from read_nonmember_leaks(finding, GENERATIONS, alone=False)
@@ -345,12 +343,10 @@ def _read_epsilon_leaks(finding: Finding) -> Iterator[LeakReading]:
     most = finding.measurement(PROVABLE)
     for m in finding.measurements:
         if m.name.startswith(EPSILON):
-            yield LeakReading(
-                m, 0.0, row=finding.cell_key, max_provable=math.nan if most is None else most.value
-            )
+            yield LeakReading(m, 0.0, max_provable=math.nan if most is None else most.value)
     violations = finding.measurement(VIOLATIONS)
     if is_measured(violations):
-        yield LeakReading(violations, 0.0, row=finding.cell_key)
+        yield LeakReading(violations, 0.0)
 
 
 AUDITED_EPSILON = LeakKind(

@@ -30,9 +30,9 @@ from auditor.records.table import (
     read_secrets_table,
 )
 from auditor.statistics import documents, metrics, roc
-from auditor.statistics.anytime import BettingExcess, BettingMean
-from auditor.statistics.bounds import BoundedNumber, SharedLevel, make_measurement
-from auditor.statistics.compare import compare_columns
+from auditor.statistics.anytime import bound_betting_excess, bound_betting_mean
+from auditor.statistics.bounds import BoundedNumber, make_measurement, share_level
+from auditor.statistics.compare import compare_paired_values, resample_paired_recall
 from auditor.statistics.intervals import estimate_mean_share
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import (
@@ -184,7 +184,7 @@ class RowValuesBySecret:
 
     def build_anytime_evidence(
         self, name: str, count: int | None = None, kind: str | None = None
-    ) -> BettingMean | BettingExcess | None:
+    ) -> BoundedNumber | None:
         """Return the metric with bounds that are valid however often they are computed as secrets
         arrive.
 
@@ -196,8 +196,8 @@ class RowValuesBySecret:
             base = name.removeprefix(EXCESS)
             member_mean = self.build_anytime_evidence(base)
             nonmember_mean = self.build_anytime_evidence(name_nonmember_metric(base))
-            if isinstance(member_mean, BettingMean) and isinstance(nonmember_mean, BettingMean):
-                return BettingExcess(member_mean, nonmember_mean)
+            if member_mean is not None and nonmember_mean is not None:
+                return bound_betting_excess(member_mean, nonmember_mean)
         if metric.errors or metric.scores or metric.signed or metric.unit not in SHARES:
             return None
         if kind is not None:
@@ -208,7 +208,7 @@ class RowValuesBySecret:
             )
         # Order does not matter: the bounds depend on how often each value occurs.
         if len(values) and np.isfinite(values).all():
-            return BettingMean(values)
+            return bound_betting_mean(values)
         return None
 
     def _list_kind_shares(self, kind: str, metric: Metric) -> Floats:
@@ -386,14 +386,13 @@ def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber |
         or not len(member_scores)
     ):
         return None
-    bounds = (
-        roc.BoundedTprAtFpr(member_scores, nonmember_scores, max_fpr)
-        if recorded_metric.rate
-        else roc.PartialAuc(member_scores, nonmember_scores, max_fpr)
-    )
+    if recorded_metric.rate:
+        bounds = roc.bound_tpr(member_scores, nonmember_scores, max_fpr)
+    else:
+        bounds = roc.bound_partial_auc(member_scores, nonmember_scores, max_fpr)
     if recorded_metric.scores != metrics.name_score_column(""):
         return bounds
-    return SharedLevel(bounds, len(list_strongest_score_columns(row.values)))
+    return share_level(bounds, len(list_strongest_score_columns(row.values)))
 
 
 def compare_paired_rows(
@@ -407,14 +406,10 @@ def compare_paired_rows(
     compared_metric = find_metric(metric)
     if new.anytime or base.anytime:
         return _compare_anytime_valid_rows(compared_metric, count, new, base)
-    first, second = (
-        rows.order_metric_values(compared_metric.members, count) for rows in (new, base)
-    )
-    if metric == SCORE or any(
-        column not in side
-        for column in compared_metric.columns_to_recompute
-        for side in (first, second)
-    ):
+    columns = compared_metric.columns_to_recompute
+    first = new.order_metric_values(compared_metric.members, count)
+    second = base.order_metric_values(compared_metric.members, count)
+    if metric == SCORE or not set(columns) <= first.keys() & second.keys():
         if compared_metric.scores:
             return f"the scores of {metric} were not kept"
         return (
@@ -426,31 +421,35 @@ def compare_paired_rows(
         if count is not None:
             return f"no secret stood in the data {count} times"
         return "no secret to pair"
-    new_values, base_values = (
-        tuple(side[column] for column in compared_metric.columns_to_recompute)
-        for side in (first, second)
-    )
     if compared_metric.errors is not None:
-        return compare_columns(
-            new_values, base_values, errors=compared_metric.compute_wrong_guess_limit(n)
-        )
+        errors = compared_metric.compute_wrong_guess_limit(n)
+        new_guesses = (first[RECALL] == 1, first[SCORE])
+        base_guesses = (second[RECALL] == 1, second[SCORE])
+        return resample_paired_recall(new_guesses, base_guesses, errors)
     if compared_metric.below:
         return f"{metric} has no difference with bounds: hold a share at one rate to the baseline"
+    new_values = first[columns[0]]
+    base_values = second[columns[0]]
     if compared_metric.scores:
-        # (scores of the members, scores of the non-members) of each run
-        new_values, base_values = (
-            (*member_scores, rows.order_metric_values(False, None)[compared_metric.scores])
-            for member_scores, rows in ((new_values, new), (base_values, base))
-        )
-        if np.isnan(np.concatenate([*new_values, *base_values])).any():
-            return f"{metric} is by a score that is not a number for some secret"
-        if not compared_metric.rate:
-            new_values = roc.orient_scores(*new_values)
-            base_values = roc.orient_scores(*base_values)
-        return compare_columns(new_values, base_values, rate=compared_metric.rate)
-    if not np.isfinite([*new_values, *base_values]).all():
+        return _compare_paired_scores(compared_metric, (new_values, new), (base_values, base))
+    if not np.isfinite([new_values, base_values]).all():
         return f"{metric} is not a number for some secret"
-    return compare_columns(new_values, base_values)
+    return compare_paired_values(new_values, base_values)
+
+
+def _compare_paired_scores(
+    about: Metric, *runs: tuple[Floats, RowValuesBySecret]
+) -> BoundedNumber | str:
+    """Return the difference of a TPR or an AUC. runs: the members' scores and all results."""
+    # (scores of the members, scores of the non-members) of each run
+    new, base = (
+        (scores, row.order_metric_values(False, None)[about.scores]) for scores, row in runs
+    )
+    if np.isnan(np.concatenate([*new, *base])).any():
+        return f"{about.name} is by a score that is not a number for some secret"
+    if about.rate:
+        return roc.bound_tpr_difference(new, base, about.rate)
+    return roc.compute_auc_difference(roc.orient_scores(*new), roc.orient_scores(*base))
 
 
 def _compare_anytime_valid_rows(
@@ -477,4 +476,4 @@ def _compare_anytime_valid_rows(
     )
     if not len(deltas) or not np.isfinite(deltas).all():
         return f"{about.name} is kept of no secret, or is not a number for some"
-    return BettingMean(deltas, minimum=-1.0)  # one share minus another lies in [-1, 1]
+    return bound_betting_mean(deltas, minimum=-1.0)  # one share minus another lies in [-1, 1]

@@ -63,10 +63,9 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
         for finding in result.findings:
             by_key.setdefault(finding.cell_key, {})[seed] = finding
     judged = {}
-    for seed, (_, folder) in runs.items():
-        judged[seed] = read_row_values(folder)
     heldout = {}
     for seed, (_, folder) in runs.items():
+        judged[seed] = read_row_values(folder)
         heldout[seed] = read_heldout_losses(folder)
     for key, findings in by_key.items():
         target = key.target

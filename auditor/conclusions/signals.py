@@ -24,7 +24,6 @@ from auditor.conclusions.strata import find_worst_group, find_worst_stratum
 from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import (
-    NO_TIME,
     RELEASED_TEXT,
     AuditResult,
     Doubt,
@@ -109,10 +108,9 @@ class LeakSignal:
             value = m.value
         if self.status == SHOWN and value < limit:
             # two digits, rounded down, so that the upper bound is above
+            scale = 1.0
             if value > 0:
                 scale = 10.0 ** (1 - math.floor(math.log10(value)))
-            else:
-                scale = 1.0
             limit = math.floor(value * scale) / scale
         if self.kind is PERSONAL:
             part = f"(kind={self.part})"
@@ -214,12 +212,7 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
                 if doubt.kind != "likelihood" or record.name not in leaking
             )
             doubts[record.name] = (*of_data, *own_doubts)
-    counts = result.benchmark.records.get("members")
-    if counts is None:
-        unasked = 0
-    else:
-        unasked = counts.not_attacked.get(NO_TIME, 0)
-    return LeakAssessment(signals, contradictory, doubts, unasked)
+    return LeakAssessment(signals, contradictory, doubts, result.benchmark.unasked)
 
 
 # --- from readings to signals
@@ -232,25 +225,24 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
     An untested kind gives a single signal, with the reason. The signals of released text share the
     significance level, because they answer a single question.
     """
-    rows = [f for f in result.findings if f.target == target]
-    readings_by_kind = [
-        (kind, setting, reading)
-        for kind in KINDS
-        for setting in SETTINGS
-        for finding in rows
-        if finding.setting == setting and not finding.not_applicable
-        for reading in kind.read_numbers(finding)
-    ]
-    if result.family == RELEASED_TEXT:
-        shared = adjust_leak_readings([reading for *_, reading in readings_by_kind])
-        readings_by_kind = [
-            (kind, setting, reading)
-            for (kind, setting, _), reading in zip(readings_by_kind, shared, strict=True)
-        ]
+    rows = result.select_findings(target)
+    readings = []
     for kind in KINDS:
-        kind_readings = [
-            (setting, reading) for other, setting, reading in readings_by_kind if other is kind
-        ]
+        for setting in SETTINGS:
+            for finding in result.select_findings(target, setting):
+                if finding.not_applicable:
+                    continue
+                for reading in kind.read_numbers(finding):
+                    readings.append((kind, setting, replace(reading, row=finding.cell_key)))
+    if result.family == RELEASED_TEXT:
+        shared = adjust_leak_readings([reading for *_, reading in readings])
+        for i, reading in enumerate(shared):
+            readings[i] = (*readings[i][:2], reading)
+    for kind in KINDS:
+        by_setting: dict[str, list[LeakReading]] = {}
+        for other, setting, reading in readings:
+            if other is kind:
+                by_setting.setdefault(setting, []).append(reading)
         if kind is GREEDILY and any(
             f.decodes_greedily and is_measured(f.measurement(RECALL)) for f in rows
         ):
@@ -259,14 +251,12 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
             yield _build_greedy_signal(result)
         elif kind is GREEDILY:
             yield LeakSignal(kind, target, "", NOT_TESTED, reason="undefended model only")
-        elif not kind_readings:
+        elif not by_setting:
             yield LeakSignal(
                 kind, target, "", NOT_TESTED, reason=_explain_unmeasured_signal(result, rows, kind)
             )
-        for setting in dict.fromkeys(setting for setting, _ in kind_readings):
-            signal = _build_signal(
-                kind, target, setting, [reading for at, reading in kind_readings if at == setting]
-            )
+        for setting, kind_readings in by_setting.items():
+            signal = _build_signal(kind, target, setting, kind_readings)
             yield _complete_verbatim_signal(signal, rows) if kind is VERBATIM else signal
 
 
@@ -276,14 +266,15 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
     They are the number of copies and the group of the data with the largest extracted share. One
     extracted record shows a leak of greedy decoding.
     """
-    groups = [
-        group
-        for row in rows
-        if row.setting == signal.setting and (group := find_worst_group(row)) is not None
-    ]
+    rows = [row for row in rows if row.setting == signal.setting]
+    groups = filter(None, map(find_worst_group, rows))
+    strata = filter(None, map(find_worst_stratum, rows))
     signal = replace(
         signal,
-        worst_stratum=_find_worst_row_stratum(rows, signal.setting),
+        # the number of copies with the largest extracted share, over all attacks
+        worst_stratum=max(
+            strata, key=lambda stratum: (stratum.extracted.value, stratum.copies or 0), default=None
+        ),
         worst_group=max(groups, key=lambda group: group[1].low, default=None),
     )
     m = signal.measured
@@ -294,22 +285,6 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
     if isinstance(floor, Measurement) and m.value <= floor.value:
         return signal
     return replace(signal, status=SHOWN, suspected=False, smallest_detectable=1 / m.n)
-
-
-def _find_worst_row_stratum(rows: Sequence[Finding], setting: str) -> Stratum | None:
-    """Return the number of copies with the largest extracted share, over all attacks in this
-    setting.
-
-    Return None if no copied record leaked.
-    """
-    strata = [
-        row_worst
-        for row in rows
-        if row.setting == setting and (row_worst := find_worst_stratum(row)) is not None
-    ]
-    return max(
-        strata, key=lambda stratum: (stratum.extracted.value, stratum.copies or 0), default=None
-    )
 
 
 def _build_signal(

@@ -491,6 +491,14 @@ class BenchmarkRecord:
     records: dict[str, RecordCounts] = field(default_factory=dict)
 
     @property
+    def unasked(self) -> int:
+        """Number of members' records that were not attacked for lack of time."""
+        counts = self.records.get("members")
+        if counts is None:
+            return 0
+        return counts.not_attacked.get(NO_TIME, 0)
+
+    @property
     def is_of_builtin_lab(self) -> bool:
         """True if the records are from a built-in lab."""
         return self.name == "lab" or self.name.startswith("lab-")
@@ -647,6 +655,18 @@ class AuditResult:
 
     def target(self, name: str) -> TargetRecord:
         return next(target for target in self.targets if target.name == name)
+
+    def select_findings(
+        self, target: str | None = None, setting: str | None = None, attack: str | None = None
+    ) -> list[Finding]:
+        """Return the findings of this target, setting, and attack or probe; None matches any."""
+        scope = (target, setting, attack)
+        selected = []
+        for finding in self.findings:
+            parts = zip(scope, finding.cell_key, strict=True)
+            if all(name in (None, part) for name, part in parts):
+                selected.append(finding)
+        return selected
 
     def list_measuring_methods(self, *description: str) -> tuple[str, ...]:
         """Return the attacks and probes whose `Method.measures` is any of these values."""

@@ -43,45 +43,48 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
         raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {edit}")
     decisions = load_gate_decisions(folder)
     files = manifest.read_gate_digests(folder)
-    return {
-        "_type": STATEMENT,
-        "subject": _list_attested_files(result.weights),
-        "predicateType": PREDICATE,
-        "predicate": {
-            "tool": {
-                "name": "audit-lm",
-                "version": result.tool_version,
-                "attestedWith": __version__,
-            },
-            "created": result.created,
-            "attested": datetime.now(UTC).isoformat(timespec="seconds"),
-            "data": {"digest": result.benchmark.digest, "members": result.benchmark.members},
-            "plan": {"sha256": files.get(PLAN)},
-            "result": {"sha256": files[result_file.RESULT]},
-            "files": files,
-            "decision": _describe_attested_decision(decisions[-1]) if decisions else None,
-        },
+    facts = {
+        "created": result.created,
+        "data": {"digest": result.benchmark.digest, "members": result.benchmark.members},
+        "plan": {"sha256": files.get(PLAN)},
+        "result": {"sha256": files[result_file.RESULT]},
+        "decision": None,
     }
+    if decisions:
+        facts["decision"] = _describe_attested_decision(decisions[-1])
+    tool = {"version": result.tool_version}
+    return _build_statement(folder, PREDICATE, result.weights, tool, facts)
 
 
 def build_erasure_statement(folder: Path) -> dict[str, Any]:
     """Build the statement about what `audit erase` examined. Raise AuditError for an examined
     model."""
-    path = folder / ERASURE
-    stated = read_json_object(path, "an erasure")
+    stated = read_json_object(folder / ERASURE, "an erasure")
     models = [name for name in stated.get("facts", ()) if name.startswith("model:")]
     if models:
         raise AuditError(f"expected an erasure of files, got one of {models[0]!r}: attest its run")
+    facts = {"decision": {"verdict": stated.get("verdict")}}
+    return _build_statement(folder, ERASURE_PREDICATE, _read_erasure_digests(folder), {}, facts)
+
+
+def _build_statement(
+    folder: Path,
+    predicate_type: str,
+    digests: Mapping[str, str],
+    tool: Mapping[str, str],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    predicate = {
+        "tool": {"name": "audit-lm", **tool, "attestedWith": __version__},
+        "attested": datetime.now(UTC).isoformat(timespec="seconds"),
+        "files": manifest.read_gate_digests(folder),
+        **facts,
+    }
     return {
         "_type": STATEMENT,
-        "subject": _list_attested_files(_read_erasure_digests(folder)),
-        "predicateType": ERASURE_PREDICATE,
-        "predicate": {
-            "tool": {"name": "audit-lm", "attestedWith": __version__},
-            "attested": datetime.now(UTC).isoformat(timespec="seconds"),
-            "files": manifest.read_gate_digests(folder),
-            "decision": {"verdict": stated.get("verdict")},
-        },
+        "subject": _list_attested_files(digests),
+        "predicateType": predicate_type,
+        "predicate": predicate,
     }
 
 

@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.plan import FIELDS, format_field_flag, list_ruled_fields
 from auditor.core.plan_fields import COMPARED
-from auditor.core.result import NO_TIME, AuditResult
+from auditor.core.result import AuditResult
 from auditor.records.table import TABLE
 
 # Plan fields that decide which secrets are attacked and how, besides those with the rule
@@ -64,10 +64,9 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
             raise AuditError(f"{candidate.name} holds no {TABLE}, {reason}")
     obstacles = list(dict.fromkeys(list_comparison_obstacles(run, base)))
     if obstacles:
+        remark = ""
         if len(obstacles) > 1:
             remark = f" (and {format_count(len(obstacles) - 1, 'other difference')})"
-        else:
-            remark = ""
         reason = f"{base.name} is no {description} for {run.name}: {obstacles[0]}{remark}"
         if run.result.family != base.result.family:
             both = shlex.join([base.name, run.name])
@@ -75,9 +74,7 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
                 f"{reason}; only models of one family and vocabulary are compared secret by "
                 f"secret: audit export {both} --csv both.csv puts their numbers side by side"
             )
-        if unfinished := [
-            checked for checked in (run, base) if _count_unasked_records(checked.result)
-        ]:
+        if unfinished := [checked for checked in (run, base) if checked.result.benchmark.unasked]:
             resumed = "; ".join(
                 f"audit check --resume {shlex.quote(checked.name)}" for checked in unfinished
             )
@@ -88,13 +85,6 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
             f"{reason}; a run that can be compared: "
             f"{_format_comparable_command(run.result, base.result)}"
         )
-
-
-def _count_unasked_records(result: AuditResult) -> int:
-    counts = result.benchmark.records.get("members")
-    if counts is None:
-        return 0
-    return counts.not_attacked.get(NO_TIME, 0)
 
 
 def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
@@ -160,10 +150,9 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
             "data set", data.description, other_data.description
         )
     elif data.digest != other_data.digest:
+        seeds = ""
         if result.seed != base_result.seed:
             seeds = f"; seeds {result.seed} and {base_result.seed}"
-        else:
-            seeds = ""
         digests = (
             f"{_shorten_secrets_digest(data.digest)} against "
             f"{_shorten_secrets_digest(other_data.digest)}"

@@ -34,7 +34,6 @@ from auditor.gate.rule_scope import (
     check_rule_scope_names_exist,
     list_judged_targets,
     pair_rule_rows,
-    select_findings,
     select_strongest_group,
     suggest_metrics,
 )
@@ -50,11 +49,11 @@ from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import explain_powerless_audit, repeat_audit
 from auditor.statistics.bounds import (
     LEVEL,
-    AucEitherDirection,
-    BinomialCount,
     BoundedNumber,
-    RecordedInterval,
-    ShareOfParts,
+    bound_auc_either_way,
+    bound_binomial_share,
+    bound_part_share,
+    bound_recorded_interval,
 )
 from auditor.statistics.holm import adjust_test_level
 from auditor.statistics.metrics import (
@@ -168,10 +167,7 @@ def _judge_unapplied_attacks(
     rulings = []
     for target in targets:
         for method in dict.fromkeys(result.plan.get("attack", ())):
-            rows = []
-            for f in result.findings:
-                if (f.target, f.attack) == (target, method):
-                    rows.append(f)
+            rows = result.select_findings(target, attack=method)
             if rows and attack in (None, method) and all(row.not_applicable for row in rows):
                 reason = (
                     f"requested and never applied ({rows[-1].not_applicable}); "
@@ -253,7 +249,8 @@ def judge_rules(
             tuple(scope.values()), [finding.cell_key for finding in result.findings]
         )
         for name in [scope["target"]] if scope["target"] else list_judged_targets(result, rule):
-            rows = select_findings(result, {**scope, "target": name})
+            scoped = result.select_findings(name, scope["setting"], scope["attack"])
+            rows = [finding for finding in scoped if not finding.not_applicable]
             if rule.of_claim:
                 cases.append(
                     _build_claim_case(result, name, rule, scope["setting"], scope["attack"])
@@ -293,11 +290,13 @@ class _Number:
         evidence: the number with its bounds.
         words: the number as a phrase.
         derived: True if the number was recomputed from each secret's results.
+        parts: number of parts of which the number is the share; 0 if it is of whole records.
     """
 
     evidence: BoundedNumber
     words: str
     derived: bool = True
+    parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -343,7 +342,7 @@ def _build_claim_case(
     """
     row = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
-    if target is None or not any(finding.target == name for finding in result.findings):
+    if target is None or not result.select_findings(name):
         return _Case(row, rule, "no row was measured")
     # a function of the level: Holm needs all cases to determine it
     weigh_claim = partial(
@@ -351,9 +350,8 @@ def _build_claim_case(
     )
     if weigh_claim().claimed is None:
         nominal_epsilon = target.nominal_epsilon
-        if nominal_epsilon is None:
-            nominal = ""
-        else:
+        nominal = ""
+        if nominal_epsilon is not None:
             nominal = f" (its nominal epsilon {nominal_epsilon:.4g} is none)"
         return _Case(
             row, rule, f"it claims no epsilon{nominal}: there is nothing to compare it with"
@@ -390,8 +388,8 @@ def _build_case(
     number = _build_limit_evidence(rule, measured, row_values, derived)
     of_records = _measure_records(finding, rule, row_values)
     if of_records is not None:
-        evidence = ShareOfParts(number.evidence, compute_rule_bounds(of_records))
-        number = replace(number, evidence=evidence)
+        evidence = bound_part_share(number.evidence, compute_rule_bounds(of_records))
+        number = replace(number, evidence=evidence, parts=number.evidence.n)
     return _Case(finding.cell_key, rule, number, finding, is_of_parts=is_of_parts)
 
 
@@ -502,9 +500,8 @@ def _build_limit_evidence(
         or outcomes.bound_row_tpr(rule.metric, values_by_secret)
         or compute_rule_bounds(measured)
     )
-    if evidence.value == measured.value:
-        remark = ""
-    else:
+    remark = ""
+    if evidence.value != measured.value:
         remark = f" (the other way {evidence.value:.4g})"
     if rule.metric == name_auc("") and measured.note:
         remark = f" ({measured.note}){remark}"
@@ -584,7 +581,7 @@ def _judge_case(case: _Case, level: float) -> Ruling:
         allowed = "limit"
     reason = (
         f"{case.evidence.words} between {low:.4f} and {high:.4f} "
-        f"({_describe_sample_size(case, bounds)}), {allowed} {limit:g}"
+        f"({_describe_sample_size(case, case.evidence)}), {allowed} {limit:g}"
     )
     # a number that cannot be recomputed may fail a gate but not hold it: edits make numbers look
     # better
@@ -594,10 +591,9 @@ def _judge_case(case: _Case, level: float) -> Ruling:
             "inconclusive",
             f"{reason}; it is not stored by secret, so it cannot be recomputed",
         )
+    by_strata = ""
     if verdict == "held":
         by_strata = _find_strata_objection(case)
-    else:
-        by_strata = ""
     if by_strata:
         verdict, reason = "inconclusive", f"{reason}; {by_strata}"
     missed = high if verdict == "held" else None
@@ -619,14 +615,15 @@ def _judge_case(case: _Case, level: float) -> Ruling:
     )
 
 
-def _describe_sample_size(case: _Case, bounds: BoundedNumber) -> str:
-    if isinstance(bounds, ShareOfParts):
-        return f"n = {bounds.n} records, in {bounds.parts.n} parts"
+def _describe_sample_size(case: _Case, number: _Number) -> str:
+    n = number.evidence.n
+    if number.parts:
+        return f"n = {n} records, in {number.parts} parts"
     if case.rule.metric in _OF_RECORDS.values():
-        return f"n = {bounds.n} records"
+        return f"n = {n} records"
     if case.is_of_parts:
-        return f"n = {bounds.n} parts, taken as independent"
-    return f"n = {bounds.n}"
+        return f"n = {n} parts, taken as independent"
+    return f"n = {n}"
 
 
 def _find_strata_objection(case: _Case) -> str:
@@ -658,17 +655,16 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
         missed = find_detectable_epsilon(audit, limit, SURE)
     else:
         missed = None
-    bound, high = audit.epsilon, math.inf
     return Ruling(
         *row,
         rule.metric_with_part,
         limit,
-        bound,
-        high,
+        audit.epsilon,
+        math.inf,
         verdict,
         reason,
         str(rule),
-        bound,
+        audit.epsilon,
         audit.canaries,
         missed=missed,
     )
@@ -725,9 +721,9 @@ def compute_rule_bounds(measurement: Measurement) -> BoundedNumber:
     if (
         find_metric(measurement.name).exact and measurement.unit != "probability"
     ):  # a mean of parts is not a count
-        return BinomialCount(round(measurement.value * measurement.n), measurement.n)
-    recorded = RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)
+        return bound_binomial_share(round(measurement.value * measurement.n), measurement.n)
+    recorded = bound_recorded_interval(measurement)
     # an AUC below one half separates members equally well, in the other direction
     if measurement.unit == AUC:
-        return AucEitherDirection(recorded)
+        return bound_auc_either_way(recorded)
     return recorded

@@ -115,10 +115,9 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
         else:
             entries.append(HistoryEntry(folder, run, at, label, load_gate_decisions(folder)))
     if not entries:
+        remark = ""
         if len(left_out) > 1:
             remark = f" (as {len(left_out) - 1} more)"
-        else:
-            remark = ""
         if left_out:
             example = f"{left_out[0][0]}: {left_out[0][1]}{remark}"
         else:

@@ -13,7 +13,7 @@ from auditor.conclusions.strata import count_stratum_hits, measure_weighted_shar
 from auditor.core.counts import format_count
 from auditor.core.result import AuditResult, Finding
 from auditor.gate.rulings import Ruling
-from auditor.statistics.bounds import LEVEL, BinomialCount
+from auditor.statistics.bounds import LEVEL, bound_binomial_share
 
 
 def downgrade_doubtful_ruling(
@@ -78,7 +78,7 @@ def find_strata_objection(
             copied.append(s)
     for stratum in copied:
         # Bonferroni: each stratum gets an equal part of the level.
-        low = BinomialCount(count_stratum_hits(stratum), stratum.extracted.n).low(
+        low = bound_binomial_share(count_stratum_hits(stratum), stratum.extracted.n).low(
             LEVEL / len(copied)
         )
         if low > limit:

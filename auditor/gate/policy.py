@@ -100,9 +100,8 @@ class Rule:
 
     @property
     def metric_with_part(self) -> str:
-        if self.count is None:
-            part = ""
-        else:
+        part = ""
+        if self.count is not None:
             part = f"(count={self.count})"
         return f"{self.metric}{part if self.kind is None else f'(kind={self.kind})'}"
 

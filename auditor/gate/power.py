@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -125,8 +126,8 @@ def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[
     # a paired difference d of -1, 0 or 1 enters as (d + 1) / 2: betting takes values in [0, 1]
     # (formulas.md, D2)
     return [
-        _count_failing_policy_secrets(name, before, after, level, power),
-        _count_holding_policy_secrets(name, after, before, power),
+        _count_limit_secrets("fail", name, before, after, level, power),
+        _count_limit_secrets("hold", name, after, before, LEVEL, power),
         SecretsNeeded(
             f"fail {name} not worse than baseline by 0 when it went from {before:g} to {after:g} "
             f"({change.discordant:.3g} of the answers changed)",
@@ -167,16 +168,13 @@ def count_policy_secrets(
         )
     needs = list[SecretsNeeded]()
     for rule in limits:
-        if 2 * rule.limit <= 1:
-            needs.append(
-                _count_failing_policy_secrets(
-                    rule.metric_with_part, rule.limit, 2 * rule.limit, LEVEL / decisions, power
-                )
-            )
-        needs += [
-            _count_holding_policy_secrets(rule.metric_with_part, rule.limit, truth, power)
-            for truth in (rule.limit / 2, 0.0)
-        ]
+        name = rule.metric_with_part
+        limit = rule.limit
+        if 2 * limit <= 1:
+            level = LEVEL / decisions
+            needs.append(_count_limit_secrets("fail", name, limit, 2 * limit, level, power))
+        for truth in (limit / 2, 0.0):
+            needs.append(_count_limit_secrets("hold", name, limit, truth, LEVEL, power))
     return needs
 
 
@@ -195,27 +193,23 @@ def explain_missing_number(rule: Rule) -> str:
     return "no number of secrets shows that there is nothing at all"
 
 
-def _count_failing_policy_secrets(
-    name: str, limit: float, truth: float, level: float, power: float
+def _count_limit_secrets(
+    verb: Literal["fail", "hold"],
+    name: str,
+    limit: float,
+    truth: float,
+    level: float,
+    power: float,
 ) -> SecretsNeeded:
-    stopping = _simulate_gate_sizes([0, 1], [1 - truth, truth], limit, level, power)
-    return SecretsNeeded(
-        f"fail {name} <= {limit:g} when it is {truth:g}",
-        count_failing_secrets(limit, truth, level, power),
-        *stopping,
-    )
-
-
-def _count_holding_policy_secrets(
-    name: str, limit: float, truth: float, power: float
-) -> SecretsNeeded:
-    # for misses, by symmetry: refute that their mean is at most 1 - limit
-    stopping = _simulate_gate_sizes([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
-    return SecretsNeeded(
-        f"hold {name} <= {limit:g} when it is {truth:g}",
-        count_holding_secrets(limit, truth, LEVEL, power),
-        *stopping,
-    )
+    odds = [1 - truth, truth]
+    refuted = limit
+    if verb == "hold":
+        # for misses, by symmetry: refute that their mean is at most 1 - limit
+        odds.reverse()
+        refuted = 1 - limit
+    stopping = _simulate_gate_sizes([0, 1], odds, refuted, level, power)
+    needed = count_failing_secrets(refuted, odds[1], level, power)
+    return SecretsNeeded(f"{verb} {name} <= {limit:g} when it is {truth:g}", needed, *stopping)
 
 
 def _simulate_gate_sizes(
@@ -260,15 +254,6 @@ def count_failing_secrets(limit: float, truth: float, level: float, power: float
     )
 
 
-def count_holding_secrets(limit: float, truth: float, level: float, power: float) -> int:
-    """Return the smallest number of secrets with which a limit holds with this power.
-
-    By symmetry with `count_failing_secrets`, the test shows that the share of misses exceeds 1 -
-    limit. truth: true share. level: significance level.
-    """
-    return count_failing_secrets(1 - limit, 1 - truth, level, power)
-
-
 def count_pair_secrets(
     truth: float, margin: float, discordant: float, level: float, power: float
 ) -> int:
@@ -288,10 +273,9 @@ def count_pair_secrets(
     z += compute_normal_quantile(power) * math.sqrt(spread[0])
     n = (z / distance) ** 2 + 2 / distance  # the second term: a paired sum moves in whole steps
     # without any observed change: (1 - margin)^n <= level
+    least = 0.0
     if 0 < margin < 1:
         least = math.log(level) / math.log1p(-margin)
-    else:
-        least = 0.0
     return _check_secret_count(math.ceil(max(n, least)))
 
 
@@ -306,7 +290,7 @@ def _find_fewest_secrets(curve: Callable[[Ints], Floats], power: float) -> int:
         n = np.arange(1, size + 1)
         weak = np.flatnonzero(curve(n) < power)
         if not len(weak) or weak[-1] < size // 2:  # the last tooth is well before the end
-            return _check_secret_count(1 if not len(weak) else int(n[weak[-1]]) + 1)
+            return _check_secret_count(int(n[weak[-1]]) + 1 if len(weak) else 1)
         size *= 2
     return _check_secret_count(size)
 

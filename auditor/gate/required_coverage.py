@@ -30,21 +30,14 @@ def _judge_required_attack(
     run: RunOutcomes, required: Required, target: str, attack: str
 ) -> Ruling:
     row = CellKey(target, required.access or "", attack)
+    place = ""
     if required.access:
         place = f" at {required.access} access"
-    else:
-        place = ""
     least = f"{required.secrets} secrets and {required.nonmembers} non-members"
     rule = f"{attack or 'an attack'} ran{place}, on at least {least}"
     applied = []
-    for finding in run.result.findings:
-        if (
-            finding.target == target
-            and finding.attack == (attack or finding.attack)
-            and finding.setting == (required.access or finding.setting)
-            and not finding.not_applicable
-            and finding.measurements
-        ):
+    for finding in run.result.select_findings(target, required.access, attack or None):
+        if finding.measurements and not finding.not_applicable:
             applied.append(finding.cell_key)
     if not applied:
         reason = (

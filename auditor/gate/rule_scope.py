@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from auditor.conclusions.disagreements import has_unlike_sides
@@ -93,19 +93,6 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
     return replace(rule, count=int(best))
 
 
-def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
-    """Return the applicable findings with the target, setting and attack in `scope`.
-
-    None in `scope` matches any name.
-    """
-    return [
-        f
-        for f in result.findings
-        if not f.not_applicable
-        and all(name in (None, getattr(f, part)) for part, name in scope.items())
-    ]
-
-
 def suggest_metrics(metric: str, known: Sequence[str]) -> str:
     """Return text that suggests metrics for an unknown name.
 
@@ -113,8 +100,7 @@ def suggest_metrics(metric: str, known: Sequence[str]) -> str:
     names.
     """
     suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))
+    others = ""
     if len(known) > len(suggestions):
         others = f" and {len(known) - len(suggestions)} others"
-    else:
-        others = ""
     return f"; it has {', '.join(suggestions) or 'none'}{others}"

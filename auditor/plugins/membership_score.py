@@ -99,7 +99,7 @@ class MembershipScore(AncestralProbe):
             return list(observations)
         group = blind_classifier.assign_folds(secrets)
         features = build_text_features(secrets, observations)
-        blind = blind_classifier.score_membership_blindly(features, member, group)
+        blind = blind_classifier.predict_membership(features, member, group)
         return [
             observation.add_values({"blind": float(value), "group": float(fold)})
             for observation, value, fold in zip(observations, blind, group, strict=True)

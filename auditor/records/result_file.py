@@ -26,10 +26,9 @@ def read_result(folder: Path) -> AuditResult:
     if type(version) is not int or version != SCHEMA_VERSION:  # not isinstance: True is an int
         newer = type(version) is int and version > SCHEMA_VERSION
         tool_version = raw.get("tool_version")
+        made_by = ""
         if isinstance(tool_version, str):
             made_by = f"audit {tool_version} made it, this one is {__version__}; "
-        else:
-            made_by = ""
         if newer:
             advice = "a newer audit made it, update this one"
         else:
@@ -44,10 +43,9 @@ def read_result(folder: Path) -> AuditResult:
 
 def _load_result_json(folder: Path, path: Path) -> Any:
     if not folder.is_dir():
+        remark = ""
         if folder.name == "latest":
             remark = "; the last audit run was refused, or none was made here"
-        else:
-            remark = ""
         raise AuditError(f"{folder}: no such run folder{remark}")
     try:
         return json.loads(path.read_text(encoding="utf-8"))

@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from auditor.core.arrays import Floats, Ints
+from auditor.statistics.bounds import BoundedNumber
 from auditor.statistics.one_run import find_largest_refuted_value
 
 # secrets asked at the first look, and how many times as many at each next one
 _FIRST = 16
 _GROWTH = 1.1
+_RUNS = 1000  # simulated
 # of the capital: what is staked whole, which pays most where nothing leaks, and is lost at the
 # first leak
 _ALL = 0.3
@@ -69,42 +69,22 @@ def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
     return averaged
 
 
-@dataclass(frozen=True)
-class BettingMean:
-    """The mean of numbers in [minimum, 1], with one-sided bounds that hold at every look."""
+def bound_betting_mean(values: Floats, minimum: float = 0.0) -> BoundedNumber:
+    """Return the mean of numbers in [minimum, 1], with one-sided bounds that hold at every look."""
+    # scaled into [0, 1]; (v,) each
+    distinct, counts = np.unique((values - minimum) / (1 - minimum), return_counts=True)
 
-    values: Floats
-    minimum: float = 0.0
+    def low(level: float) -> float:
+        return minimum + (1 - minimum) * _compute_lower_mean_bound(distinct, counts, level)
 
-    @property
-    def n(self) -> int:
-        return len(self.values)
-
-    @property
-    def value(self) -> float:
-        if self.n:
-            return float(self.values.mean())
-        return math.nan
-
-    def low(self, level: float) -> float:
-        distinct, counts = self._distinct_scaled_values
-        return self.minimum + (1 - self.minimum) * _compute_lower_mean_bound(
-            distinct, counts, level
-        )
-
-    def high(self, level: float) -> float:
-        distinct, counts = self._distinct_scaled_values
+    def high(level: float) -> float:
         # 1 - x lies in [0, 1] as well: the lower bound of its mean is the upper one of x.
-        return 1 - (1 - self.minimum) * _compute_lower_mean_bound(1 - distinct, counts, level)
+        return 1 - (1 - minimum) * _compute_lower_mean_bound(1 - distinct, counts, level)
 
-    @cached_property
-    def _distinct_scaled_values(self) -> tuple[Floats, Ints]:
-        """Return the distinct values, scaled into [0, 1], and their counts, (v,) each."""
-        distinct, counts = np.unique(
-            (self.values - self.minimum) / (1 - self.minimum),
-            return_counts=True,
-        )
-        return distinct, counts
+    mean = math.nan
+    if len(values):
+        mean = float(values.mean())
+    return BoundedNumber(mean, len(values), low, high)
 
 
 def _compute_lower_mean_bound(values: Floats, counts: Ints, level: float) -> float:
@@ -125,49 +105,31 @@ def _compute_lower_mean_bound(values: Floats, counts: Ints, level: float) -> flo
 
 
 def simulate_stopping_sizes(
-    values: Floats,
-    odds: Floats,
-    mean: float,
-    level: float,
-    most: int,
-    runs: int = 1000,
-    seed: int = 0,
+    values: Floats, odds: Floats, mean: float, level: float, most: int
 ) -> Ints:
     """Simulate how many secrets a run queries before it rejects a mean of at most `mean`, (runs,).
 
     A run that does not reject within `most` secrets gets 2 * most. values, odds: (v,) numbers and
     their true probabilities; level: the significance level.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     at = np.array([*yield_look_sizes(most)])
     # (runs, looks, v): what is new at each look, added up; a simulated run is the same at all of
     # its looks
-    counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(runs, len(at))).cumsum(axis=1)
+    counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(_RUNS, len(at))).cumsum(axis=1)
     refuted = log_betting_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)
     sizes: Ints = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)
     return sizes
 
 
-@dataclass(frozen=True)
-class BettingExcess:
-    """The mean of `group` minus the mean of `reference_group`, unpaired.
+def bound_betting_excess(group: BoundedNumber, reference_group: BoundedNumber) -> BoundedNumber:
+    """Return the mean of `group` minus the mean of `reference_group`, unpaired.
 
     Each bound combines one bound of either group, at half the significance level.
     """
-
-    group: BettingMean
-    reference_group: BettingMean
-
-    @property
-    def n(self) -> int:
-        return self.group.n + self.reference_group.n
-
-    @property
-    def value(self) -> float:
-        return self.group.value - self.reference_group.value
-
-    def low(self, level: float) -> float:
-        return self.group.low(level / 2) - self.reference_group.high(level / 2)
-
-    def high(self, level: float) -> float:
-        return self.group.high(level / 2) - self.reference_group.low(level / 2)
+    return BoundedNumber(
+        group.value - reference_group.value,
+        group.n + reference_group.n,
+        lambda level: group.low(level / 2) - reference_group.high(level / 2),
+        lambda level: group.high(level / 2) - reference_group.low(level / 2),
+    )

@@ -57,6 +57,7 @@ _CONTRADICTED = 0.05
 _STEP = 1.005  # from one noise that is tried to the next
 _LEAST_NOISE = 0.05
 _MOST_NOISE = 100.0
+_N_NOISES = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
 _FINE = 1e-6
 _NOTHING = 1e-14  # of a distribution
 
@@ -317,12 +318,12 @@ def find_largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
     Return None if there is none. If `enough` is True for a noise, it must be True for all smaller
     noise.
     """
-    low = -1
-    high = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if enough(_LEAST_NOISE * _STEP**middle) else (low, middle)
-    return None if low < 0 else _LEAST_NOISE * _STEP**low
+    n_passing = bisect_left(
+        range(_N_NOISES), True, key=lambda k: not enough(_LEAST_NOISE * _STEP**k)
+    )
+    if not n_passing:
+        return None
+    return _LEAST_NOISE * _STEP ** (n_passing - 1)
 
 
 def _find_least_refuted_noise(
@@ -341,7 +342,6 @@ def _find_least_refuted_noise(
     def refuted(k: int) -> bool:
         return compute_canary_shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level
 
-    most = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
-    if refuted(most):
-        return _LEAST_NOISE * _STEP ** bisect_left(range(most), True, key=refuted)
+    if refuted(_N_NOISES):
+        return _LEAST_NOISE * _STEP ** bisect_left(range(_N_NOISES), True, key=refuted)
     return None

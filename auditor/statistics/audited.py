@@ -98,7 +98,7 @@ def _audit_estimator(
     copies: int,
     sampling: Sampling | None,
 ) -> Audited:
-    def proved_by(right_counts: Counts) -> float:
+    def prove_epsilon(right_counts: Counts) -> float:
         if name == SHAPE:
             return bound_shape_epsilon(m, right_counts, delta, level, copies, sampling or GAUSSIAN)
         return (epsilon_one_run if name == MAIN else epsilon_fdp)(
@@ -114,8 +114,8 @@ def _audit_estimator(
     for r, v in zip(counts, right, strict=True):
         alone.append(bound_share_logit(r, v, level))
     surest = alone.index(max(alone))  # for readers only: the bound looks at all counts
-    proved = proved_by(right)
-    best = proved_by(counts)
+    proved = prove_epsilon(right)
+    best = prove_epsilon(counts)
     return Audited(
         *(name, proved, delta, level, m, counts[surest], right[surest], best),
         rights=right,
@@ -190,9 +190,8 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
         covered_phrase = f"of the {audit.covered:,} tokens covered"
     else:
         covered_phrase = "of any number of tokens covered"
-    if audit.exact is None:
-        exact_phrase = ""
-    else:
+    exact_phrase = ""
+    if audit.exact is not None:
         exact_phrase = f", which give away no more than {audit.exact:.3g} exactly"
     return f"its games look at {audit.tokens:,} {covered_phrase}{exact_phrase}"
 
@@ -321,9 +320,8 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
     main = audits[0]
     measurements = list[Measurement]()
     for a in audits:
-        if a.copies == 1:
-            times = ""
-        else:
+        times = ""
+        if a.copies != 1:
             times = (
                 f"; each inserted {a.copies} times, compared with claims for groups of {a.copies}"
             )

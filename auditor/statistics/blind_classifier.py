@@ -103,14 +103,6 @@ def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
     return [prefix if is_origin[prefix] else None for prefix in prefixes]
 
 
-def score_membership_blindly(features: Any, member: Bools, group: Ints) -> Floats:
-    """Return (texts,) log-odds of membership from tokens and lengths, without a language model.
-
-    features: from `build_text_features`. The scores are NaN if there are too few groups for folds.
-    """
-    return _predict_cross_fitted_log_odds(features, member, group)
-
-
 def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, group: Ints) -> Floats:
     """Return (2, records, k) ranks in [0, 1] of the given (records, k) scores, predicted from the
     texts: by all features, and by the few features most correlated with each score.
@@ -170,25 +162,13 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
     )
 
 
-def combine_membership_scores(
-    scores: Floats,
-    member: Bools,
-    group: Ints,
-) -> Floats:
-    """Return each record's log-odds of membership, (records,), by logistic regression on its
-    scores.
+def predict_membership(features: Any, member: Bools, group: Ints) -> Floats:
+    """Return the log-odds of membership, (records,), by cross-fitted logistic regression.
 
-    scores: (records, k), finite. Each record is predicted by a model fitted on other groups. group:
-    (records,) a code that related records share.
+    Each group of related records is scored by a model fitted on the others. Return NaN if too few
+    groups are left. features: (records, k) scores, or `build_text_features`, which needs no
+    language model. group: (records,) codes of related records.
     """
-    return _predict_cross_fitted_log_odds(standardise_columns(scores), member, group)
-
-
-def _predict_cross_fitted_log_odds(
-    features: Any,
-    member: Bools,
-    group: Ints,
-) -> Floats:
     from sklearn.linear_model import LogisticRegression
 
     log_odds = np.full(len(member), np.nan)

@@ -81,32 +81,21 @@ def compute_resampled_statistic(
     statistic: Callable[[Any], Any],
     stream: str,
     size: int = RESAMPLES,
-    at_once: int | None = None,
     draw: Callable[..., Any] = draw_resample_counts,
 ) -> Values:
     """Return the statistic of every resample, (size,).
 
     statistic: a function of (rows, n) counts or weights.
     """
-    return np.concatenate(
-        [statistic(draws) for draws in draw_resample_blocks(n, stream, size, at_once, draw)],
-    )
+    blocks = draw_resample_blocks(n, stream, size, draw=draw)
+    return np.concatenate([statistic(draws) for draws in blocks])
 
 
-def compute_resampled_means(
-    values: Any,
-    stream: str,
-    size: int = RESAMPLES,
-    at_once: int | None = None,
-) -> Any:
+def compute_resampled_means(values: Any, stream: str, size: int = RESAMPLES) -> Any:
     """Return the means of every resample: (size,), or (size, k) for values of shape (k, n)."""
     n = np.shape(values)[-1]
     return compute_resampled_statistic(
-        n,
-        lambda draws: draws @ np.transpose(values) / n,
-        stream,
-        size,
-        at_once,
+        n, lambda draws: draws @ np.transpose(values) / n, stream, size
     )
 
 

@@ -8,9 +8,10 @@ rules or files.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,233 +33,148 @@ _SURE = 1e-4  # Berger and Boos's gamma: added to the p-value for leaving improb
 _NUISANCES = 25  # values of the nuisance parameter that the tail is maximised over
 
 
-class BoundedNumber(Protocol):
-    """A measured number with one-sided bounds at any significance level."""
-
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def n(self) -> int: ...
-
-    def low(self, level: float) -> float: ...
-
-    def high(self, level: float) -> float: ...
-
-
 @dataclass(frozen=True)
-class BinomialCount:
-    """A binomial share with exact bounds (Clopper and Pearson)."""
+class BoundedNumber:
+    """A measured number with one-sided bounds at any significance level.
 
-    hits: int
+    Args:
+        value: the number.
+        n: sample size.
+        low: lower bound at a significance level.
+        high: upper bound at a significance level.
+    """
+
+    value: float
     n: int
+    low: Callable[[float], float]
+    high: Callable[[float], float]
 
-    @property
-    def value(self) -> float:
-        return self.hits / self.n
 
+def bound_binomial_share(hits: int, n: int) -> BoundedNumber:
+    """Return a binomial share with exact bounds (Clopper and Pearson)."""
     # A one-sided bound at the level is an end of the two-sided interval of confidence 1 - 2 level.
-    def low(self, level: float) -> float:
-        return clopper_pearson(self.hits, self.n, 1 - 2 * level)[0]
+    return BoundedNumber(
+        hits / n,
+        n,
+        lambda level: clopper_pearson(hits, n, 1 - 2 * level)[0],
+        lambda level: clopper_pearson(hits, n, 1 - 2 * level)[1],
+    )
 
-    def high(self, level: float) -> float:
-        return clopper_pearson(self.hits, self.n, 1 - 2 * level)[1]
 
-
-@dataclass(frozen=True)
-class RecordedInterval:
-    """A number of which only a two-sided 95% interval is recorded.
+def bound_recorded_interval(m: Measurement) -> BoundedNumber:
+    """Return a number of which only a two-sided 95% interval is recorded.
 
     At significance levels from 2.5% up, the bounds are the ends of the interval (conservative). At
     lower levels they move out as for a normal distribution. NaN stays NaN.
     """
 
-    value: float
-    lower: float
-    upper: float
-    n: int
+    def stretch(level: float) -> float:
+        return max(1.0, compute_normal_quantile(level) / compute_normal_quantile(0.025))
 
-    def low(self, level: float) -> float:
-        return self.value - (self.value - self.lower) * _compute_interval_stretch(level)
+    return BoundedNumber(
+        m.value,
+        m.n,
+        lambda level: m.value - (m.value - m.low) * stretch(level),
+        lambda level: m.value + (m.high - m.value) * stretch(level),
+    )
 
-    def high(self, level: float) -> float:
-        return self.value + (self.upper - self.value) * _compute_interval_stretch(level)
 
+def bound_auc_either_way(auc: BoundedNumber) -> BoundedNumber:
+    """Return the larger of an AUC and 1 - AUC.
 
-@dataclass(frozen=True)
-class AucEitherDirection:
-    """The larger of an AUC and 1 - AUC.
-
-    Consistently lower scores of members reveal members too.
+    Consistently lower scores of members reveal members too. The lower bound takes half the
+    significance level for each direction. The upper bound takes all of it: the truth is one of the
+    two, and only the bound of that one has to hold.
     """
-
-    auc: BoundedNumber
-
-    @property
-    def value(self) -> float:
-        return max(self.auc.value, 1 - self.auc.value)
-
-    @property
-    def n(self) -> int:
-        return self.auc.n
-
-    def low(self, level: float) -> float:
-        """Return the lower bound, with half the significance level for each direction."""
-        return max(self.auc.low(level / 2), 1 - self.auc.high(level / 2))
-
-    def high(self, level: float) -> float:
-        # No half here: the truth is one of the two, and only the bound of that one has to hold.
-        return max(self.auc.high(level), 1 - self.auc.low(level))
+    return BoundedNumber(
+        max(auc.value, 1 - auc.value),
+        auc.n,
+        lambda level: max(auc.low(level / 2), 1 - auc.high(level / 2)),
+        lambda level: max(auc.high(level), 1 - auc.low(level)),
+    )
 
 
-@dataclass(frozen=True)
-class SharedLevel:
-    """The largest of `tried` numbers, with bounds that allow for the choice.
+def share_level(number: BoundedNumber, tried: int) -> BoundedNumber:
+    """Return the largest of `tried` numbers, with bounds that allow for the choice.
 
-    The lower bound uses the significance level divided by `tried`, the upper bound the whole level.
+    The lower bound uses level / tried, the upper bound the full significance level: the chosen
+    number is the largest, so that its upper bound errs no more often than that of any other.
     """
-
-    number: BoundedNumber
-    tried: int
-
-    @property
-    def value(self) -> float:
-        return self.number.value
-
-    @property
-    def n(self) -> int:
-        return self.number.n
-
-    def low(self, level: float) -> float:
-        return self.number.low(level / max(1, self.tried))
-
-    def high(self, level: float) -> float:
-        # The chosen number is the largest, so that its upper bound errs no more often than that of
-        # any other.
-        return self.number.high(level)
+    return replace(number, low=lambda level: number.low(level / max(1, tried)))
 
 
-@dataclass(frozen=True)
-class ShareOfParts:
-    """The share of extracted parts of records, such as windows or turns.
+def bound_part_share(parts: BoundedNumber, records: BoundedNumber) -> BoundedNumber:
+    """Return the share of extracted parts of records, such as windows or turns.
 
     parts: the share of parts; records: the share of records, whose interval widens that of the
     parts. An interval over parts alone is too narrow, because parts of one record are dependent.
     """
-
-    parts: BoundedNumber
-    records: BoundedNumber
-
-    @property
-    def value(self) -> float:
-        return self.parts.value
-
-    @property
-    def n(self) -> int:
-        return self.records.n
-
-    def low(self, level: float) -> float:
-        return min(self.parts.low(level), self.records.low(level))
-
-    def high(self, level: float) -> float:
-        return max(self.parts.high(level), self.records.high(level))
+    return BoundedNumber(
+        parts.value,
+        records.n,
+        lambda level: min(parts.low(level), records.low(level)),
+        lambda level: max(parts.high(level), records.high(level)),
+    )
 
 
-def _compute_interval_stretch(level: float) -> float:
-    return max(1.0, compute_normal_quantile(level) / compute_normal_quantile(0.025))
-
-
-@dataclass(frozen=True)
-class DiscordantPairs:
-    """The difference of two shares of the same n secrets.
+def bound_discordant_pairs(wins: int, losses: int, n: int) -> BoundedNumber:
+    """Return the difference of two shares of the same n secrets.
 
     wins: secrets that are hits only in the first share; losses: hits only in the second.
 
     Exact unconditional bounds invert the score test of a paired difference (Tango 1998, Statistics
     in Medicine 17:891); at a difference of 0 the statistic is McNemar's.
     """
-
-    wins: int
-    losses: int
-    n: int
-
-    @property
-    def value(self) -> float:
-        return (self.wins - self.losses) / self.n
-
-    def low(self, level: float) -> float:
-        return _bound_paired_difference(self.wins, self.losses, self.n, level)
-
-    def high(self, level: float) -> float:
-        return -_bound_paired_difference(self.losses, self.wins, self.n, level)
+    return BoundedNumber(
+        (wins - losses) / n,
+        n,
+        lambda level: _bound_paired_difference(wins, losses, n, level),
+        lambda level: -_bound_paired_difference(losses, wins, n, level),
+    )
 
 
-@dataclass(frozen=True)
-class ResampledNumber:
-    """A number with bootstrap draws, (resamples,).
+def count_discordant_pairs(new: Bools, base: Bools) -> BoundedNumber:
+    """Return the share of hits in `new` minus the share of hits in `base`; both (secrets,)."""
+    return bound_discordant_pairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
+
+
+def bound_resampled_number(
+    value: float, n: int, draws: Floats, floor: BoundedNumber
+) -> BoundedNumber:
+    """Return a number with bootstrap draws, (resamples,).
 
     Its bounds always contain those of `floor`, because no resample contains events that the sample
     missed.
     """
-
-    value: float
-    n: int
-    draws: Floats
-    floor: BoundedNumber
-
-    def low(self, level: float) -> float:
-        return min(float(np.quantile(self.draws, level)), self.floor.low(level))
-
-    def high(self, level: float) -> float:
-        return max(float(np.quantile(self.draws, 1 - level)), self.floor.high(level))
+    return BoundedNumber(
+        value,
+        n,
+        lambda level: min(float(np.quantile(draws, level)), floor.low(level)),
+        lambda level: max(float(np.quantile(draws, 1 - level)), floor.high(level)),
+    )
 
 
-@dataclass(frozen=True)
-class LeastIntervalWidth:
-    """The smallest interval of a mean over n secrets that is still plausible.
+def bound_unseen_value(value: float, n: int, size: float) -> BoundedNumber:
+    """Return a mean over n secrets with the narrowest plausible bounds.
 
     The sample may have missed a rare value as large as `size`.
     """
 
-    value: float
-    n: int
-    size: float
-
-    def low(self, level: float) -> float:
-        return self.value - self._weight_that_sample_missed(level)
-
-    def high(self, level: float) -> float:
-        return self.value + self._weight_that_sample_missed(level)
-
-    def _weight_that_sample_missed(self, level: float) -> float:
+    def missed(level: float) -> float:
         # 1 - level^(1/n): Clopper and Pearson's upper bound of a share that none of n shows.
-        return -self.size * math.expm1(math.log(level) / self.n)
+        return -size * math.expm1(math.log(level) / n)
 
-
-def make_measurement(
-    name: str,
-    number: BoundedNumber,
-    unit: str = "share",
-    note: str = "",
-) -> Measurement:
-    """Return the number as a measurement with its two-sided 95% interval."""
-    return Measurement(
-        name,
-        number.value,
-        number.low(_SIDE),
-        number.high(_SIDE),
-        number.n,
-        unit,
-        note,
+    return BoundedNumber(
+        value, n, lambda level: value - missed(level), lambda level: value + missed(level)
     )
 
 
-def count_discordant_pairs(new: Bools, base: Bools) -> DiscordantPairs:
-    """Return the share of hits in `new` minus the share of hits in `base`, as a bounded number.
-
-    new, base: (secrets,).
-    """
-    return DiscordantPairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
+def make_measurement(
+    name: str, number: BoundedNumber, unit: str = "share", note: str = ""
+) -> Measurement:
+    """Return the number as a measurement with its two-sided 95% interval."""
+    ends = (number.low(_SIDE), number.high(_SIDE))
+    return Measurement(name, number.value, *ends, number.n, unit, note)
 
 
 # --- the exact score test of a paired difference --------------------------------------------------

@@ -26,13 +26,12 @@ from numpy.typing import ArrayLike, NDArray
 from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.statistics import bootstrap, roc
+from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE, Draws, Values
 from auditor.statistics.bounds import (
     BoundedNumber,
-    DiscordantPairs,
-    LeastIntervalWidth,
-    ResampledNumber,
+    bound_resampled_number,
+    bound_unseen_value,
     count_discordant_pairs,
     make_measurement,
 )
@@ -41,35 +40,16 @@ from auditor.statistics.ranking import compute_resampled_recall, rank_guesses
 
 ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
 _RESAMPLES = 4000
-_AT_ONCE = 250
 
 
-def compare_columns(
-    new: tuple[Any, ...],
-    base: tuple[Any, ...],
-    *,
-    errors: int | None = None,
-    rate: float | None = None,
-) -> BoundedNumber:
-    """Return a number of `new` minus the corresponding number of `base`, with bounds.
+def compare_paired_values(new: NDArray[Any], base: NDArray[Any]) -> BoundedNumber:
+    """Return the mean of `new` minus the mean of `base`, with bounds; both (secrets,) and finite.
 
-    new, base: tuples of columns, which determine the number together with the options:
-
-    - One column of finite numbers: the mean, with exact bounds if all are 0 or 1.
-    - (hits, scores) and `errors`: the recall before that many wrong guesses.
-    - (members' scores, non-members' scores) and `rate`: the true-positive rate at this
-      false-positive rate, or the AUC for rate 0.
+    A difference of shares of 0s and 1s has exact bounds; other means are resampled.
     """
-    if rate is not None:
-        if rate:
-            return roc.TprDifference(new, base, rate)
-        return roc.compute_auc_difference(new, base)
-    if errors is not None:
-        return resample_paired_recall((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
-    new_values, base_values = *new, *base  # of one column each
-    if np.isin([new_values, base_values], (0, 1)).all():
-        return count_discordant_pairs(new_values == 1, base_values == 1)
-    return resample_paired_means(new_values, base_values)
+    if np.isin([new, base], (0, 1)).all():
+        return count_discordant_pairs(new == 1, base == 1)
+    return resample_paired_means(new, base)
 
 
 def measure_mean_difference(
@@ -79,7 +59,7 @@ def measure_mean_difference(
     base: NDArray[Any],
     floor: tuple[Floats, Floats] | None = None,
 ) -> Measurement:
-    """Return the mean of `new` minus the mean of `base`, with the bounds of `compare_columns`.
+    """Return the mean of `new` minus the mean of `base`, as `compare_paired_values` bounds it.
 
     For hits, the note has McNemar's exact p. floor: `new` and `base` of non-members, whose change
     is subtracted. The result is then the difference of two independent means of paired differences
@@ -87,13 +67,16 @@ def measure_mean_difference(
     """
     if floor is not None:
         with np.errstate(invalid="ignore"):  # -inf less -inf
-            return _measure_welch_difference(name, unit, new - base, np.subtract(*floor))
-    difference = compare_columns((new,), (base,))
+            sides = new - base, np.subtract(*floor)
+            # not a number where a distribution gives a true token nothing
+            means = [side.mean() if np.isfinite(side).all() else math.nan for side in sides]
+        value = float(means[0] - means[1])
+        interval = compute_welch_interval(*sides)
+        return Measurement(name, value, *interval, len(new), unit, ABOVE)
+    difference = compare_paired_values(new, base)
     note = ""
-    if isinstance(difference, DiscordantPairs):
-        wins = difference.wins
-        discordant = difference.wins + difference.losses
-        p = compute_sign_test_p_value(wins, discordant)
+    if np.isin([new, base], (0, 1)).all():
+        p = compute_sign_test_p_value(int((new > base).sum()), int((new != base).sum()))
         note = f"exact McNemar p = {p:.2g}"
     return make_measurement(name, difference, unit, note)
 
@@ -124,32 +107,6 @@ def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
     )
 
 
-def _measure_welch_difference(
-    name: str,
-    unit: str,
-    members: Floats,
-    nonmembers: Floats,
-) -> Measurement:
-    """Return the members' mean minus the non-members' mean, with Welch's interval.
-
-    There is no interval if a group has only one value.
-    """
-    # not where a distribution gives a true token nothing
-    finite = np.isfinite(members).all() and np.isfinite(nonmembers).all()
-    if finite:
-        value = float(members.mean() - nonmembers.mean())
-    else:
-        value = math.nan
-    return Measurement(
-        name,
-        value,
-        *compute_welch_interval(members, nonmembers),
-        len(members),
-        unit,
-        ABOVE,
-    )
-
-
 def compute_welch_interval(
     first: Floats,
     second: Floats,
@@ -177,7 +134,7 @@ def compute_welch_interval(
     return difference - reach, difference + reach
 
 
-def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
+def resample_paired_means(new: Floats, base: Floats) -> BoundedNumber:
     """Bootstrap the mean of `new` minus the mean of `base`, paired by secret.
 
     All numbers must be finite.
@@ -188,13 +145,13 @@ def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
     size = float(np.abs([new, base]).max())
     # one stream for all that a gate compares: numbers of the same secrets are read at the same
     # resamples
-    draws = bootstrap.compute_resampled_means(delta, "gate", _RESAMPLES, _AT_ONCE)
-    return ResampledNumber(value, n, draws, LeastIntervalWidth(value, n, max(1.0, size)))
+    draws = bootstrap.compute_resampled_means(delta, "gate", _RESAMPLES)
+    return bound_resampled_number(value, n, draws, bound_unseen_value(value, n, max(1.0, size)))
 
 
 def resample_paired_recall(
     new: tuple[Bools, Floats], base: tuple[Bools, Floats], errors: int
-) -> ResampledNumber:
+) -> BoundedNumber:
     """Bootstrap the recall of `new` minus the recall of `base`, paired by secret.
 
     Recall is the share of secrets hit before the `errors`-th wrong guess. new, base: (hits,
@@ -216,9 +173,9 @@ def resample_paired_recall(
             errors,
         )
 
-    return ResampledNumber(
+    return bound_resampled_number(
         floor.value,
         n,
-        bootstrap.compute_resampled_statistic(n, delta, "gate", _RESAMPLES, _AT_ONCE),
+        bootstrap.compute_resampled_statistic(n, delta, "gate", _RESAMPLES),
         floor,
     )

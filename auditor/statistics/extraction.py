@@ -83,30 +83,17 @@ def compute_suffix_p_values(
     return p_values
 
 
-def compute_least_window_bits(bits: Floats, length: int) -> Floats:
-    """Return the smallest sum of bits over a window of `length` tokens, (n,).
+def sum_windows(bits: Floats, length: int) -> Floats:
+    """Return the sums over all windows of `length` tokens, (n, windows).
 
     bits: (n, L) by token, such as log2 of token ranks. No decoder that keeps the order of tokens
-    draws a window, given the preceding tokens, with a probability above 2^-bits; such a text is
-    (length, bits)-inextractable (2604.18697). A text that is shorter than a window counts as one
-    window.
+    draws a window, given the preceding tokens, with a probability above 2^-sum; such a text is
+    (length, bits)-inextractable (2604.18697). A sum is 0 if greedy decoding reproduces the window.
+    A text that is shorter than a window counts as one window.
     """
-    least: Floats = _make_sliding_windows(bits, length).sum(-1).min(-1)
-    return least
-
-
-def compute_greedy_window_share(bits: Floats, length: int) -> Floats:
-    """Return the share of each text's windows that greedy decoding reproduces, (n,).
-
-    Each window of `length` tokens is decoded from the tokens before the window. bits: (n, L).
-    """
-    greedy: Floats = (_make_sliding_windows(bits, length).sum(-1) == 0).mean(-1)
-    return greedy
-
-
-def _make_sliding_windows(bits: Floats, length: int) -> Floats:
-    """Return all windows of `length` tokens, (n, windows, length)."""
-    return np.lib.stride_tricks.sliding_window_view(bits, min(length, bits.shape[-1]), axis=-1)
+    windows = np.lib.stride_tricks.sliding_window_view(bits, min(length, bits.shape[-1]), axis=-1)
+    sums: Floats = windows.sum(-1)
+    return sums
 
 
 def measure_hit_shares(name: str, outcome: Outcome) -> dict[str, Measurement]:
@@ -152,10 +139,9 @@ def group_copies_strata(
         record = secret.document or secret.id
         copies[record] = secret.copies
         extracted[record] = extracted.get(record, False) or is_hit
+    note = ""
     if len(extracted) < len(hit):
         note = "at least in part"
-    else:
-        note = ""
     strata = []
     for label, n_records in sorted(population.items(), key=lambda item: -int(item[0] or 0)):
         of_stratum = [

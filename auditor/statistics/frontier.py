@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +21,10 @@ from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import Draws, Values
 from auditor.statistics.bounds import (
     LEVEL,
-    BinomialCount,
     BoundedNumber,
-    LeastIntervalWidth,
-    ResampledNumber,
+    bound_binomial_share,
+    bound_resampled_number,
+    bound_unseen_value,
     count_discordant_pairs,
     make_measurement,
 )
@@ -84,12 +86,12 @@ def _build_floored_bootstrap(
     n = len(parts[0])
     hits = [part == 1 for part in parts]
     if len(hits) > 1:
-        floor: BoundedNumber = count_discordant_pairs(*hits)
+        floor = count_discordant_pairs(*hits)
     else:
-        floor = BinomialCount(int(hits[0].sum()), n)
+        floor = bound_binomial_share(int(hits[0].sum()), n)
     if not np.isin(parts, (0, 1)).all():
-        floor = LeastIntervalWidth(value, n, max(1.0, float(np.abs(parts).max())))
-    return ResampledNumber(value, n, draws, floor)
+        floor = bound_unseen_value(value, n, max(1.0, float(np.abs(parts).max())))
+    return bound_resampled_number(value, n, draws, floor)
 
 
 def estimate_mean_leakages(values: Floats) -> list[ModelLeakage]:
@@ -111,30 +113,12 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
     false-positive rate. Each seed and resample has its own threshold and direction, because a
     defense that makes members less likely than non-members reveals them too.
     """
-    pieces = []
-    for block in _draw_resample_sides(scores):
-        pieces.append(
-            [
-                np.mean(
-                    [
-                        _resample_best_direction_tpr(*seed_scores, rate, *block)
-                        for seed_scores in point
-                    ],
-                    axis=0,
-                )
-                for point in scores
-            ]
-        )
-    draws = np.concatenate(pieces, axis=1)
-    parts = []
-    for point in scores:
-        parts.append(
-            np.mean(
-                [_mark_members_above_fpr_threshold(*seed_scores, rate) for seed_scores in point],
-                axis=0,
-            )
-        )
-    return [ModelLeakage(values, row) for values, row in zip(draws, parts, strict=True)]
+    return _resample_leakages(
+        scores,
+        scores,
+        partial(_resample_best_direction_tpr, rate),
+        partial(_mark_members_above_fpr_threshold, rate),
+    )
 
 
 def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
@@ -146,22 +130,33 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
     # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
     # pairs.
     pair_matrices = [[_compare_all_pairs(*matrix) for matrix in point] for point in scores]
-    pieces = []
-    for members, nonmembers in _draw_resample_sides(scores):
-        pieces.append(
-            [
-                np.mean(
-                    [((members @ matrix) * nonmembers).sum(1) / matrix.size for matrix in point],
-                    axis=0,
-                )
-                for point in pair_matrices
-            ]
-        )
-    parts = [np.mean([matrix.mean(1) for matrix in point], axis=0) for point in pair_matrices]
-    return [
-        ModelLeakage(values, row)
-        for values, row in zip(np.concatenate(pieces, axis=1), parts, strict=True)
-    ]
+    return _resample_leakages(
+        scores,
+        pair_matrices,
+        lambda matrix, members, others: ((members @ matrix) * others).sum(1) / matrix.size,
+        lambda matrix: matrix.mean(1),
+    )
+
+
+def _resample_leakages(
+    scores: Sequence[Sequence[Scores]],
+    points: Sequence[Sequence[Any]],
+    resample: Callable[..., Values],
+    measure: Callable[[Any], Floats | Bools],
+) -> list[ModelLeakage]:
+    """Return each model's leakage, averaged over seeds.
+
+    points: what is resampled, by model and seed. resample: the number in every resample,
+    (resamples,), of resample counts of members and of non-members. measure: parts, (members,), of
+    which the number is the mean.
+    """
+    blocks = []
+    for draws in _draw_resample_sides(scores):
+        blocks.append([np.mean([resample(x, *draws) for x in point], axis=0) for point in points])
+    leakages = []
+    for values, point in zip(np.concatenate(blocks, axis=1), points, strict=True):
+        leakages.append(ModelLeakage(values, np.mean([*map(measure, point)], axis=0)))
+    return leakages
 
 
 def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
@@ -184,17 +179,14 @@ def _compare_all_pairs(members: Floats, others: Floats) -> Floats:
     return ahead if ahead.mean() >= 0.5 else 1 - ahead
 
 
-def _mark_members_above_fpr_threshold(
-    member_scores: Floats,
-    others: Floats,
-    rate: float,
-) -> Bools:
+def _mark_members_above_fpr_threshold(rate: float, scores: Scores) -> Bools:
     """Return (members,), True for members found at the false-positive rate `rate`.
 
-    The direction of scores is the direction that finds more members. others: non-members' scores.
+    The direction that finds more members decides.
     """
+    members, others = scores
     upwards, downwards = (
-        side * member_scores > compute_conformal_threshold(side * others, rate) for side in (1, -1)
+        side * members > compute_conformal_threshold(side * others, rate) for side in (1, -1)
     )
     if upwards.sum() >= downwards.sum():
         return upwards
@@ -202,10 +194,10 @@ def _mark_members_above_fpr_threshold(
 
 
 def _resample_best_direction_tpr(
-    member_scores: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws
+    rate: float, scores: Scores, members: Draws, nonmembers: Draws
 ) -> Values:
     upwards, downwards = (
-        _resample_tpr(side * member_scores, side * others, rate, members, nonmembers)
+        _resample_tpr(side * scores[0], side * scores[1], rate, members, nonmembers)
         for side in (1, -1)
     )
     return np.maximum(upwards, downwards)

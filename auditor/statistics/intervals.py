@@ -159,18 +159,18 @@ def estimate_mean(
         return measure_share(name, values == 1, note)
     if unit == "probability":
         return compute_mean_probability(name, values, note)
-    return bootstrap_mean(name, values, unit, note)
+    # the name is the stream: numbers of one name over as many secrets are read at the same
+    # resamples
+    ends = bootstrap.compute_percentile_interval(bootstrap.compute_resampled_means(values, name))
+    return Measurement(name, float(values.mean()), *ends, len(values), unit, note)
 
 
 def estimate_mean_share(name: str, values: Floats) -> Measurement:
     """Return the mean of a share that each secret has; the interval is exact if all shares are 0 or
     1.
     """
-    return estimate_mean(
-        name,
-        values,
-        "share" if np.isin(values, (0.0, 1.0)).all() else "probability",
-    )
+    unit = "share" if np.isin(values, (0.0, 1.0)).all() else "probability"
+    return estimate_mean(name, values, unit)
 
 
 def subtract_nonmember_mean(
@@ -202,16 +202,3 @@ def combine_independent_intervals(
         reach_down = math.hypot(reach_down, down)
         reach_up = math.hypot(reach_up, up)
     return value, value - reach_down, value + reach_up
-
-
-def bootstrap_mean(
-    name: str,
-    values: Floats,
-    unit: str,
-    note: str = "",
-) -> Measurement:
-    """Return a mean with its bootstrap interval."""
-    # the name is the stream: numbers of one name over as many secrets are read at the same
-    # resamples
-    ends = bootstrap.compute_percentile_interval(bootstrap.compute_resampled_means(values, name))
-    return Measurement(name, float(values.mean()), *ends, len(values), unit, note)

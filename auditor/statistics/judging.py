@@ -160,21 +160,17 @@ def compute_near_verbatim_limit(length: int) -> int:
     return min(length - 1, max(1, length // 5))
 
 
-def find_near_duplicate_ids(
-    secrets: Sequence[Secret], known: Sequence[Pair], distance: int | None = None
-) -> tuple[str, ...]:
+def find_near_duplicate_ids(secrets: Sequence[Secret], known: Sequence[Pair]) -> tuple[str, ...]:
     """Return ids of secrets whose suffix is near the suffix of a pair that the attacker has.
 
     An attacker may have completed these secrets from the pair, not from the model (formulas.md,
-    A7).
-    known: the attacker's pairs. distance: the most token edits (Levenshtein); None for
-    `compute_near_verbatim_limit` of the secret's suffix.
+    A7). known: the attacker's pairs. Near is within `compute_near_verbatim_limit` of the secret's
+    suffix.
     """
     suffixes = sorted({pair.suffix for pair in known})
-    limits = []
-    for s in secrets:
-        limits.append(compute_near_verbatim_limit(len(s.suffix)) if distance is None else distance)
-    pairs = index_pairs_within_edit_limits([secret.suffix for secret in secrets], suffixes, limits)
+    answers = [secret.suffix for secret in secrets]
+    limits = [compute_near_verbatim_limit(len(answer)) for answer in answers]
+    pairs = index_pairs_within_edit_limits(answers, suffixes, limits)
     near_ids = set()
     for near, _ in pairs:
         for i in np.unique(near):

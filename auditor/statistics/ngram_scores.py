@@ -98,7 +98,7 @@ def _hash_ngrams(texts: Sequence[Tokens], order: int) -> Iterator[tuple[Hashes, 
 
 
 def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
-    """Return the value of each hash; 0 for a hash that is not in `known`.
+    """Return the value of each hash; 0 for an unknown hash.
 
     known, values: ascending hashes and their values.
     """

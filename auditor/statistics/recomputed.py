@@ -115,7 +115,7 @@ def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
         scores[c] = CandidateScore(np.concatenate([members[c], others[c]]), c)
     usable = {c: s for c, s in scores.items() if not np.isnan(s.values).any()} or scores
     widening = compute_simultaneous_widening(list(usable.values()), ScoredRecords(member, {}))
-    return bound_strongest_auc(name_auc(""), usable, member, ~member, widening)
+    return bound_strongest_auc(usable, member, ~member, widening)
 
 
 def list_strongest_score_columns(columns: Columns) -> list[str]:
@@ -150,7 +150,7 @@ def _recompute_membership_metric(
             member_scores,
         )
     if metric.below:
-        return roc.PartialAuc(member_scores, nonmember_scores, metric.below).value, len(
+        return roc.bound_partial_auc(member_scores, nonmember_scores, metric.below).value, len(
             member_scores,
         )
     return roc.auc(member_scores, nonmember_scores), len(member_scores) + len(nonmember_scores)

@@ -16,9 +16,11 @@ from auditor.core.arrays import Bools, Floats
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bounds import (
-    BinomialCount,
+    BoundedNumber,
+    bound_binomial_share,
     count_discordant_pairs,
     make_measurement,
+    share_level,
 )
 from auditor.statistics.distributions import (
     compute_binomial_cdf,
@@ -108,17 +110,10 @@ def estimate_auc(
 
 def compute_delong_deviation(member_placements: Floats, nonmember_placements: Floats) -> float:
     """Return the standard deviation of an AUC from its `compute_delong_placements`."""
-    return math.sqrt(_compute_delong_variance(member_placements, nonmember_placements))
-
-
-def _compute_delong_variance(*placed: Floats) -> float:
-    """Return an AUC's variance, from its placements (DeLong et al. 1988, Eq. 5).
-
-    A placement is the share of the other group that a score exceeds, as in
-    `compute_delong_placements`. Differences of placements give the variance of a difference of
-    AUCs.
-    """
-    return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
+    variance = 0.0
+    for side in (member_placements, nonmember_placements):
+        variance += float(np.var(side, ddof=1)) / len(side)
+    return math.sqrt(variance)
 
 
 def compute_newcombe_interval(
@@ -150,42 +145,26 @@ def compute_newcombe_interval(
     return find_low_end(value), 1 - find_low_end(1 - value)
 
 
-@dataclass(frozen=True)
-class AucDifference:
-    """The difference of two AUCs of the same records.
-
-    Its distribution is normal, with DeLong's variance for correlated AUCs.
-    """
-
-    value: float
-    n: int
-    deviation: float
-
-    def low(self, level: float) -> float:
-        return self.value + compute_normal_quantile(level) * self.deviation
-
-    def high(self, level: float) -> float:
-        return self.value - compute_normal_quantile(level) * self.deviation
-
-
 def compute_auc_difference(
     new: tuple[Floats, Floats], base: tuple[Floats, Floats]
-) -> AucDifference:
+) -> BoundedNumber:
     """Return the AUC of `new` minus the AUC of `base`.
 
-    new, base: (members' scores, non-members' scores), of the same records.
+    new, base: (members' scores, non-members' scores), of the same records. The distribution is
+    normal, with DeLong's variance for correlated AUCs.
     """
     differences = []
-    for new_side, base_side in zip(
-        compute_delong_placements(*new),
-        compute_delong_placements(*base),
-        strict=True,
+    for placements in zip(
+        compute_delong_placements(*new), compute_delong_placements(*base), strict=True
     ):
-        differences.append(new_side - base_side)
-    return AucDifference(
-        float(differences[0].mean()),
+        differences.append(np.subtract(*placements))
+    value = float(differences[0].mean())
+    deviation = compute_delong_deviation(*differences)
+    return BoundedNumber(
+        value,
         sum(map(len, differences)),
-        math.sqrt(_compute_delong_variance(*differences)),
+        lambda level: value + compute_normal_quantile(level) * deviation,
+        lambda level: value - compute_normal_quantile(level) * deviation,
     )
 
 
@@ -265,15 +244,18 @@ def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
     return TprAtThreshold(rate, threshold, n_found, len(members), false, len(others), tied)
 
 
-def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Measurement | None:
-    """Return the true-positive rate of `tpr_at_fpr`, with the interval of `BoundedTprAtFpr`.
+def estimate_tpr(
+    name: str, members: Floats, others: Floats, rate: float, tried: int = 1
+) -> Measurement | None:
+    """Return the true-positive rate of `tpr_at_fpr`, with the interval of `bound_tpr`.
 
-    Return None for too few non-members.
+    Return None for too few non-members. tried: number of scores that competed.
     """
     if len(others) < count_threshold_nonmembers(rate):
         return None
     note = describe_tpr_counts(tpr_at_fpr(members, others, rate))
-    return make_measurement(name, BoundedTprAtFpr(members, others, rate), note=note)
+    number = share_level(bound_tpr(members, others, rate), tried)
+    return make_measurement(name, number, note=note)
 
 
 def describe_tpr_counts(tpr: TprAtThreshold) -> str:
@@ -294,9 +276,8 @@ def describe_tpr_counts(tpr: TprAtThreshold) -> str:
     )
 
 
-@dataclass(frozen=True)
-class BoundedTprAtFpr:
-    """The true-positive rate at a false-positive rate of exactly `rate`, with bounds.
+def bound_tpr(members: Floats, others: Floats, rate: float) -> BoundedNumber:
+    """Return the true-positive rate at a false-positive rate of exactly `rate`, with bounds.
 
     This is the share of all members above a threshold that exactly `rate` of all non-members exceed
     (a point of the ROC). With ties, it is the lowest threshold that at most `rate` exceed. The
@@ -306,97 +287,57 @@ class BoundedTprAtFpr:
     members above is binomial, at the rest of the level. With fewer than `count_bound_nonmembers`
     non-members, the lower bound is 0, because all of them may be below the threshold.
     """
+    n = len(members)
 
-    member_scores: Floats
-    nonmember_scores: Floats
-    rate: float
-
-    @property
-    def value(self) -> float:
-        return tpr_at_fpr(self.member_scores, self.nonmember_scores, self.rate).value
-
-    @property
-    def n(self) -> int:
-        return len(self.member_scores)
-
-    def low(self, level: float) -> float:
-        is_above, wrong = _mark_members_surely_above(
-            self.member_scores,
-            self.nonmember_scores,
-            self.rate,
-            level * _OF_THRESHOLD,
-        )
+    def low(level: float) -> float:
+        is_above, wrong = _mark_members_surely_above(members, others, rate, level * _OF_THRESHOLD)
         # wrong + (1 - wrong) x the rest = level
-        return BinomialCount(int(is_above.sum()), self.n).low((level - wrong) / (1 - wrong))
+        return bound_binomial_share(int(is_above.sum()), n).low((level - wrong) / (1 - wrong))
 
-    def high(self, level: float) -> float:
-        is_above, wrong = _mark_members_possibly_above(
-            self.member_scores,
-            self.nonmember_scores,
-            self.rate,
-            level * _OF_THRESHOLD,
-        )
-        return BinomialCount(int(is_above.sum()), self.n).high((level - wrong) / (1 - wrong))
+    def high(level: float) -> float:
+        is_above, wrong = _mark_members_possibly_above(members, others, rate, level * _OF_THRESHOLD)
+        return bound_binomial_share(int(is_above.sum()), n).high((level - wrong) / (1 - wrong))
+
+    return BoundedNumber(tpr_at_fpr(members, others, rate).value, n, low, high)
 
 
-@dataclass(frozen=True)
-class PartialAuc:
-    """The true-positive rate, averaged over all false-positive rates up to `below`.
+def bound_partial_auc(members: Floats, others: Floats, max_fpr: float) -> BoundedNumber:
+    """Return the true-positive rate, averaged over all false-positive rates up to `max_fpr`.
 
-    By chance the average is half of `below`; this is the partial AUC divided by its range. The
-    bounds average those of `BoundedTprAtFpr` on a grid of rates, which share the significance
-    level, and hold for any two distributions. A ROC never falls, so the mean lies between the steps
-    below and above it. A member tied with non-members counts as below them.
+    By chance the average is half of that; this is the partial AUC divided by its range. The bounds
+    average those of `bound_tpr` on a grid of rates, which share the significance level, and hold
+    for any two distributions. A ROC never falls, so the mean lies between the steps below and above
+    it. A member tied with non-members counts as below them.
     """
 
-    member_scores: Floats
-    nonmember_scores: Floats
-    below: float
+    def bound_step(k: int) -> BoundedNumber:
+        return bound_tpr(members, others, max_fpr * k / _PARTS)
 
-    @property
-    def value(self) -> float:
-        fpr = 1 - np.searchsorted(
-            np.sort(self.nonmember_scores), self.member_scores, side="left"
-        ) / len(self.nonmember_scores)
-        return float(np.clip(1 - fpr / self.below, 0, None).mean())
-
-    @property
-    def n(self) -> int:
-        return len(self.member_scores)
-
-    def low(self, level: float) -> float:
+    def low(level: float) -> float:
         # Each part at the height of its left end, the first at 0; `high` at that of its right end.
-        return (
-            sum(self._bound_grid_tpr(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS))
-            / _PARTS
-        )
+        share = level / (_PARTS - 1)
+        return sum(bound_step(k).low(share) for k in range(1, _PARTS)) / _PARTS
 
-    def high(self, level: float) -> float:
-        return (
-            sum(self._bound_grid_tpr(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
-        )
+    def high(level: float) -> float:
+        return sum(bound_step(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
 
-    def _bound_grid_tpr(self, k: int) -> BoundedTprAtFpr:
-        return BoundedTprAtFpr(self.member_scores, self.nonmember_scores, self.below * k / _PARTS)
+    fpr = 1 - np.searchsorted(np.sort(others), members, side="left") / len(others)
+    value = float(np.clip(1 - fpr / max_fpr, 0, None).mean())
+    return BoundedNumber(value, len(members), low, high)
 
 
 def estimate_partial_auc(
-    name: str,
-    members: Floats,
-    others: Floats,
-    max_fpr: float,
+    name: str, members: Floats, others: Floats, max_fpr: float, tried: int = 1
 ) -> Measurement | None:
     """Return the partial AUC with its interval.
 
-    Return None if there are too few non-members for a threshold at `max_fpr`.
+    Return None if there are too few non-members for a threshold at `max_fpr`. tried: number of
+    scores that competed.
     """
     if len(others) < count_threshold_nonmembers(max_fpr):
         return None
-    return make_measurement(
-        name,
-        PartialAuc(members, others, max_fpr),
-        note=f"{max_fpr / 2:.0%} by chance",
-    )
+    number = share_level(bound_partial_auc(members, others, max_fpr), tried)
+    return make_measurement(name, number, note=f"{max_fpr / 2:.0%} by chance")
 
 
 def count_bound_nonmembers(rate: float, level: float) -> int:
@@ -451,9 +392,10 @@ def _mark_members_possibly_above(
     return is_above, float(compute_binomial_sf(k - 1, n, rate))
 
 
-@dataclass(frozen=True)
-class TprDifference:
-    """The difference of two `BoundedTprAtFpr` of the same records.
+def bound_tpr_difference(
+    new: tuple[Floats, Floats], base: tuple[Floats, Floats], rate: float
+) -> BoundedNumber:
+    """Return the difference of two `bound_tpr` of the same records.
 
     new, base: (members' scores, non-members' scores), paired by record. The same non-members bound
     each threshold at two fifths of the significance level. The shares of members above the two
@@ -461,35 +403,21 @@ class TprDifference:
     interval contains 0.
     """
 
-    new: tuple[Floats, Floats]
-    base: tuple[Floats, Floats]
-    rate: float
-
-    @property
-    def value(self) -> float:
-        return tpr_at_fpr(*self.new, self.rate).value - tpr_at_fpr(*self.base, self.rate).value
-
-    @property
-    def n(self) -> int:
-        return len(self.new[0])
-
-    def low(self, level: float) -> float:
-        return self._bound_from_below(self.new, self.base, level)
-
-    def high(self, level: float) -> float:
-        return -self._bound_from_below(self.base, self.new, level)
-
-    def _bound_from_below(
-        self,
-        first: tuple[Floats, Floats],
-        second: tuple[Floats, Floats],
-        level: float,
+    def bound_lower_end(
+        first: tuple[Floats, Floats], second: tuple[Floats, Floats], level: float
     ) -> float:
         share = level * _OF_THRESHOLD / 2
-        surely, wrong = _mark_members_surely_above(*first, self.rate, share)
-        perhaps, wrong_too = _mark_members_possibly_above(*second, self.rate, share)
+        surely, wrong = _mark_members_surely_above(*first, rate, share)
+        perhaps, wrong_too = _mark_members_possibly_above(*second, rate, share)
         # A union bound: the same non-members set both thresholds, which are not independent.
         return count_discordant_pairs(surely, perhaps).low(level - wrong - wrong_too)
+
+    return BoundedNumber(
+        tpr_at_fpr(*new, rate).value - tpr_at_fpr(*base, rate).value,
+        len(new[0]),
+        lambda level: bound_lower_end(new, base, level),
+        lambda level: -bound_lower_end(base, new, level),
+    )
 
 
 def compute_roc_curve(members: Floats, others: Floats) -> list[tuple[float, float]]:

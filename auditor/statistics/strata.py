@@ -8,7 +8,8 @@ have any value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,32 +48,18 @@ def compute_finite_population_interval(
     size = stratum.population
     n = stratum.n_queried
     hits = stratum.hits
-    # P(X >= hits | K) rises with K, and P(X <= hits | K) falls with it.
-    low = _find_first_true(
-        hits,
-        size - (n - hits),
-        lambda k: scipy.stats.hypergeom.sf(hits - 1, size, k, n) > tail,
-    )
-    first_refuted = _find_first_true(
-        hits,
-        size - (n - hits) + 1,
-        lambda k: scipy.stats.hypergeom.cdf(hits, size, k, n) <= tail,
-    )
-    return low, max(low, first_refuted - 1)
+    most = size - (n - hits)
 
+    def exceeds_low(k: int) -> bool:
+        # P(X >= hits | K) rises with K, and P(X <= hits | K) falls with it.
+        return bool(scipy.stats.hypergeom.sf(hits - 1, size, k, n) > tail)
 
-def _find_first_true(first: int, end: int, holds: Callable[[int], bool]) -> int:
-    """Return the smallest integer in [first, end) for which the monotone condition `holds` is True.
+    def exceeds_high(k: int) -> bool:
+        return bool(scipy.stats.hypergeom.cdf(hits, size, k, n) <= tail)
 
-    Return `end` if there is none.
-    """
-    while first < end:
-        middle = (first + end) // 2
-        if holds(middle):
-            end = middle
-        else:
-            first = middle + 1
-    return first
+    low = hits + bisect_left(range(hits, most), True, key=exceeds_low)
+    n_below = bisect_left(range(hits, most + 1), True, key=exceeds_high)
+    return low, max(low, hits + n_below - 1)
 
 
 def estimate_population_share(

@@ -20,7 +20,6 @@ from auditor.core.result import Measurement
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics import bootstrap, roc
 from auditor.statistics.adjusted_auc import OverlapWeights, estimate_adjusted_auc
-from auditor.statistics.bounds import SharedLevel, make_measurement
 from auditor.statistics.distributions import compute_normal_quantile
 from auditor.statistics.intervals import Z
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES
@@ -90,44 +89,19 @@ def compute_simultaneous_widening(
     linear in DeLong's placements (Hajek's projection). An AUC of 0 or 1 has deviation 0 and counts
     as independent.
     """
-    entries = []
-    for score in scores:
-        for members in records.groups.values():
-            entries.append(
-                (
-                    score,
-                    members,
-                    *roc.compute_delong_placements(
-                        score.values[members], score.values[~records.member]
-                    ),
-                )
-            )
     own_parts = []
     other_parts = []
     deviations = []
-    for score, members, member_placements, nonmember_placements in entries:
-        deviations.append(
-            score.widen * roc.compute_delong_deviation(member_placements, nonmember_placements),
-        )
-        own_parts.append(
-            _compute_placement_parts(
-                member_placements,
-                np.flatnonzero(members),
-                records.unit,
-                len(members),
-            ),
-        )
-        other_parts.append(
-            _compute_placement_parts(
-                nonmember_placements,
-                np.flatnonzero(~records.member),
-                records.unit,
-                len(members),
-            ),
-        )
+    others = ~records.member
+    for score in scores:
+        for members in records.groups.values():
+            placements = roc.compute_delong_placements(score.values[members], score.values[others])
+            deviations.append(score.widen * roc.compute_delong_deviation(*placements))
+            own_parts.append(_compute_placement_parts(placements[0], members, records.unit))
+            other_parts.append(_compute_placement_parts(placements[1], others, records.unit))
     # (entries, members' units) and (entries, non-members' units)
     moved = _compute_resampled_sums(own_parts, records.member, records.unit, _MEMBERS)
-    moved += _compute_resampled_sums(other_parts, ~records.member, records.unit, _OTHERS)
+    moved += _compute_resampled_sums(other_parts, others, records.unit, _OTHERS)
     deviation = np.array(deviations)
     sure = deviation <= 0
     noise = make_keyed_generator("bootstrap", "membership certain", int(sure.sum()))
@@ -137,32 +111,26 @@ def compute_simultaneous_widening(
     if records.unit is None:
         # With few records the resamples of an AUC near 1 have long tails: Bonferroni's bound is
         # then the sharper one.
-        reach = min(reach, -compute_normal_quantile((1 - bootstrap.CONFIDENCE) / 2 / len(entries)))
+        tail = (1 - bootstrap.CONFIDENCE) / 2 / len(deviations)
+        reach = min(reach, -compute_normal_quantile(tail))
     return max(1.0, reach / Z)
 
 
-def _compute_placement_parts(
-    placed: Floats,
-    at: Ints,
-    unit: Ints | None,
-    n: int,
-) -> Floats:
+def _compute_placement_parts(placed: Floats, side: Bools, unit: Ints | None) -> Floats:
     """Return the contribution of each draw of a record to AUC* - AUC, (records,).
 
-    The contribution is 0 for records not in `at`. placed: the placements of the records in `at`.
-    unit: as in `ScoredRecords`; n: the number of records.
+    The contribution is 0 for records not in `side`. placed: the placements of the records in
+    `side`. unit: as in `ScoredRecords`.
     """
-    if unit is None:
-        units = len(at)
-    else:
-        units = len(np.unique(unit[at]))
+    units = len(placed)
+    if unit is not None:
+        units = len(np.unique(unit[side]))
     # A resample of n varies by (n - 1) / n of what n records do.
+    scale = 1.0
     if units > 1:
         scale = math.sqrt(units / (units - 1))
-    else:
-        scale = 1.0
-    parts = np.zeros(n)
-    parts[at] = scale * (placed - placed.mean()) / len(at)
+    parts = np.zeros(len(side))
+    parts[side] = scale * (placed - placed.mean()) / len(placed)
     return parts
 
 
@@ -188,7 +156,7 @@ def _compute_resampled_sums(
 
 
 def select_strongest_auc(
-    name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
+    scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> tuple[str, Measurement]:
     """Return the strongest score's name, and its AUC with an interval that allows for the choice.
 
@@ -196,7 +164,7 @@ def select_strongest_auc(
     members, others: masks (records,) of the groups to compare. widening: from
     `compute_simultaneous_widening`.
     """
-    corrected = _estimate_corrected_aucs(name, scores, members, others, widening)
+    corrected = _estimate_corrected_aucs(scores, members, others, widening)
     strongest = max(
         corrected,
         key=lambda key: (
@@ -204,15 +172,14 @@ def select_strongest_auc(
             abs(corrected[key].value - 0.5),
         ),
     )
+    tried = ""
     if len(scores) > 1:
         tried = f", best of {len(scores)} scores"
-    else:
-        tried = ""
     return strongest, replace(corrected[strongest], note=f"{corrected[strongest].note}{tried}")
 
 
 def bound_strongest_auc(
-    name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
+    scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> Measurement:
     """Return the strongest score's AUC, with an upper limit that holds for every score.
 
@@ -221,27 +188,22 @@ def bound_strongest_auc(
     """
     reach = max(
         max(m.high, 1 - m.low)
-        for m in _estimate_corrected_aucs(name, scores, members, others, widening).values()
+        for m in _estimate_corrected_aucs(scores, members, others, widening).values()
     )
-    _, best = select_strongest_auc(name, scores, members, others, widening)
+    _, best = select_strongest_auc(scores, members, others, widening)
     if best.value >= 0.5:
         return replace(best, high=reach)
     return replace(best, low=1 - reach)
 
 
 def _estimate_corrected_aucs(
-    name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
+    scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> dict[str, Measurement]:
-    return {
-        key: roc.estimate_auc(
-            name,
-            s.values[members],
-            s.values[others],
-            s.title,
-            s.widen * widening,
-        )
-        for key, s in scores.items()
-    }
+    aucs = {}
+    for key, score in scores.items():
+        sides = score.values[members], score.values[others]
+        aucs[key] = roc.estimate_auc(name_auc(""), *sides, score.title, score.widen * widening)
+    return aucs
 
 
 @dataclass(frozen=True)
@@ -268,30 +230,21 @@ def choose_strongest_score(
     widening: the factor of the family of probes; tried: the number of scores in the whole family.
     """
     member = records.member
-    key, best = select_strongest_auc(name_auc(""), scores, member, ~member, widening)
+    key, best = select_strongest_auc(scores, member, ~member, widening)
     member_scores = scores[key].values[member]
     others = scores[key].values[~member]
     by_copies = {}
     for name, group in records.copies.items():
         if group.sum() >= roc.LEAST:
-            by_copies[name] = select_strongest_auc(name_auc(""), scores, group, ~member, widening)[
-                1
-            ]
-    corrected = tuple(
-        roc.estimate_auc(
-            name_auc(name),
-            s.values[member],
-            s.values[~member],
-            "",
-            s.widen * widening,
-        )
-        for name, s in scores.items()
-    )
+            _, by_copies[name] = select_strongest_auc(scores, group, ~member, widening)
+    corrected = []
+    for name, m in _estimate_corrected_aucs(scores, member, ~member, widening).items():
+        corrected.append(replace(m, name=name_auc(name), note=""))
     return StrongestScore(
         scores[key].values,
-        (best, *_measure_shared_rates(member_scores, others, tried)),
+        (best, *measure_membership_rates("", member_scores, others, tried)),
         by_copies,
-        corrected,
+        tuple(corrected),
         _select_strongest_adjusted_auc(scores, member, widening),
     )
 
@@ -321,27 +274,19 @@ def _select_strongest_adjusted_auc(
     )
 
 
-def _measure_shared_rates(members: Floats, others: Floats, tried: int) -> list[Measurement]:
-    """Return the true-positive rate at each false-positive rate.
+def measure_membership_rates(
+    name: str, members: Floats, others: Floats, tried: int = 1
+) -> list[Measurement]:
+    """Return a score's TPRs and partial AUC, if there are enough non-members.
 
-    Intervals are corrected for trying `tried` scores.
+    tried: number of scores that competed.
     """
-    measurements = []
+    rates = []
     for rate in FALSE_POSITIVES:
-        if len(others) >= roc.count_threshold_nonmembers(rate):
-            note = roc.describe_tpr_counts(roc.tpr_at_fpr(members, others, rate))
-            shared = SharedLevel(roc.BoundedTprAtFpr(members, others, rate), tried)
-            measurements.append(make_measurement(name_tpr_metric("", rate), shared, note=note))
-    if len(others) >= roc.count_threshold_nonmembers(BELOW):
-        shared = SharedLevel(roc.PartialAuc(members, others, BELOW), tried)
-        measurements.append(
-            make_measurement(
-                name_partial_auc_metric(""),
-                shared,
-                note=f"{BELOW / 2:.0%} by chance",
-            ),
-        )
-    return measurements
+        rates.append(roc.estimate_tpr(name_tpr_metric(name, rate), members, others, rate, tried))
+    partial = name_partial_auc_metric(name)
+    rates.append(roc.estimate_partial_auc(partial, members, others, BELOW, tried))
+    return [m for m in rates if m is not None]
 
 
 def measure_membership_score(
@@ -349,15 +294,8 @@ def measure_membership_score(
 ) -> list[Measurement]:
     """Return a score's AUC, and its TPRs and partial AUC if there are enough non-members.
 
-    name: "" for the main score.
+    widen: a factor on the standard deviation; note: the note of the AUC.
     """
-    members = scores[member]
-    others = scores[~member]
-    rates = []
-    for rate in FALSE_POSITIVES:
-        rates.append(roc.estimate_tpr(name_tpr_metric(name, rate), members, others, rate))
-    rates.append(roc.estimate_partial_auc(name_partial_auc_metric(name), members, others, BELOW))
-    return [
-        roc.estimate_auc(name_auc(name), members, others, note, widen),
-        *(m for m in rates if m is not None),
-    ]
+    sides = scores[member], scores[~member]
+    auc = roc.estimate_auc(name_auc(name), *sides, note, widen)
+    return [auc, *measure_membership_rates(name, *sides)]

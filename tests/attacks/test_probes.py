@@ -44,9 +44,8 @@ from auditor.plugins.defense import Prompt, Scenario, TrainedModel
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.statistics.extraction import (
     compute_any_sample_probability,
-    compute_greedy_window_share,
-    compute_least_window_bits,
     compute_suffix_p_values,
+    sum_windows,
 )
 from auditor.statistics.intervals import (
     clopper_pearson,
@@ -344,17 +343,17 @@ def test_extraction_probability_refuses(options: dict[str, object], facts: tuple
 def test_windows_by_hand() -> None:
     """Known answers of formulas.md C3."""
     bits = np.log2(np.array([[1.0, 1, 2, 1, 4], [1, 3, 1, 1, 2]]))
-    assert compute_least_window_bits(bits[:1], 5).tolist() == [3]
-    assert compute_least_window_bits(bits[1:], 2).tolist() == [0]
-    assert compute_greedy_window_share(np.log2(np.array([[1.0, 1, 1, 2, 1, 1]])), 2).tolist() == [
+    assert sum_windows(bits[:1], 5).min(-1).tolist() == [3]
+    assert sum_windows(bits[1:], 2).min(-1).tolist() == [0]
+    assert (sum_windows(np.log2(np.array([[1.0, 1, 1, 2, 1, 1]])), 2) == 0).mean(-1).tolist() == [
         3 / 5
     ]
     assert (
-        compute_least_window_bits(bits, 9).tolist()
-        == compute_least_window_bits(bits, 5).tolist()
+        sum_windows(bits, 9).min(-1).tolist()
+        == sum_windows(bits, 5).min(-1).tolist()
         == pytest.approx([3, math.log2(6)])
     )
-    assert compute_greedy_window_share(np.zeros((1, 4)), 9).tolist() == [1]
+    assert (sum_windows(np.zeros((1, 4)), 9) == 0).mean(-1).tolist() == [1]
 
 
 BRACKET = ExtractionProbability(

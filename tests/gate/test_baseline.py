@@ -28,10 +28,10 @@ from auditor.gate.policy import Policy, Rule, parse_rule
 from auditor.gate.power import (
     count_change_secrets,
     count_failing_secrets,
-    count_holding_secrets,
     count_pair_secrets,
     parse_planned_share_change,
 )
+from auditor.statistics.bounds import make_measurement
 from auditor.statistics.extraction import measure_extraction, measure_hit_shares
 from auditor.statistics.intervals import measure_share
 from auditor.statistics.judging import Outcome
@@ -204,9 +204,12 @@ def test_the_order_of_the_secrets_does_not_matter() -> None:
     turned = RowValuesBySecret(
         rows.ids[::-1], rows.member, rows.repeats[::-1], {"recall": rows.values["recall"][::-1]}
     )
-    assert compare_paired_rows("recall", None, turned, base.outcomes[ROW]) == compare_paired_rows(
-        "recall", None, rows, base.outcomes[ROW]
-    )
+    differences = []
+    for values in (turned, rows):
+        difference = compare_paired_rows("recall", None, values, base.outcomes[ROW])
+        assert not isinstance(difference, str)
+        differences.append(make_measurement("difference", difference))
+    assert differences[0] == differences[1]
     assert compare_paired_rows("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
     assert (
         compare_paired_rows("recall", 3, rows, base.outcomes[ROW])
@@ -475,8 +478,8 @@ def test_secrets_for_a_limit_by_the_exact_test() -> None:
     """0 of 59 hold 5%, 0 of 299 hold 1%: nothing less does, and with no leak at all every run finds
     that."""
     assert (
-        count_holding_secrets(0.05, 0.0, 0.05, 0.8) == 59
-        and count_holding_secrets(0.01, 0.0, 0.05, 0.8) == 299
+        count_failing_secrets(1 - 0.05, 1 - 0.0, 0.05, 0.8) == 59
+        and count_failing_secrets(1 - 0.01, 1 - 0.0, 0.05, 0.8) == 299
     )
     needed = count_failing_secrets(0.05, 0.15, 0.05, 0.8)
     power: Callable[[int], float] = lambda n: sum(  # noqa: E731

@@ -32,8 +32,8 @@ def test_no_size_is_told_that_half_of_the_runs_do_not_reach(
     number of secrets."""
     monkeypatch.setattr(power, "_MOST", 2000)
     with refuses("2,000"):
-        power._count_failing_policy_secrets("recall", 0.05, 0.06, 0.05, 0.05)
-    assert power._count_failing_policy_secrets("recall", 0.05, 0.07, 0.05, 0.05).half == 1204
+        power._count_limit_secrets("fail", "recall", 0.05, 0.06, 0.05, 0.05)
+    assert power._count_limit_secrets("fail", "recall", 0.05, 0.07, 0.05, 0.05).half == 1204
 
 
 @pytest.mark.parametrize(

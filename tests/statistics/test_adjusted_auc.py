@@ -33,7 +33,7 @@ def adjust(shift: float, leak: float, seed: int = 0) -> tuple[Measurement, Measu
     """Return the AUC as it is and the adjusted AUC."""
     features, member, scores = draw_records(shift, leak, seed)
     group = np.arange(N)
-    blind = blind_classifier.score_membership_blindly(features, member, group)
+    blind = blind_classifier.predict_membership(features, member, group)
     weights = adjusted_auc.weigh_scored_records(
         {"loss": scores}, {"blind": blind}, features, member, group
     )["loss"]
@@ -117,7 +117,7 @@ def test_few_records_cannot_hide_a_difference_among_many_features() -> None:
             features, scores[:, None], member, group
         )
         recovered.append([np.corrcoef(part[:, 0], features[:, 0])[0, 1] for part in expected])
-        blind = blind_classifier.score_membership_blindly(features, member, group)
+        blind = blind_classifier.predict_membership(features, member, group)
         overlap = adjusted_auc.weigh_scored_records(
             {"loss": scores}, {"blind": blind}, features, member, group
         )["loss"]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from auditor.statistics.anytime import (
     CAPITAL,
     STAKES,
-    BettingExcess,
-    BettingMean,
+    bound_betting_excess,
+    bound_betting_mean,
     log_betting_capital,
     yield_look_sizes,
 )
@@ -47,7 +47,7 @@ def naive_low(values: list[float], level: float) -> float:
     ],
 )
 def test_a_bound_is_that_of_bets_written_out(values: list[float]) -> None:
-    seen = BettingMean(np.array(values))
+    seen = bound_betting_mean(np.array(values))
     assert seen.low(LEVEL) == pytest.approx(naive_low(values, LEVEL), abs=0.0006)
     assert 1 - seen.high(LEVEL) == pytest.approx(
         naive_low([1 - x for x in values], LEVEL), abs=0.0006
@@ -72,33 +72,37 @@ def test_zeros_alone_are_known_by_hand() -> None:
     assert log_betting_capital(np.array([1.0]), np.array([t]), 1 - h) == pytest.approx(
         math.log(by_hand)
     )
-    assert BettingMean(np.zeros(t)).high(LEVEL) < 0.05 < BettingMean(np.zeros(t - 20)).high(LEVEL)
-    assert BettingMean(np.zeros(t)).low(LEVEL) == 0
+    assert (
+        bound_betting_mean(np.zeros(t)).high(LEVEL)
+        < 0.05
+        < bound_betting_mean(np.zeros(t - 20)).high(LEVEL)
+    )
+    assert bound_betting_mean(np.zeros(t)).low(LEVEL) == 0
 
 
 def test_nothing_seen_says_nothing() -> None:
-    seen = BettingMean(np.empty(0))
+    seen = bound_betting_mean(np.empty(0))
     assert math.isnan(seen.value)
     assert (seen.low(LEVEL), seen.high(LEVEL)) == (0, 1)
 
 
 def test_bounds_do_not_depend_on_the_order_and_lie_around_the_mean() -> None:
     values = np.random.default_rng(0).beta(0.2, 1, 300)
-    one, other = BettingMean(values), BettingMean(values[::-1].copy())
+    one, other = bound_betting_mean(values), bound_betting_mean(values[::-1].copy())
     assert one.low(LEVEL) == other.low(LEVEL) < one.value < one.high(LEVEL)
     assert one.low(0.01) < one.low(LEVEL)
 
 
 def test_a_paired_difference_lies_in_minus_one_to_one() -> None:
-    alike = BettingMean(np.zeros(400), minimum=-1.0)
+    alike = bound_betting_mean(np.zeros(400), minimum=-1.0)
     assert alike.low(LEVEL) == pytest.approx(-alike.high(LEVEL))
     assert -0.05 < alike.low(LEVEL) < 0
-    assert BettingMean(np.ones(60), minimum=-1.0).low(LEVEL) > 0.8
+    assert bound_betting_mean(np.ones(60), minimum=-1.0).low(LEVEL) > 0.8
 
 
 def test_what_is_above_non_members_is_bounded_by_both_sides() -> None:
-    own, other = BettingMean(np.ones(50)), BettingMean(np.zeros(50))
-    excess = BettingExcess(own, other)
+    own, other = bound_betting_mean(np.ones(50)), bound_betting_mean(np.zeros(50))
+    excess = bound_betting_excess(own, other)
     assert (excess.value, excess.n) == (1, 100)
     assert excess.low(LEVEL) == own.low(LEVEL / 2) - other.high(LEVEL / 2)
     assert excess.high(LEVEL) == 1

@@ -26,7 +26,7 @@ def told_apart(
     group = blind_classifier.group_related_texts(rows)
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
     features = blind_classifier.build_text_features(rows, sizes)
-    scores = blind_classifier.score_membership_blindly(features, member, group)
+    scores = blind_classifier.predict_membership(features, member, group)
     widen = blind_classifier.compute_cross_fit_deviation_factor(member, group)
     found = roc.estimate_auc("blind_auc", scores[member], scores[~member], widen=widen)
     return found.value, found.low
@@ -67,9 +67,7 @@ def test_a_word_said_once_is_heard_beside_others_said_forty_times() -> None:
         ]
         rows.append(tuple([*text, 999] if i < 60 else text))
     features = blind_classifier.build_text_features(rows, np.empty((120, 0)))
-    scores = blind_classifier.score_membership_blindly(
-        features, np.arange(120) < 60, np.arange(120)
-    )
+    scores = blind_classifier.predict_membership(features, np.arange(120) < 60, np.arange(120))
     assert roc.auc(scores[:60], scores[60:]) > 0.75
 
 
@@ -85,7 +83,7 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
     member = np.concatenate([half, half])
     assert told_apart(rows, member)[1] < 0.5
     features = blind_classifier.build_text_features(rows, np.empty((200, 0)))
-    leaky = blind_classifier.score_membership_blindly(features, member, np.arange(200))
+    leaky = blind_classifier.predict_membership(features, member, np.arange(200))
     assert roc.auc(leaky[member], leaky[~member]) > 0.8
 
 
@@ -106,18 +104,24 @@ def test_a_stacked_score_uses_no_label_of_its_own() -> None:
     """A column for each record would give every label away to whoever was fitted to it."""
     noise = make_keyed_generator("stacked")
     member = np.arange(120) < 60
-    own = blind_classifier.combine_membership_scores(np.eye(120), member, np.arange(120))
+    own = blind_classifier.predict_membership(
+        blind_classifier.standardise_columns(np.eye(120)), member, np.arange(120)
+    )
     # what is left is rounding, in which one processor sees an order and another none
     assert np.ptp(own) < 1e-9
     features = np.column_stack([member + noise.normal(0, 0.3, 120), noise.normal(size=120)])
-    found = blind_classifier.combine_membership_scores(features, member, np.arange(120))
+    found = blind_classifier.predict_membership(
+        blind_classifier.standardise_columns(features), member, np.arange(120)
+    )
     assert roc.auc(found[member], found[~member]) > 0.85
 
 
 def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
     member = np.array([True, True, True, False])
     assert np.isnan(
-        blind_classifier.combine_membership_scores(np.ones((4, 2)), member, np.arange(4))
+        blind_classifier.predict_membership(
+            blind_classifier.standardise_columns(np.ones((4, 2))), member, np.arange(4)
+        )
     ).all()
 
 
@@ -167,7 +171,7 @@ def test_parts_of_records_split_at_random_are_not_told_apart() -> None:
     apart, together = (
         roc.auc(scores[member], scores[~member])
         for scores in (
-            blind_classifier.score_membership_blindly(
+            blind_classifier.predict_membership(
                 blind_classifier.build_text_features(rows, np.empty((180, 0))), member, group
             )
             for group in groups
@@ -205,7 +209,7 @@ def test_records_of_one_prompt_or_person_split_at_random_are_not_told_apart(kind
         assert len(set(group.tolist())) == 60
         rows = [secret.prefix + secret.suffix for secret in secrets]
         features = blind_classifier.build_text_features(rows, np.empty((180, 0)))
-        scores = blind_classifier.score_membership_blindly(features, member, group)
+        scores = blind_classifier.predict_membership(features, member, group)
         aucs.append(roc.auc(scores[member], scores[~member]))
     assert abs(np.mean(aucs) - 0.5) < 0.1
 

@@ -36,7 +36,7 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
 def test_weights_are_uniform_on_the_simplex() -> None:
     values = np.array([0.0, 0.25, 1.0])
     found = bootstrap.compute_resampled_statistic(
-        3, lambda weights: weights @ values, "weights", 4000, 7, bootstrap.draw_dirichlet_weights
+        3, lambda weights: weights @ values, "weights", 4000, bootstrap.draw_dirichlet_weights
     )
     assert found.shape == (4000,) and found.min() > 0 and found.max() < 1
     assert found.mean() == pytest.approx(values.mean(), abs=0.01)

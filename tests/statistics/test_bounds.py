@@ -7,16 +7,20 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom, binomtest, multinomial
 
+from auditor.core.arrays import Floats
+from auditor.core.result import Measurement
+from auditor.statistics import compare
 from auditor.statistics.bounds import (
-    BinomialCount,
-    DiscordantPairs,
-    RecordedInterval,
+    BoundedNumber,
+    bound_binomial_share,
+    bound_discordant_pairs,
+    bound_recorded_interval,
+    bound_resampled_number,
     compute_paired_p_value,
     compute_tango_statistic,
     count_discordant_pairs,
 )
 from auditor.statistics.compare import (
-    compare_columns,
     resample_paired_means,
     resample_paired_recall,
 )
@@ -33,8 +37,8 @@ def test_paired_bounds_err_at_most_as_often_as_stated() -> None:
     noise."""
     n = 12
     outcomes = np.array([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
-    low = np.array([DiscordantPairs(int(b), int(c), n).low(0.05) for b, c, _ in outcomes])
-    high = np.array([DiscordantPairs(int(b), int(c), n).high(0.05) for b, c, _ in outcomes])
+    low = np.array([bound_discordant_pairs(int(b), int(c), n).low(0.05) for b, c, _ in outcomes])
+    high = np.array([bound_discordant_pairs(int(b), int(c), n).high(0.05) for b, c, _ in outcomes])
     worst = 0.0
     for delta in (-0.6, -0.3, -0.1, 0.0, 0.05, 0.2, 0.4):
         for discordant in np.linspace(abs(delta), 1, 30):
@@ -80,9 +84,17 @@ def test_the_p_value_is_the_largest_tail(wins: int, losses: int, n: int, delta: 
 
 
 def test_equal_answers_leave_open_what_so_few_secrets_can() -> None:
-    assert DiscordantPairs(0, 0, 59).high(0.05) == pytest.approx(1 - 0.05 ** (1 / 59), abs=2e-3)
-    assert DiscordantPairs(0, 0, 59).low(0.05) == -DiscordantPairs(0, 0, 59).high(0.05)
-    assert DiscordantPairs(8, 0, 100).low(0.05) > 0 > DiscordantPairs(0, 8, 100).high(0.05)
+    assert bound_discordant_pairs(0, 0, 59).high(0.05) == pytest.approx(
+        1 - 0.05 ** (1 / 59), abs=2e-3
+    )
+    assert bound_discordant_pairs(0, 0, 59).low(0.05) == -bound_discordant_pairs(0, 0, 59).high(
+        0.05
+    )
+    assert (
+        bound_discordant_pairs(8, 0, 100).low(0.05)
+        > 0
+        > bound_discordant_pairs(0, 8, 100).high(0.05)
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,19 +115,19 @@ def test_no_change_is_refuted_about_where_mcnemar_refutes_it(
     far from it."""
     p = binomtest(wins, wins + losses, alternative="greater").pvalue
     assert p == pytest.approx(mcnemar, abs=6e-4)
-    assert (DiscordantPairs(wins, losses, 200).low(0.05) > 0) == refuted
+    assert (bound_discordant_pairs(wins, losses, 200).low(0.05) > 0) == refuted
 
 
 def test_exact_counts_and_recorded_intervals() -> None:
-    assert BinomialCount(0, 59).high(0.05) < 0.05 < BinomialCount(0, 58).high(0.05)
-    assert binom.sf(29, 100, BinomialCount(30, 100).low(0.05)) == pytest.approx(0.05)
-    recorded = RecordedInterval(0.10, 0.06, 0.18, 50)
+    assert bound_binomial_share(0, 59).high(0.05) < 0.05 < bound_binomial_share(0, 58).high(0.05)
+    assert binom.sf(29, 100, bound_binomial_share(30, 100).low(0.05)) == pytest.approx(0.05)
+    recorded = bound_recorded_interval(Measurement("x", 0.10, 0.06, 0.18, 50))
     assert (recorded.low(0.05), recorded.high(0.05)) == (0.06, pytest.approx(0.18))
     assert recorded.low(0.005) == pytest.approx(0.10 - 0.04 * 2.5758 / 1.9600, abs=1e-4)
-    assert np.isnan(RecordedInterval(0.1, np.nan, 0.2, 50).low(0.05))
+    assert np.isnan(bound_recorded_interval(Measurement("x", 0.1, np.nan, 0.2, 50)).low(0.05))
 
 
-def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
+def test_a_ranking_is_resampled_with_both_runs_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a loop that repeats secrets one by one."""
     rng = np.random.default_rng(0)
     n, errors = 60, 10
@@ -128,10 +140,15 @@ def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
             wrong += not hit[i]
         return right / len(chosen)
 
+    resampled: list[Floats] = []
+
+    def kept(value: float, n: int, draws: Floats, floor: BoundedNumber) -> BoundedNumber:
+        resampled.append(draws)
+        return bound_resampled_number(value, n, draws, floor)
+
+    monkeypatch.setattr(compare, "bound_resampled_number", kept)
     seen = resample_paired_recall(*runs, errors)
-    # as rows keep them
-    asked = compare_columns(*((hit.astype(float), score) for hit, score in runs), errors=errors)
-    assert (asked.value, asked.low(0.05)) == (seen.value, seen.low(0.05))
+    (draws,) = resampled
     assert seen.value == pytest.approx(
         recall(*runs[0], np.arange(n)) - recall(*runs[1], np.arange(n))
     )
@@ -139,10 +156,10 @@ def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
     for _ in range(400):
         chosen = rng.integers(n, size=n)
         slow.append(recall(*runs[0], chosen) - recall(*runs[1], chosen))
-    assert np.mean(seen.draws) == pytest.approx(np.mean(slow), abs=0.02)
-    assert np.std(seen.draws) == pytest.approx(np.std(slow), rel=0.15)
-    assert seen.low(0.05) <= np.quantile(seen.draws, 0.05) and seen.high(0.05) >= np.quantile(
-        seen.draws, 0.95
+    assert np.mean(draws) == pytest.approx(np.mean(slow), abs=0.02)
+    assert np.std(draws) == pytest.approx(np.std(slow), rel=0.15)
+    assert seen.low(0.05) <= np.quantile(draws, 0.05) and seen.high(0.05) >= np.quantile(
+        draws, 0.95
     )
 
 
@@ -159,7 +176,9 @@ def test_means_are_never_surer_than_a_missed_secret_allows() -> None:
 
 def test_shares_are_counted_by_secret() -> None:
     new, base = np.array([True, True, False, True]), np.array([True, False, True, False])
-    assert count_discordant_pairs(new, base) == DiscordantPairs(2, 1, 4)
+    counted, expected = count_discordant_pairs(new, base), bound_discordant_pairs(2, 1, 4)
+    assert (counted.value, counted.n) == (0.25, 4)
+    assert (counted.low(0.05), counted.high(0.05)) == (expected.low(0.05), expected.high(0.05))
 
 
 @pytest.mark.parametrize(("wins", "losses", "p"), [(0, 5, 1.0), (1, 4, 0.0), (0, 4, 0.0)])

@@ -63,7 +63,7 @@ def test_the_two_ways_in_which_a_bound_of_a_rate_errs_make_up_its_level(level: f
     """The threshold on the wrong side, four fifths at most, or not and too few or too many members
     above it."""
     own, others = scores(300, 500, 1.0)
-    found, falling = roc.BoundedTprAtFpr(own, others, 0.05), np.sort(others)[::-1]
+    found, falling = roc.bound_tpr(own, others, 0.05), np.sort(others)[::-1]
     low, high = found.low(level), found.high(level)
     wrong, k = max(
         (p, k) for k in range(1, 501) if (p := float(binom.cdf(k - 1, 500, 0.05))) <= 0.8 * level
@@ -200,7 +200,7 @@ def test_the_interval_of_a_rate_holds_the_point_of_the_roc(
     most = binom.ppf(0.999, audits, [0.025, 0.05])
     below = above = failed = 0
     for _ in range(audits):
-        found = roc.BoundedTprAtFpr(*(side.astype(float) for side in draw(rng, m, n)), 0.01)
+        found = roc.bound_tpr(*(side.astype(float) for side in draw(rng, m, n)), 0.01)
         below, above = below + (found.high(0.025) < truth), above + (found.low(0.025) > truth)
         failed += found.low(0.05) > truth
         assert (
@@ -219,7 +219,7 @@ def test_the_interval_of_a_partial_auc_holds_the_truth(m: int, n: int, shift: fl
     rng, audits = make_keyed_generator("partial", m, n, shift), 200
     wrong = 0
     for _ in range(audits):
-        found = roc.PartialAuc(rng.normal(shift, 1, m), rng.normal(0, 1, n), 0.1)
+        found = roc.bound_partial_auc(rng.normal(shift, 1, m), rng.normal(0, 1, n), 0.1)
         wrong += not found.low(0.025) <= truth <= found.high(0.025)
         assert (
             0
@@ -238,8 +238,8 @@ def test_a_partial_auc_is_the_area_under_the_staircase() -> None:
     """Of scores without ties: the mean of the ROC's steps, rate by rate; a tie flatters nobody."""
     own, others = scores(50, 40, 1.0)
     steps = [float((own > cut).mean()) for cut in np.sort(others)[::-1][:4]]
-    assert roc.PartialAuc(own, others, 0.1).value == pytest.approx(np.mean(steps))
-    assert roc.PartialAuc(np.ones(9), np.ones(40), 0.1).value == 0
+    assert roc.bound_partial_auc(own, others, 0.1).value == pytest.approx(np.mean(steps))
+    assert roc.bound_partial_auc(np.ones(9), np.ones(40), 0.1).value == 0
     assert roc.estimate_partial_auc("x", own, others[:8], 0.1) is None
 
 
@@ -247,11 +247,9 @@ def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
     """The bound gives nothing away for nothing: behind a jump it misses as often as the threshold
     may be wrong."""
     rng, audits = make_keyed_generator("jump"), 600
-    missed = sum(
-        roc.BoundedTprAtFpr(*jump(rng, 3000, 400), 0.01).low(0.05) > 0.1 for _ in range(audits)
-    )
+    missed = sum(roc.bound_tpr(*jump(rng, 3000, 400), 0.01).low(0.05) > 0.1 for _ in range(audits))
     assert 0.01 < missed / audits <= 0.05
-    found = roc.BoundedTprAtFpr(*scores(3000, 3000, 2.0), 0.01)
+    found = roc.bound_tpr(*scores(3000, 3000, 2.0), 0.01)
     assert 0.2 < found.low(0.025) < 0.372 < found.high(0.025) < 0.5
 
 
@@ -263,7 +261,7 @@ def test_few_non_members_bound_a_rate_from_above_alone() -> None:
     ) == (390, 321, 3911)
     for n in (389, 390):
         own, others = np.full(500, 9.0), make_keyed_generator("few", n).random(n)
-        assert (roc.BoundedTprAtFpr(own, others, 0.01).low(0.025) > 0) == (n == 390)
+        assert (roc.bound_tpr(own, others, 0.01).low(0.025) > 0) == (n == 390)
         measured = roc.estimate_tpr("tpr", own, others, 0.01)
         assert measured is not None and ("takes 390 non-members" in measured.note) == (n == 389)
 
@@ -278,10 +276,10 @@ def test_differences_of_two_runs_pair_members_and_non_members() -> None:
     assert 0 < found.high(0.025) - found.low(0.025) < (alone.high - alone.low) / 2
     same = roc.compute_auc_difference((own, others), (own, others))
     assert (same.value, same.low(0.05), same.high(0.05)) == (0, 0, 0)
-    rate = roc.TprDifference(near, (own, others), 0.05)
+    rate = roc.bound_tpr_difference(near, (own, others), 0.05)
     expected = roc.tpr_at_fpr(*near, 0.05).value - roc.tpr_at_fpr(own, others, 0.05).value
     assert rate.value == pytest.approx(expected) and rate.low(0.05) <= expected <= rate.high(0.05)
-    assert roc.TprDifference((own, others), near, 0.05).high(0.05) == -rate.low(0.05)
+    assert roc.bound_tpr_difference((own, others), near, 0.05).high(0.05) == -rate.low(0.05)
 
 
 @pytest.mark.parametrize(("m", "n"), [(300, 100), (200, 400)])
@@ -297,7 +295,7 @@ def test_a_difference_of_rates_is_shown_as_seldom_as_it_says(m: int, n: int) -> 
     for _ in range(audits):
         steep = rng.normal(1.5, 1, m), rng.normal(0, 1, n)
         sure = np.where(rng.random(m) < equal, 9.0, rng.normal(-9, 1, m)), rng.normal(0, 1, n)
-        found = roc.TprDifference(steep, sure, 0.01)
+        found = roc.bound_tpr_difference(steep, sure, 0.01)
         shown += found.low(0.025) > 0 or found.high(0.025) < 0
     assert shown <= binom.ppf(0.999, audits, 0.05)
 

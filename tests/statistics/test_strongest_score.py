@@ -67,11 +67,11 @@ def test_the_strongest_is_the_one_that_is_surely_farthest_from_chance_in_either_
         name: CandidateScore(rng.normal(size=80) + shift * member, name)
         for name, shift in (("a", 0.8), ("b", -3))
     }
-    name, best = select_strongest_auc("membership_auc", scores, member, ~member, 1.2)
+    name, best = select_strongest_auc(scores, member, ~member, 1.2)
     assert (
         name == "b" and best.value < 0.1 and best.high < 0.5 and best.note == "b, best of 2 scores"
     )
-    held = bound_strongest_auc("membership_auc", scores, member, ~member, 1.2)
+    held = bound_strongest_auc(scores, member, ~member, 1.2)
     assert held.low <= best.low and held.high == best.high
 
 
@@ -104,7 +104,7 @@ def test_scores_without_information_are_shown_in_at_most_one_of_twenty(
     for _ in range(60):
         scores, who = draw_scores_tried_together(rng, members, others, [0.0] * 8, shared)
         widening = compute_simultaneous_widening(list(scores.values()), who)
-        _, best = select_strongest_auc("membership_auc", scores, who.member, ~who.member, widening)
+        _, best = select_strongest_auc(scores, who.member, ~who.member, widening)
         shown += best.low > 0.5 or best.high < 0.5
     assert clopper_pearson(shown, 60)[0] <= 0.05
     # The plain interval of the best is shown far more often, so the test can fail.

@@ -17,7 +17,7 @@ from auditor.gate import decide
 from auditor.plugins.probe import Probe
 from auditor.reports import phrases
 from auditor.statistics import extraction, judging, metrics
-from auditor.statistics.bounds import BinomialCount, DiscordantPairs, RecordedInterval
+from auditor.statistics.bounds import bound_binomial_share, bound_discordant_pairs
 from auditor.statistics.intervals import estimate_mean
 from auditor.statistics.recomputed import recompute_metric, repeat_measurement
 
@@ -60,8 +60,9 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         measured = next(m for m in extraction.measure_extraction(one) if m.name == new.name)
         members = one.select_secrets(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
-        assert phrases.format_metric(new.name) == "No guess right" and isinstance(
-            decide.compute_rule_bounds(measured), BinomialCount
+        assert phrases.format_metric(new.name) == "No guess right" and (
+            decide.compute_rule_bounds(measured).low(0.01)
+            == bound_binomial_share(round(30 * measured.value), 30).low(0.01)
         )
         kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
         assert recompute_metric(
@@ -69,7 +70,9 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
             kept.order_metric_values(True, None),
             kept.order_metric_values(False, None),
         ) == (measured.value, 30)
-        assert outcomes.compare_paired_rows(new.name, None, kept, kept) == DiscordantPairs(0, 0, 30)
+        same = outcomes.compare_paired_rows(new.name, None, kept, kept)
+        assert not isinstance(same, str) and (same.value, same.n) == (0, 30)
+        assert same.high(0.05) == bound_discordant_pairs(0, 0, 30).high(0.05)
         seeds = Replicates("t", "s", "a", {0: kept})
         found = contrasts.measure_seed_contrast(
             "c", [contrasts.WeightedMetric(1.0, new.name, seeds)]
@@ -165,7 +168,7 @@ def test_titles(name: str, title: str) -> None:
 def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     """By its own unit, with the interval on record, and paired by what is kept of it."""
     m = Measurement("taste", 0.5, 0.4, 0.6, 10, unit="bits")
-    assert isinstance(decide.compute_rule_bounds(m), RecordedInterval)
+    assert decide.compute_rule_bounds(m).low(0.05) == 0.4
     kept = outcomes.RowValuesBySecret(
         ("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])}
     )

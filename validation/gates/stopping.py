@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import binom
 
-from auditor.gate.power import count_failing_secrets, count_holding_secrets, count_pair_secrets
+from auditor.gate.power import count_failing_secrets, count_pair_secrets
 from auditor.statistics.anytime import simulate_stopping_sizes, yield_look_sizes
 from auditor.statistics.bounds import LEVEL
 from validation.harness import Page, run
@@ -91,7 +91,7 @@ def off_the_limit(page: Page, runs: int, seed: int) -> None:
                 fixed = count_failing_secrets(limit, 2 * limit, LEVEL, POWER)
                 asked, nine = mean_size([0, 1], [1 - truth, truth], limit, runs, seed)
             else:
-                fixed = count_holding_secrets(limit, limit / 2, LEVEL, POWER)
+                fixed = count_failing_secrets(1 - limit, 1 - limit / 2, LEVEL, POWER)
                 asked, nine = mean_size([0, 1], [truth, 1 - truth], 1 - limit, runs, seed)
             page.row(
                 f"{limit:g}",

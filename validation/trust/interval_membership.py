@@ -15,7 +15,7 @@ from scipy.stats import cauchy, norm
 
 from auditor.statistics import roc
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
-from auditor.statistics.bounds import RecordedInterval
+from auditor.statistics.bounds import bound_recorded_interval
 from auditor.statistics.games import audit_games as games_audited
 from auditor.statistics.games import count_confusion
 from auditor.statistics.one_run import compute_gaussian_epsilon
@@ -74,7 +74,7 @@ RATES: dict[
 
 def rate_of(own: Floats, others: Floats) -> Ends:
     found = tpr_interval(own, others, 0.01)
-    return (found.low, found.high, *ends(roc.BoundedTprAtFpr(own, others, 0.01))[2:])
+    return (found.low, found.high, *ends(roc.bound_tpr(own, others, 0.01))[2:])
 
 
 def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[IntervalCase]:
@@ -159,7 +159,7 @@ def strongest_apart(
     widening = compute_simultaneous_widening(list(scores.values()), records)
     found = []
     for own in (records.member, *records.copies.values()):
-        name, best = select_strongest_auc("membership_auc", scores, own, ~records.member, widening)
+        name, best = select_strongest_auc(scores, own, ~records.member, widening)
         truth = float(norm.cdf(shifts[int(name[1:])] / math.sqrt(2)))
         found.append((best.low - truth, best.high - truth))
     low, high = max(low for low, _ in found), min(high for _, high in found)
@@ -180,18 +180,18 @@ def auc_of(own: Floats, others: Floats) -> Ends:
     return (
         found.low,
         found.high,
-        *ends(RecordedInterval(found.value, found.low, found.high, found.n))[2:],
+        *ends(bound_recorded_interval(found))[2:],
     )
 
 
 def partial_of(own: Floats, others: Floats) -> Ends:
-    return ends(roc.PartialAuc(own, others, 0.1))
+    return ends(roc.bound_partial_auc(own, others, 0.1))
 
 
 def rates_apart(rng: Rng) -> Ends:
     equal = RATES["normal, 1.5σ"][1]
     sure = np.where(rng.random(300) < equal, 9.0, rng.normal(-9, 1, 300)), rng.normal(0, 1, 100)
-    return ends(roc.TprDifference(shifted(1.5)(rng, 300, 100), sure, 0.01))
+    return ends(roc.bound_tpr_difference(shifted(1.5)(rng, 300, 100), sure, 0.01))
 
 
 def aucs_apart(rng: Rng) -> Ends:

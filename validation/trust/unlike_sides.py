@@ -41,7 +41,7 @@ def judge_draw(features: Floats, member: Bools, scores: Floats) -> tuple[bool, .
     """Return whether the AUC is above chance, whether a control is, whether the adjusted AUC's
     interval holds .5, and whether a leak is shown."""
     group = np.arange(len(member))
-    controls = {"blind": blind_classifier.score_membership_blindly(features, member, group)}
+    controls = {"blind": blind_classifier.predict_membership(features, member, group)}
     overlap = adjusted_auc.weigh_scored_records(
         {"score": scores}, controls, features, member, group
     )["score"]
