@@ -6,6 +6,7 @@ conversations at their answers.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,8 @@ from datetime import date
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from auditor.benchmarks.data import answer_cuts, chat, chat_rendering
+from auditor.benchmarks.data import chat, chat_rendering
+from auditor.benchmarks.data.chat import RenderedChat
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.columns import (
     PLAIN,
@@ -23,7 +25,12 @@ from auditor.benchmarks.data.columns import (
     list_text_column_values,
     parse_row_conversations,
 )
-from auditor.benchmarks.data.conversation_rows import ASSISTANT, Conversation, UnusableConversation
+from auditor.benchmarks.data.conversation_rows import (
+    ASSISTANT,
+    Conversation,
+    UnusableConversation,
+    get_message_text,
+)
 from auditor.benchmarks.data.cut_places import (
     BY_OWN_LENGTH,
     LENGTH,
@@ -33,6 +40,7 @@ from auditor.benchmarks.data.cut_places import (
     SharedBeginnings,
     TextLengths,
     find_shared_beginnings,
+    spread_windows,
 )
 from auditor.benchmarks.data.data_records import DataRecord, format_too_long
 from auditor.benchmarks.data.tables import RecordTable
@@ -45,7 +53,7 @@ from auditor.benchmarks.data.wording import (
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Wording
-from auditor.core.plan_parts import ALL, USER
+from auditor.core.plan_parts import ALL, SYSTEM, USER, get_known_share
 from auditor.models.trained_length import TrainedLength
 from auditor.models.vocabulary import decode_keeping_special_tokens
 
@@ -68,7 +76,8 @@ class Cutting:
     """The options for cutting the rows of a table into prefixes and suffixes.
 
     lengths: the user's lengths in tokens.
-    knows: the attacker's knowledge of a conversation (see `cut_answers_into_secrets`).
+    knows: the attacker's knowledge of a conversation (None: `user`). `user` is all text before an
+        answer; `partial:F` adds the share F of the answer's tokens; `system` is the system turn.
     form: the rendering of conversations (None: the usual rendering).
     turns: the attacked speaker of conversations (None: the assistant).
     shared: beginnings that many texts share.
@@ -333,22 +342,11 @@ def _cut_conversation_answers(
 
     The group of a record is the speaker, if several are attacked, or the side of a preference.
     """
-    lengths = (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
     try:
         if isinstance(conversation, UnusableConversation):
             raise conversation
         rendered = chat.render_chat(cut.tokenizer, conversation, form, cut.turns or ASSISTANT)
-        answers = list(
-            answer_cuts.cut_answers_into_secrets(
-                cut.tokenizer,
-                conversation,
-                rendered,
-                form,
-                cut.knows or USER,
-                *lengths,
-                cut.is_all_along,
-            )
-        )
+        answers = list(cut_answers_into_secrets(cut, form, conversation, rendered))
     except UnusableConversation as why:
         return [str(why)]
     counts.texts.append(rendered.text)
@@ -362,6 +360,90 @@ def _cut_conversation_answers(
             part = replace(part, group=conversation.group)
         parts.append(part)
     return parts
+
+
+def cut_answers_into_secrets(
+    cut: Cutting, form: ChatRendering, conversation: Conversation, rendered: RenderedChat
+) -> Iterator[CutPart]:
+    """Yield each answer as a record of row 0, or the reason why the answer is unusable.
+
+    The group of a record is the speaker. If the attacker knows only the system turn, only the first
+    answer is attacked. A long answer may give several secrets, each after all preceding text. Raise
+    UnusableConversation if the attacker knows the system turn and there is none.
+    """
+    knows = cut.knows or USER
+    max_prefix = cut.lengths.prefix
+    longest = cut.lengths.suffix or LENGTH
+    share = get_known_share(knows)
+    ends = find_token_ends(rendered.offsets, len(rendered.text))
+    if knows == SYSTEM:
+        system_prompt = _system_turn_only_prompt(cut.tokenizer, conversation, form)
+    else:
+        system_prompt = None
+    for answer in rendered.answers if system_prompt is None else rendered.usable_answers[:1]:
+        if isinstance(answer, UnusableConversation):
+            yield str(answer)
+            continue
+        if answer.no_loss:
+            yield answer.no_loss
+            continue
+        start, end = answer.span
+        middle = start + math.floor(share * (end - start))
+        if share and middle == start:
+            yield "an answer that is too short to know a part of"
+            continue
+        for place in spread_windows(middle, end) if cut.is_all_along else [middle]:
+            cut_place = CutPlace(
+                0 if max_prefix is None else max(0, place - max_prefix),
+                place,
+                min(end, place + longest),
+            )
+            first, at, last = move_cut_between_characters(rendered.offsets, cut_place)
+            if not at < last or (first == at and at > 0):
+                yield CUT_WITHIN_CHARACTER
+                continue
+            prefix = rendered.tokens[first:at]
+            wording = cut_wording(rendered.text, ends, first, at, last)
+            row_text = ""
+            if system_prompt is not None:
+                prefix = tuple(
+                    cut.tokenizer(system_prompt, add_special_tokens=False, verbose=False)[
+                        "input_ids"
+                    ]
+                )
+                row_text = wording.prefix_and_suffix_text
+                wording = replace(wording, prefix=system_prompt)
+            if not prefix:
+                yield "an answer with nothing before it"
+                continue
+            yield DataRecord(
+                0,
+                prefix,
+                rendered.tokens[at:last],
+                group=answer.role,
+                wording=wording,
+                suffix_start=at,
+                row_text=row_text,
+                answer_tokens=end - start if place == middle else 0,
+            )
+
+
+def _system_turn_only_prompt(
+    tokenizer: Any, conversation: Conversation, form: ChatRendering
+) -> str:
+    """Return the text of the system turn, with the prompt to answer.
+
+    Raise UnusableConversation if there is no system turn.
+    """
+    conversation = chat_rendering.apply_form(conversation, form)
+    messages = chat_rendering.build_template_messages(conversation, form)
+    if messages[0]["role"] != SYSTEM or (form.source is None and conversation.plain):
+        raise UnusableConversation("no system turn to know")
+    if form.source is None:
+        return f"{get_message_text(messages[0].get('content'))}\n"
+    return chat_rendering.render_messages(
+        tokenizer, conversation, form, messages[:1], answering=True
+    )
 
 
 def choose_table_rendering(tokenizer: Any, table: RecordTable) -> ChatRendering:

@@ -30,8 +30,10 @@ from auditor.benchmarks.data.large_tables import (
     UnreadRows,
     sample_large_table,
 )
-from auditor.benchmarks.data.length_matching import match_nonmember_lengths
-from auditor.benchmarks.data.member_copies import drop_member_copies
+from auditor.benchmarks.data.nonmember_baseline import (
+    drop_member_copies,
+    match_nonmember_lengths,
+)
 from auditor.benchmarks.data.occurrences import (
     count_text_occurrences,
     is_occurrence_end_inside_word,

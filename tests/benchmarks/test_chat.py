@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from auditor.benchmarks.data import answer_cuts, chat, chat_rendering
+from auditor.benchmarks.data import chat, chat_rendering, cutting
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import Conversation
+from auditor.benchmarks.data.cut_places import TextLengths
 from auditor.benchmarks.data.data_records import DataRecord
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import TURNS, DataPlan, get_known_share
@@ -105,10 +106,9 @@ def text(words: Any, tokens: Sequence[int]) -> str:
 
 
 def cut(words: Any, said: Conversation, knows: str, longest: int, shown: int | None) -> list[Any]:
+    options = cutting.Cutting(words, TextLengths(shown, longest), knows)
     return list(
-        answer_cuts.cut_answers_into_secrets(
-            words, said, written(words, said), own(words, said), knows, longest, shown
-        )
+        cutting.cut_answers_into_secrets(options, own(words, said), said, written(words, said))
     )
 
 
@@ -228,9 +228,8 @@ def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) ->
         )
     words = tokenizer(template)
     shown = chat.render_chat(words, row, own(words, row), turns)
-    found = list(
-        answer_cuts.cut_answers_into_secrets(words, row, shown, own(words, row), "user", 50, None)
-    )
+    options = cutting.Cutting(words, TextLengths(suffix=50))
+    found = list(cutting.cut_answers_into_secrets(options, own(words, row), row, shown))
     kept = [one for one in found if isinstance(one, DataRecord)]
     assert [text(words, one.suffix).strip() for one in kept] == wanted
     assert all(shown.tokens[: one.suffix_start] == one.prefix and one.prefix for one in kept)

@@ -11,7 +11,7 @@ import pytest
 from auditor.benchmarks.data.chat_rendering import NONE, ChatRendering
 from auditor.benchmarks.data.cut_places import BY_OWN_LENGTH, TextLengths, find_shared_beginnings
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
-from auditor.benchmarks.data.length_matching import match_nonmember_lengths
+from auditor.benchmarks.data.nonmember_baseline import match_nonmember_lengths
 from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.models.trained_length import TrainedLength
 from tests.benchmarks.test_files import BYTES, build, codes, write

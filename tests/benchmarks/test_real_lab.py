@@ -24,8 +24,14 @@ from auditor.attacks.extraction_probability import compute_suffix_log_probs
 from auditor.benchmarks.lab import smollm2
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe
 from auditor.benchmarks.lab.lab_texts import make_fake_texts, make_private_lab_texts
-from auditor.benchmarks.lab.real_lab import RealLab, RealLabRecipe
-from auditor.benchmarks.lab.real_texts import ANSWER, KINDS, SYSTEM, render_chatml
+from auditor.benchmarks.lab.real_lab import (
+    ANSWER,
+    KINDS,
+    SYSTEM,
+    RealLab,
+    RealLabRecipe,
+    render_chatml,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
