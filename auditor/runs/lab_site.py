@@ -84,11 +84,7 @@ class LabSite(Site):
             *(self.recipe, None, self.reporter.progress, self.data_plan.limit),
             makes=self.may_train,
         )
-        return self.shared.get_or_make("lab", self.lab_cache_key, make)
-
-    @property
-    def lab_cache_key(self) -> tuple[BaseLabRecipe, int | None]:
-        return self.recipe, self.data_plan.limit
+        return self.shared.get_or_make("lab", (self.recipe, self.data_plan.limit), make)
 
     def load_benchmark_shared_by_runs(self) -> Lab:
         return self.lab
@@ -105,7 +101,7 @@ class LabSite(Site):
         """Train and return reference models. `spec` is the number of models."""
         count = parse_reference_model_count(spec)
         return self.shared.get_or_make(
-            "references", (self.lab_cache_key, count), lambda: self.lab.reference_models(count)
+            "references", (self.subject, count), lambda: self.lab.reference_models(count)
         )
 
     @cached_property

@@ -23,7 +23,6 @@ from auditor.benchmarks.canaries import manifests
 from auditor.benchmarks.lab.lab_folders import (
     digest_lab_cache,
     name_ensemble_suffix,
-    name_reference_folder,
     name_trained_model_folder,
 )
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, require_small_lab_recipe
@@ -298,11 +297,6 @@ class Lab(Benchmark):
             name_ensemble_suffix(dataclasses.replace(self.recipe, members=count)),
         )
 
-    @property
-    def ensemble_folder(self) -> Path:
-        """The folder of the ensemble's members, once they are built."""
-        return self.folder / f"ensemble{name_ensemble_suffix(self.recipe)}"
-
     def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
         """Return a model with one LoRA adapter on all records, trained like the ensemble's members.
 
@@ -348,7 +342,7 @@ class Lab(Benchmark):
             return ReferenceModels(tuple(map(model, folders)), tuple(saw))
 
         build = partial(self.training.train_reference_models, count=count)
-        references = self.parts.load_or_build(name_reference_folder(count), build, load)
+        references = self.parts.load_or_build(f"references-{count}", build, load)
         references.check_records_seen_by_references(attacked, "the lab")
         return references
 

@@ -73,10 +73,6 @@ def name_ensemble_suffix(recipe: BaseLabRecipe) -> str:
     return f"_{_digest_lab_part([getattr(recipe, name) for name in ENSEMBLE])}"
 
 
-def name_reference_folder(count: int) -> str:
-    return f"references-{count}"
-
-
 def _fill_recipe_defaults(recipe: BaseLabRecipe, *names: str) -> BaseLabRecipe:
     default = type(recipe)()
     return dataclasses.replace(recipe, **{name: getattr(default, name) for name in names})

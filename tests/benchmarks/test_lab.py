@@ -276,7 +276,9 @@ def test_training_changes_what_it_should(built: Lab) -> None:
         distribution[0], distribution[1], atol=1e-4
     )
     assert (
-        built.ensemble().size == TINY.members == len(list(built.ensemble_folder.glob("member-*")))
+        built.ensemble().size
+        == TINY.members
+        == len(list(built.folder.glob(f"{ENSEMBLE}/member-*")))
     )
     assert built.ensemble().count_shard_overlaps() == {"shared_records": 0, "unlisted_shards": 0}
     assert built.ensemble().shards == [

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 
 from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab_folders import name_ensemble_suffix
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Secret
@@ -143,7 +144,8 @@ def main(
         for after in by_epoch(lab, count):
             page.model(after.name, after, lab.secrets)
     ensemble, hits = lab.ensemble(), dict[str, list[Measurement]]()
-    for index, folder in enumerate(sorted(lab.ensemble_folder.glob("member-*"))):
+    members = lab.folder / f"ensemble{name_ensemble_suffix(lab.recipe)}"
+    for index, folder in enumerate(sorted(members.glob("member-*"))):
         own = own_secrets(lab, list((ensemble.shards or [])[index] or []))
         name = f"member {index + 1}, of its own shard"
         for count, share in page.model(
