@@ -135,7 +135,7 @@ class LabTraining:
             texts = self.texts.private_text_copies()
         if self.recipe.private_rank:
             self._train_adapters("target", "private", [(path / WHOLE, texts)])
-            model = self._model_with_merged_adapter(path / WHOLE)
+            model = self._merge_adapter(path / WHOLE)
             shutil.rmtree(path / WHOLE)
         else:
             model = self._fit_on_private_texts(texts, "target")
@@ -267,7 +267,7 @@ class LabTraining:
     def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
         """Load the model that this trainer saved in the folder `path`."""
         if (path / "adapter_config.json").is_file():
-            model = self._model_with_merged_adapter(path)
+            model = self._merge_adapter(path)
         else:
             model = AutoModelForCausalLM.from_pretrained(path)
         summary = read_training_summary(path)
@@ -295,7 +295,7 @@ class LabTraining:
     def load_lab_model(self, path: Path, name: str) -> HuggingFaceModel:
         return HuggingFaceModel(AutoModelForCausalLM.from_pretrained(path), self.tokenizer, name)
 
-    def _model_with_merged_adapter(self, adapter: Path) -> Any:
+    def _merge_adapter(self, adapter: Path) -> Any:
         """Return the public model with this adapter merged into its weights."""
         from peft import PeftModel
 
