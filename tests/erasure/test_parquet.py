@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pyarrow
+from pyarrow import parquet
 
 from tests.erasure.stored import (
     count_leftovers,
@@ -44,3 +46,14 @@ def test_rows_that_are_still_in_a_folder_of_files_are_named(tmp_path: Path) -> N
     erasure = examine(tmp_path, deleted, kept, str(folder))
     left = count_leftovers(erasure)
     assert left["rows", "text"] == left["rows", "vectors"] == 6
+
+
+def test_texts_in_views_as_delta_tables_store_them_are_read(tmp_path: Path) -> None:
+    rows = make_rows(60)
+    deleted, kept = split_rows(rows, 6)
+    table = pyarrow.Table.from_pylist(rows)
+    texts = table.column("text").cast(pyarrow.string_view())
+    place = table.schema.get_field_index("text")
+    parquet.write_table(table.set_column(place, "text", texts), tmp_path / "notes.parquet")
+    left = count_leftovers(examine(tmp_path, deleted, kept, str(tmp_path / "notes.parquet")))
+    assert left["rows", "text"] == left["dictionaries", "text"] == 6

@@ -83,7 +83,8 @@ def _count_dimensions(kind: pyarrow.DataType) -> int:
 
 
 def is_text(kind: pyarrow.DataType) -> bool:
-    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
+    types = pyarrow.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def read_arrow(place: str, table: pyarrow.Table) -> Iterator[Piece]:
