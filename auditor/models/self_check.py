@@ -139,7 +139,7 @@ def _write_self_check(model: HuggingFaceModel, path: Path, notes: Sequence[str])
 def _is_checked_base(
     model: HuggingFaceModel, other: HuggingFaceModel, reach: int | None, room: int
 ) -> bool:
-    """Return whether `other` is a checked adapter of `model` with equal settings for rows.
+    """Return whether `other` is an adapter on `model` that passed its check with the same settings.
 
     The base then needs no check of its own: both share the code and configuration that compute
     rows. reach: see `configure_serving`; room: tokens of the longest tested text.

@@ -87,8 +87,8 @@ def is_choice_clear(
     """Test if no other option can be better than `best` by `margin` nats per token.
 
     Every paired interval must exclude such a gain. nll, looks: as in `choose_likeliest_reading`.
-    hurried: use uncorrected one-sided 95% intervals, because they only decide that more texts are
-    useless.
+    hurried: use uncorrected one-sided 95% intervals, which suffice to decide that no more texts are
+    needed.
     """
     other_readings = [reading for reading in nll if reading != best]
     if hurried:

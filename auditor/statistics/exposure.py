@@ -198,12 +198,10 @@ _MAYBE_SKEWEST = 0.9
 def compute_skew_normal_p_value(values: Floats, noise: np.random.Generator) -> float:
     """Return the p-value of the hypothesis that values (n,) are independent skew-normal draws.
 
-    The Kolmogorov-Smirnov test against a distribution fitted to the same values almost never
-    rejects (Lilliefors 1967). It is also sensitive in the middle, while exposure depends on the
-    tail. So the parameters are refitted, by moments, to each of `_SIMULATED` samples from the
-    fitted distribution. Two statistics share the significance level. For the tails, the statistic
-    is the absolute difference between the excess kurtosis and the kurtosis that the skewness
-    implies. The other statistic is the Kolmogorov-Smirnov distance.
+    Two statistics share the significance level: the Kolmogorov-Smirnov distance, and for the tails
+    the absolute difference between the excess kurtosis and the kurtosis that the skewness implies.
+    Each is compared with its values in `_SIMULATED` samples. The parameters are refitted to every
+    sample, since otherwise the test would almost never reject (Lilliefors 1967).
     """
     delta, kurtosis, distance = _measure_skew_normal_misfit(values[None])
     normals = noise.normal(size=(2, _SIMULATED, len(values)))

@@ -103,9 +103,10 @@ def _split_columns(sample: Tensor) -> Sequence[Tensor]:
 
 
 def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
-    """Make a gradient, (1, ...), whose norm comes out too small in float32.
+    """Make a gradient, (1, ...), whose norm comes out too small if it is computed in float32.
 
-    In each lane of a float32 sum, one entry is so large that small entries are rounded away.
+    A CPU computes a float32 norm as `_LANES` partial sums. Each gets an entry so large that the
+    small entries are rounded away.
     """
     large = 2.0 ** math.ceil(math.log2(256 * clip))
     # The square of a small entry is just below half a unit in the last place (2^-24) of a large
