@@ -47,8 +47,7 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "forgotten": (
         "Is forgotten text gone?",
-        "See also [deployed forms](../reference/forms.md) and "
-        "[what stores keep](../reference/stores.md).",
+        "See [deployed forms](../reference/forms.md), [what stores keep](../reference/stores.md).",
     ),
     "chat": (
         "Are conversations read as they were trained?",
