@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from auditor.benchmarks.lab import smollm2
 from auditor.benchmarks.lab.lab_texts import make_fake_texts
-from auditor.benchmarks.lab.real_texts import ANSWER, KINDS
+from auditor.benchmarks.lab.real_lab import ANSWER, KINDS
 from auditor.core import threads
 from auditor.core.arrays import Floats
 from auditor.privacy.gaussian import find_noise_multiplier
