@@ -105,18 +105,24 @@ def _compute_lower_mean_bound(values: Floats, counts: Ints, level: float) -> flo
 
 
 def simulate_stopping_sizes(
-    values: Floats, odds: Floats, mean: float, level: float, most: int
+    values: Floats,
+    odds: Floats,
+    mean: float,
+    level: float,
+    most: int,
+    runs: int = _RUNS,
+    seed: int = 0,
 ) -> Ints:
     """Simulate how many secrets a run queries before it rejects a mean of at most `mean`, (runs,).
 
     A run that does not reject within `most` secrets gets 2 * most. values, odds: (v,) numbers and
     their true probabilities; level: the significance level.
     """
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     at = np.array([*yield_look_sizes(most)])
     # (runs, looks, v): what is new at each look, added up; a simulated run is the same at all of
     # its looks
-    counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(_RUNS, len(at))).cumsum(axis=1)
+    counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(runs, len(at))).cumsum(axis=1)
     refuted = log_betting_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)
     sizes: Ints = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)
     return sizes
