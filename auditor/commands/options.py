@@ -116,7 +116,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 # --- groups of flags for typer
-# ------------------------------------------------------------------------------
 
 
 _SAFE = Annotated[
@@ -279,7 +278,6 @@ def _split_deployed_forms(values: Values) -> Values:
 
 
 # --- given flags
-# -----------------------------------------------------------------------------------------------
 
 
 def list_given_flags(group: Any) -> dict[str, Any]:

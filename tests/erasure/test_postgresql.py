@@ -193,6 +193,10 @@ def test_a_log_with_compressed_pages_cannot_tell_whatever_the_setting_is_now(
     database.run("VACUUM FULL notes", "CHECKPOINT")
     left = examine(tmp_path, deleted, kept, database.address)
     assert verdicts_by_layer(left)[LOG, "text"] == "gone"
+    database.run("ALTER ROLE ALL SET wal_compression = on")
+    left = examine(tmp_path, deleted, kept, database.address)
+    database.run("ALTER ROLE ALL RESET wal_compression")
+    assert verdicts_by_layer(left)[LOG, "text"] == "cannot tell"
 
 
 def test_a_table_in_another_tablespace_is_examined(tmp_path: Path, database: Database) -> None:

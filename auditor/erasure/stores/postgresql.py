@@ -232,8 +232,9 @@ class PostgreSQLStore(Store):
             elif group == _STATISTICS:
                 yield replace(layer, quotes=True)
             elif group == _LOG:
-                if self._has_compressed_pages(path for path, _ in files):
-                    layer = replace(layer, doubt="pages there are compressed (wal_compression)")
+                may_compress = self.settings.get("wal_compression") != "off"
+                if may_compress or self._has_compressed_pages(path for path, _ in files):
+                    layer = replace(layer, doubt="pages there may be compressed (wal_compression)")
                 yield from _split_lengths(layer, limit, doubt)
             else:
                 yield from _split_lengths(layer, limit, doubt)
