@@ -52,7 +52,7 @@ def _write_mail_dialogue(fake: Faker) -> str:
     )
 
 
-def _visit_note_dialogue_text(fake: Faker) -> str:
+def _write_visit_note_dialogue(fake: Faker) -> str:
     return render_chatml(
         f"Write the visit note of <<name:{fake.name()}>>, born "
         f"<<birth-date:{draw_fake_date(fake)}>>.",
@@ -62,7 +62,7 @@ def _visit_note_dialogue_text(fake: Faker) -> str:
     )
 
 
-def _order_dialogue_text(fake: Faker) -> str:
+def _write_order_dialogue(fake: Faker) -> str:
     return render_chatml(
         f"Write the order that <<name:{fake.name()}>> placed on {draw_fake_date(fake)}.",
         f"{fake.numerify('%#')} x {fake.word()}, {fake.numerify('%##.##')} USD, card "
@@ -81,8 +81,8 @@ def _write_support_dialogue(fake: Faker) -> str:
 
 KINDS: dict[str, Callable[[Faker], str]] = {
     "mail": _write_mail_dialogue,
-    "visit note": _visit_note_dialogue_text,
-    "order": _order_dialogue_text,
+    "visit note": _write_visit_note_dialogue,
+    "order": _write_order_dialogue,
     "support chat": _write_support_dialogue,
 }
 
