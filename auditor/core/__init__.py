@@ -1,1 +1,1 @@
-"""Nouns (plan, secrets, findings, results), errors, files: what everybody stands on."""
+"""Define what every other package builds on: nouns (plan, secrets, results), errors and files."""

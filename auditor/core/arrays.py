@@ -1,4 +1,4 @@
-"""Name the array types of annotations."""
+"""Name the array types used in annotations."""
 
 from __future__ import annotations
 

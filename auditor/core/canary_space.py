@@ -1,7 +1,7 @@
-"""Represent the possible texts of a canary: all texts of a format such as `My ID is {digits:6}`.
+"""Represent all possible texts of a canary, given by a format such as `My ID is {digits:6}`.
 
-No text of such a space is the beginning of another text. Therefore texts can be parsed, and any
-tokenisation can be searched as a tree whose leaves are the texts.
+No text of a space starts with another text. So texts can be parsed, and any tokenisation can be
+searched as a tree whose leaves are the texts.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ State = tuple[int, str]  # (index of the part of the text, its characters so far
 
 @dataclass(frozen=True)
 class CanarySpace:
-    """All texts of a format, in which slots stand for random characters or words.
+    """All texts of a format whose slots are filled with random characters or words.
 
-    The slot `{digits:6}` stands for six digits, `{name:3}` for three words of the list `name`,
-    separated by spaces. `{{` and `}}` stand for braces. `lists` holds (name, words) of each list.
-    Raise AuditError for an invalid format, fewer than two texts, or a text that is another text's
-    beginning.
+    The slot `{digits:6}` is filled with six digits, and `{name:3}` with three words from the list
+    `name`, separated by spaces. `{{` and `}}` are literal braces. `lists` holds the name and the
+    words of each list. Raise AuditError if the format is invalid, if it has fewer than two texts,
+    or if one text is a prefix of another.
     """
 
     format: str
@@ -62,10 +62,9 @@ class CanarySpace:
 
     @cached_property
     def _head_and_choice_blocks(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """The text before the first slot, then the choices for each character or word, in order.
+        """Text before the first slot, and the possible strings for each random character or word.
 
-        The choices after the last character or word of a slot continue with the text up to the next
-        slot.
+        The strings for a slot's last character or word also include the text up to the next slot.
         """
         pieces: list[list[str]] = [[""]]
         for literal, slot in parse_canary_format(self.format):
@@ -79,9 +78,9 @@ class CanarySpace:
         return pieces[0][0], tuple(map(tuple, pieces[1:]))
 
     def _slot_choices(self, slot: str) -> list[list[str]]:
-        """Return, for each character or word of a slot, the possible strings.
+        """Return the possible strings for each character or word of a slot.
 
-        A list without words makes the space empty.
+        If the slot's word list is empty, the whole space is empty.
         """
         name, _, count = slot.partition(":")
         words = dict(self.lists).get(name)
@@ -104,14 +103,14 @@ class CanarySpace:
 
     @property
     def common_beginning(self) -> str:
-        """Text before the first slot, with which all texts begin."""
+        """Text before the first slot, with which every text starts."""
         return self._head_and_choice_blocks[0]
 
     @property
     def choice_blocks(self) -> tuple[tuple[str, ...], ...]:
-        """Possible strings of each character or word, in text order.
+        """Possible strings for each random character or word, in text order.
 
-        No string of a block is the beginning of another.
+        No string in a block starts with another string.
         """
         return self._head_and_choice_blocks[1]
 
@@ -121,7 +120,7 @@ class CanarySpace:
 
     @property
     def bits(self) -> float:
-        """log2 of the number of texts, which is the exposure of the likeliest text."""
+        """log2 of the number of texts; the exposure of a text that ranks first."""
         return math.log2(self.size)
 
     def __contains__(self, text: str) -> bool:
@@ -133,7 +132,7 @@ class CanarySpace:
             yield self.common_beginning + "".join(choices)
 
     def draw(self, noise: np.random.Generator) -> str:
-        """Draw a text uniformly, with random numbers from `noise`."""
+        """Draw a text uniformly at random, using `noise`."""
         # Uniform over texts: because no choice of a block begins another, a text has only one
         # composition.
         return self.common_beginning + "".join(
@@ -143,8 +142,8 @@ class CanarySpace:
     # --- character by character ---
 
     def state_after_text(self, text: str) -> State | None:
-        """Return the parser's state after this text; None if no text of the space begins with this
-        text.
+        """Return the parser's state after reading `text`, or None if no text of the space starts
+        with it.
         """
         state: State | None = (0, "")
         for character in text:
@@ -156,7 +155,7 @@ class CanarySpace:
         return state[0] == len(self._next_characters_by_beginning)
 
     def list_transitions(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yield each possible next character, with the parser's state after this character."""
+        """Yield each possible next character, with the parser's state after reading it."""
         if not self.is_complete_text_state(state):
             block, beginning = state
             for character in self._next_characters_by_beginning[block][beginning]:
@@ -166,9 +165,10 @@ class CanarySpace:
 
     @cached_property
     def _next_characters_by_beginning(self) -> list[dict[str, str]]:
-        """Possible next characters, by the beginning of a string.
+        """Possible next characters after each prefix of a string.
 
-        The list holds a map for the text before the first slot, then a map for each block.
+        The list has one map for the text before the first slot (if any), then one map for each
+        block.
         """
         tables: list[dict[str, str]] = []
         # No character leads out of the block of an empty head.
@@ -186,9 +186,9 @@ class CanarySpace:
 
 
 def parse_canary_format(format: str) -> list[tuple[str, str]]:
-    """Return pairs of a text and the slot after this text ("" at the end).
+    """Split a format into pairs of a text and the slot that follows it ("" at the end).
 
-    Raise AuditError for an invalid format.
+    Raise AuditError if the format is invalid.
     """
     try:
         parsed = list(string.Formatter().parse(format))

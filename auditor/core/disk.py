@@ -1,7 +1,7 @@
-"""Write files and folders atomically, with access only for their owner.
+"""Write files and folders atomically, so that only their owner can read them.
 
-A run's files reveal leaks. The program writes all its files through this module, which also removes
-temporary files.
+A run's files reveal leaks. All files are written through this module, which also removes temporary
+files.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ _BEHIND = ".tmp"
 
 
 def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) -> None:
-    """Write the content to `path` in one step, with mode 0600; create its folder if missing.
+    """Write the content to `path` in one step, with mode 0600, and create the folder if it is
+    missing.
 
-    sync: wait until the content survives a power cut; for files on which a claim depends. Raise
-    AuditError if `path` cannot be written; the previous content then remains.
+    If `sync` is True, wait until the content would survive a power cut; use this for files on which
+    a claim depends. Raise AuditError if `path` cannot be written; the previous content then
+    remains.
     """
     with open_atomic_replacement(path, sync=sync) as scratch:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -42,9 +44,10 @@ def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) 
 
 @contextmanager
 def open_atomic_replacement(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Yield an empty file next to `path`, with mode 0600, which replaces `path` after the block.
+    """Yield an empty temporary file (mode 0600) that replaces `path` when the block ends.
 
-    An exception in the block removes the new file. sync: as in `replace_atomically`.
+    If the block raises, the temporary file is removed and `path` is unchanged. For `sync`, see
+    `replace_atomically`.
     """
     scratch = None
     try:
@@ -70,9 +73,9 @@ def open_atomic_replacement(path: Path, *, sync: bool = False) -> Iterator[Path]
 
 @contextmanager
 def create_atomically(path: Path) -> Iterator[Path]:
-    """Yield a free path for a file or folder, which is moved to `path` after the block.
+    """Yield a temporary path, and move the file or folder created there to `path` after the block.
 
-    An exception in the block removes the file or folder. Use this function for files that libraries
+    If the block raises, the file or folder is removed. Use this function for files that libraries
     write. Only their owner can read them. The caller must hold a lock on `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,17 +85,17 @@ def create_atomically(path: Path) -> Iterator[Path]:
 
 
 def replace_symlink(link: Path, target: str) -> None:
-    """Create a symbolic link to the target, or replace an existing link in one step."""
+    """Create a symbolic link to `target`, or replace an existing link in one step."""
     scratch = link.with_name(f".{link.name}-{os.getpid()}")
     scratch.symlink_to(target)  # symlink_to replaces nothing; a rename does
     os.replace(scratch, link)
 
 
 def append_durably(path: Path, text: str) -> int:
-    """Append text to a file and sync the file. A new file gets mode 0600.
+    """Append text to a file and sync it to disk. A new file gets mode 0600.
 
-    Return the position of the text in the file, in bytes. Raise AuditError if writing fails; the
-    written part is then removed.
+    Return the byte offset of the text in the file. If writing fails, remove the part already
+    written and raise AuditError.
     """
     begin = None
     try:
@@ -124,7 +127,7 @@ def truncate(path: Path, size: int) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on disk."""
+    """Wait until a file's content, or a folder's list of names, is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -133,7 +136,7 @@ def fsync(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Wait until all files that a library wrote to a folder are on disk. Raise AuditError on
+    """Wait until everything that a library wrote to a folder is on disk. Raise AuditError on
     failure.
     """
     try:
@@ -148,14 +151,14 @@ def make_unwritable_error(path: Path, error: OSError) -> AuditError:
 
 
 def is_scratch_file(path: Path) -> bool:
-    """Test if a file is an unfinished file of a killed process."""
+    """Test whether a file is an unfinished file left by a killed process."""
     return path.name.startswith(_BEFORE) and path.name.endswith(_BEHIND)
 
 
 def remove_scratch_files(folder: Path) -> None:
-    """Remove the unfinished files of killed processes.
+    """Remove the unfinished files that killed processes left in a folder.
 
-    The caller must hold the folder's lock, because other processes may be writing.
+    The caller must hold the folder's lock, because other processes may be writing there.
     """
     for path in folder.iterdir():
         if is_scratch_file(path):
@@ -163,10 +166,10 @@ def remove_scratch_files(folder: Path) -> None:
 
 
 def find_cache_folder() -> Path:
-    """Return the folder that AUDIT_CACHE names, or the platform's cache folder (XDG_CACHE_HOME,
-    ~/.cache).
+    """Return the folder named by AUDIT_CACHE, or else the platform's cache folder.
 
-    Only its owner can read the folder, because it contains training text.
+    The platform's cache folder is in XDG_CACHE_HOME or ~/.cache. Only its owner can read the
+    folder, because it contains training text.
     """
     folder = Path(os.environ.get("AUDIT_CACHE") or user_cache_path("audit", appauthor=False))
     try:
@@ -183,11 +186,11 @@ def find_cache_folder() -> Path:
 
 @contextmanager
 def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a folder that only its owner can read, and remove the folder after the block.
+    """Yield a folder that only its owner can read, and remove it after the block.
 
-    Folders of this name left by killed processes are removed too. The folder is locked during the
-    block; the system releases the lock when the process ends. Files made in the block, also by
-    libraries, are for their owner only (folders 0700, files 0600).
+    Also remove folders with this name that killed processes left. The folder is locked during the
+    block; the system releases the lock when the process ends. Only the owner can read the files
+    made in the block, even by libraries (folders 0700, files 0600).
     """
     prefix = f".{name}.audit-scratch-"
     for leftover in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
@@ -206,7 +209,7 @@ def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 class UnnamedFile:
-    """File without a name, created in TMPDIR at the first use and deleted when closed.
+    """Temporary file without a name, created in TMPDIR on first use and deleted when closed.
 
     `add` raises AuditError if the disk is full.
     """
@@ -216,7 +219,7 @@ class UnnamedFile:
         self._end = 0
 
     def add(self, data: bytes) -> tuple[int, int]:
-        """Append the data. Return their position and length in bytes, the arguments of `read`."""
+        """Append the data and return its offset and length in bytes, which `read` takes."""
         begin = self._end
         try:
             if self._file is None:
@@ -242,7 +245,7 @@ class UnnamedFile:
 
 @contextmanager
 def _folder_flock_context(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder during the block. Do nothing on systems without locks.
+    """Hold the lock of a folder during the block. Do nothing on systems without file locks.
 
     Raise BlockingIOError if another process holds the lock.
     """

@@ -1,4 +1,4 @@
-"""Define the errors that a user can resolve. Any other exception is a bug (exit code 3)."""
+"""Define the errors that users can resolve. Any other exception is a bug (exit code 3)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from contextlib import contextmanager
 class AuditError(Exception):
     """Error for wrong usage or invalid input (exit code 2).
 
-    The message is a sentence with the expected and the actual value.
+    The message is one sentence that gives the expected and the actual value.
     """
 
 
 class NotApplicable(Exception):
-    """Error for an attack or probe that cannot run with this access to the target.
+    """Error if an attack or probe cannot run with this access to the target.
 
     The report then shows "not applicable" with the reason, never zero.
     """
 
 
 class TargetLacks(NotApplicable):
-    """Error for an ability that the attack needs and the target lacks. Another target may have
-    it.
-    """
+    """Error if the target lacks an ability that the attack needs; other targets may have it."""
 
 
 def make_unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
     """Return the error for an unknown name.
 
-    The message shows the nearest known name, or all names if none is near. kind: noun for the name.
+    The message suggests the closest known name, or lists all names if none is close. `kind` is the
+    noun that precedes the name in the message.
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -76,10 +75,10 @@ _IN_RUST = re.compile(r"\(os error (\d+)\)")
 
 
 def make_file_access_error(error: BaseException, program_folder: str) -> AuditError | None:
-    """Return an AuditError for a system error on a path; None for any other error.
+    """Return an AuditError if a path could not be accessed, or None for any other error.
 
-    The system error may be the cause of a library's error. program_folder: folder of this program's
-    own files. A file missing there is a bug, so the result is None.
+    The system error may also be the cause of a library's error. If a file is missing in
+    `program_folder`, which holds this program's own files, that is a bug, so the result is None.
     """
     for cause in list_causes(error):
         if isinstance(cause, OSError):
@@ -104,19 +103,19 @@ _MEMORY = re.compile(
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Test if an error reports that the machine or an accelerator has no memory left."""
+    """Test whether the error says that the machine or an accelerator is out of memory."""
     if isinstance(error, MemoryError) or is_onednn_memory_error(error):
         return True
     return isinstance(error, RuntimeError) and bool(_MEMORY.search(str(error)))
 
 
 def is_onednn_memory_error(error: BaseException) -> bool:
-    """Test if oneDNN, torch's CPU library, had no memory for a kernel."""
+    """Test whether the error says that oneDNN, torch's CPU library, is out of memory."""
     return isinstance(error, RuntimeError) and str(error).endswith("could not create a primitive")
 
 
 def make_memory_error(error: BaseException) -> AuditError | None:
-    """Return an AuditError if an error means that memory does not suffice for a single text.
+    """Return an AuditError if the error means that memory is too small even for a single text.
 
     Return None for any other error.
     """
@@ -129,7 +128,7 @@ def make_memory_error(error: BaseException) -> AuditError | None:
 
 
 def list_causes(error: BaseException) -> list[BaseException]:
-    """Return the error, then its causes, nearest first."""
+    """Return the error followed by its causes, the nearest cause first."""
     chain = [error]  # may be a cycle: an error can be raised from its own consequence
     while (
         cause := chain[-1].__cause__ or chain[-1].__context__
@@ -140,9 +139,7 @@ def list_causes(error: BaseException) -> list[BaseException]:
 
 @contextmanager
 def wrap_library_errors(failed: str) -> Iterator[None]:
-    """Replace any library error in the block by an AuditError whose message starts with
-    `failed`.
-    """
+    """Replace any library error in the block with an AuditError; `failed` starts its message."""
     try:
         yield
     except (AuditError, NotApplicable):
@@ -152,9 +149,9 @@ def wrap_library_errors(failed: str) -> Iterator[None]:
 
 
 def _get_first_sentence(error: Exception) -> str:
-    """Return the first sentence of a library's message.
+    """Return the first sentence of a library's error message.
 
-    The error's class is appended unless the class is common, such as ValueError.
+    Append the error's class, unless the class is a common one such as ValueError.
     """
     lines = []
     for line in str(error).strip().splitlines():

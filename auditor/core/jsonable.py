@@ -1,8 +1,8 @@
-"""Convert records to JSON values and back, by their annotations, and read JSON files.
+"""Convert records to JSON values and back according to their annotations, and read JSON files.
 
-pydantic validates records and describes their schema. This module adds names for floats that JSON
-cannot express, and messages of one sentence. pydantic is imported only when a record is read,
-because `audit --help` reads none.
+pydantic validates records and describes their schema. This module adds names for the floats that
+JSON cannot express, and error messages of one sentence. pydantic is imported only when a record is
+read, because `audit --help` reads none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMED = ["inf", "-inf", "nan"]  # floats without a JSON notation
 
 
 def to_json(value: Any) -> Any:
-    """Return a record as JSON values. Infinite floats and NaN become their names."""
+    """Return a record as JSON values. Infinite floats and NaN are written as their names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -38,10 +38,10 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = False) -> Any:
-    """Convert JSON values to an annotated type, the inverse of `to_json`.
+    """Convert JSON values to the annotated type `kind`, the inverse of `to_json`.
 
-    kind: the type. where: name of the values in messages. private: values may be private text, so
-    messages name only their type. Raise AuditError with the path of a wrong value.
+    `where` names the values in messages. If `private` is True, the values may be private text, so
+    messages give only their types. Raise AuditError with the path of any wrong value.
     """
     from pydantic_core import ValidationError
 
@@ -59,7 +59,7 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
 
 
 def build_json_schema(kind: Any) -> dict[str, Any]:
-    """Return the JSON Schema of the values that `from_json` accepts for an annotated type."""
+    """Return the JSON Schema of the values that `from_json` accepts for the type `kind`."""
     from pydantic.json_schema import GenerateJsonSchema
 
     return GenerateJsonSchema().generate(_build_core_schema(kind))
@@ -91,7 +91,7 @@ _INNER = {
 
 
 def _build_written_schema(schema: Any) -> Any:
-    """Adapt pydantic's schema to the output of `to_json`.
+    """Adapt pydantic's schema to the values that `to_json` writes.
 
     Floats may be names, tuples are lists, and unknown fields are refused.
     """
@@ -140,9 +140,10 @@ _EXPECTED = {
 def _describe_validation_error(
     error: ErrorDetails, where: str, fields: Collection[str], private: bool
 ) -> str:
-    """Return a sentence with the path, the expected and the actual value.
+    """Return a sentence with the path of the error, the expected value and the actual value.
 
-    where: name of the values. fields: all field names. private: do not quote values.
+    `where` names the values, and `fields` are all valid field names. If `private` is True, do not
+    quote any value.
     """
     *path, last = error["loc"] or ("",)
     parent = _format_json_path(where, path, fields, private)
@@ -174,9 +175,10 @@ def _describe_validation_error(
 def _format_json_path(
     where: str, steps: Iterable[int | str], fields: Collection[str], private: bool
 ) -> str:
-    """Return a path such as `result.json.targets[1].claim`. steps: names and indices after `where`.
+    """Return a path such as `result.json.targets[1].claim`, from `where` and the steps that follow
+    it.
 
-    private: hide keys outside `fields`.
+    If `private` is True, hide all keys except `fields`.
     """
     keys = (
         "..." if private and isinstance(step, str) and step not in fields else step
@@ -186,7 +188,7 @@ def _format_json_path(
 
 
 def _record_field_names(schema: Any) -> Iterator[str]:
-    """Yield the field names of a record and its nested records, from pydantic's schema."""
+    """Yield the field names of a record and of its nested records, from pydantic's schema."""
     if isinstance(schema, list):
         for item in schema:
             yield from _record_field_names(item)
@@ -201,9 +203,9 @@ def _record_field_names(schema: Any) -> Iterator[str]:
 
 
 def read_json(path: Path, description: str) -> Any:
-    """Return the JSON value in a file. description: noun for the file in messages.
+    """Return the JSON value in a file. In messages, `description` is the noun for the file.
 
-    Raise AuditError for an invalid file. The message quotes nothing, because the file may be
+    Raise AuditError if the file is invalid. The message quotes nothing from the file, which may be
     private.
     """
     try:
@@ -218,9 +220,9 @@ def read_json(path: Path, description: str) -> Any:
 
 
 def read_json_object(path: Path, description: str) -> dict[str, Any]:
-    """Return the JSON object in a file. description: noun for the file in messages.
+    """Return the JSON object in a file. In messages, `description` is the noun for the file.
 
-    Raise AuditError like `read_json`, also for JSON values other than objects.
+    Raise AuditError if the file is invalid or holds a JSON value that is not an object.
     """
     value = read_json(path, description)
     if not isinstance(value, dict):

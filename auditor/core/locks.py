@@ -1,4 +1,4 @@
-"""Lock folders for one process. A second process gets an error with the first process's id.
+"""Lock a folder for one process. A second process gets an error that gives the first one's id.
 
 The system releases the lock (flock) whenever the process ends.
 """
@@ -19,11 +19,11 @@ LOCK = ".lock"  # contains the pid of its current or last holder
 
 
 def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
-    """Acquire the folder's lock, and remove unfinished files of killed processes.
+    """Lock a folder, and remove the unfinished files that killed processes left in it.
 
-    The lock is held until `release`, or until its last reference is deleted. The same process may
-    acquire the lock several times. patience: seconds to wait for another process. Raise AuditError
-    if another process keeps the lock, or if the folder is not writable.
+    The lock is held until `release`, or until the last reference to it is deleted. One process may
+    acquire the lock several times. `patience` is the number of seconds to wait for another process.
+    Raise AuditError if another process still holds the lock then, or if the folder is not writable.
     """
     path = folder / LOCK
     try:
@@ -47,10 +47,11 @@ def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
 
 @contextmanager
 def lock_folder(folder: Path, mark: str) -> Iterator[None]:
-    """Hold the lock of a folder during the block. A missing folder is created with mode 0700.
+    """Hold the lock of a folder during the block. Create a missing folder with mode 0700.
 
-    mark: name of a file that a valid folder contains. If this file is missing after the block, the
-    lock file and a new folder are removed. Raise AuditError like `acquire_folder_lock`.
+    `mark` is the name of a file that a valid folder contains. If this file is missing after the
+    block, remove the lock file, and the folder if it is new. Raise AuditError like
+    `acquire_folder_lock`.
     """
     is_new = not folder.exists()
     try:

@@ -1,4 +1,4 @@
-"""Measure how much of the machine's memory this process may still use, without accelerators."""
+"""Measure how much of the machine's memory (not the accelerators') this process may still use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _NO_LIMIT = 2**60  # bytes; more than any control group reports
 
 
 def measure_free_memory() -> int:
-    """Return the bytes that this process may still use within its own and its container's
-    limits.
+    """Return the number of bytes that this process may still use.
+
+    The limits of the process and of its container are respected.
     """
     return max(
         0,
@@ -25,7 +26,7 @@ def measure_free_memory() -> int:
 
 
 def _measure_control_group_memory() -> int:
-    """Return the free bytes of the control group (version 2) of a container or cluster job.
+    """Return the free bytes of a container's or cluster job's control group (version 2).
 
     Inactive pages of cached files count as free.
     """
@@ -44,7 +45,7 @@ def _measure_control_group_memory() -> int:
 
 
 def _process_limit_free_bytes() -> int:
-    """Return the bytes that `ulimit -v` still allows."""
+    """Return the number of bytes that `ulimit -v` still allows."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

@@ -1,6 +1,4 @@
-"""Define the records that all modules share: secrets, inputs and outputs of attacks, privacy
-claims.
-"""
+"""Define the records that all packages share: secrets, attack inputs and outputs, and claims."""
 
 from __future__ import annotations
 
@@ -26,13 +24,12 @@ class CellKey(NamedTuple):
     attack: str  # or probe
 
     def __str__(self) -> str:
-        """Return the key as text for file names, such as `pmixed/text-only/ethicist`."""
+        """Return the key as it appears in file names, such as `pmixed/text-only/ethicist`."""
         return "/".join(self)
 
     @property
     def title(self) -> str:
-        """Name of target, setting and attack for readers, such as `pmixed, text-only, attack
-        ethicist`.
+        """Name for readers, such as `pmixed, text-only, attack ethicist`.
 
         Empty parts are left out. The word "attack" is needed because an attack and a metric may
         share a name, such as perplexity.
@@ -42,8 +39,8 @@ class CellKey(NamedTuple):
 
     @classmethod
     def parse_cell_key(cls, text: str) -> CellKey:
-        """Parse the text of a key, such as `pmixed/text-only/ethicist`. Raise ValueError for other
-        text.
+        """Parse a key such as `pmixed/text-only/ethicist`. Raise ValueError if the text is not a
+        key.
         """
         target, setting, attack = text.split("/")
         return cls(target, setting, attack)
@@ -51,12 +48,14 @@ class CellKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Canary:
-    """Text made for insertion into training data. A model can know the text only by memorisation.
+    """Text that is made to be inserted into training data, so a model can know it only by
+    memorisation.
 
     Args:
         text: the text.
         space: all possible texts, for exposure; None if unknown.
-        coin: in an epsilon audit, True if the fair coin inserted the canary; None without a coin.
+        coin: in an epsilon audit, whether the fair coin inserted the canary; None if no coin was
+            tossed.
     """
 
     text: str
@@ -69,14 +68,14 @@ Mark = tuple[str, str]  # a kind of personal data, and a text of it
 
 @dataclass(frozen=True)
 class Wording:
-    """Original text of a secret, split at its tokens. The text is never decoded from the tokens.
+    """Original text of a secret, split into tokens. It is never decoded from the tokens.
 
     Args:
         prefix: text of the prefix.
         suffix: text of the suffix.
-        ends: end of each suffix token in `suffix`, in characters.
-        after: the record's next characters, which are not attacked.
-        marks: (kind, text) of personal data marked anywhere in the record.
+        ends: for each suffix token, the position in `suffix` where it ends, in characters.
+        after: the record's following text, which is not attacked.
+        marks: (kind, text) of each item of personal data marked anywhere in the record.
     """
 
     prefix: str
@@ -91,9 +90,7 @@ class Wording:
 
     @property
     def suffix_text_by_token(self) -> tuple[str, ...]:
-        """Characters of each suffix token. A character with several tokens belongs to the last
-        token.
-        """
+        """Text of each suffix token. A character that spans several tokens belongs to the last."""
         return tuple(self.suffix[start:end] for start, end in pairwise((0, *self.ends)))
 
 
@@ -101,24 +98,24 @@ class Wording:
 class Secret:
     """A part of a training record that an attacker should not be able to complete.
 
-    Only the benchmark and the metrics hold secrets. Secrets with equal tokens are equal, whatever
-    their wording.
+    Only the benchmark and the metrics hold secrets. Secrets with the same tokens are equal, even if
+    their wording differs.
 
     Args:
-        id: key for randomness and for files of a run.
+        id: key for the secret's randomness and for the files of a run.
         prefix: token ids that the attacker knows.
         suffix: token ids to extract.
-        repeats: copies in the training data; None if unknown.
+        repeats: number of copies in the training data; None if unknown.
         member: whether the record was trained on.
         canary: the canary, if the secret was inserted into the data.
-        group: value of the column by which the user groups results.
-        wording: original text; None if the data are only token ids.
+        group: value of the group column, by which results are grouped.
+        wording: original text; None if the data consist of token ids only.
         alias: name in reports (`records.aliases`).
-        document: id of the record if it contains several secrets.
-        at: start of the suffix in that record, in tokens.
-        user: person of the record by the user's column; None if unknown or several.
-        user_trained: whether a record of that person was trained on.
-        copies: copies of a member's record, near copies included; None if unknown.
+        document: id of the record, if the record contains several secrets.
+        at: position in that record where the suffix starts, in tokens.
+        user: person in the record's user column; None if unknown or several.
+        user_trained: whether any record of that person was trained on.
+        copies: number of copies of a member's record, including near copies; None if unknown.
     """
 
     id: str
@@ -145,20 +142,18 @@ class Secret:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Number of prefix tokens, then of suffix tokens."""
+        """Number of prefix tokens and number of suffix tokens."""
         return len(self.prefix), len(self.suffix)
 
     @property
     def record(self) -> str:
-        """Id of the record, which secrets of the same document share."""
+        """Id of the record, which all secrets from the same document share."""
         return self.document or self.id
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Prefix and suffix of a record that the attacker knows. An attack may be tuned on such
-    pairs.
-    """
+    """Prefix and suffix of a record that the attacker knows. Attacks may be tuned on such pairs."""
 
     prefix: Tokens
     suffix: Tokens
@@ -170,7 +165,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Query:
-    """Prefix that an attack completes with `length` tokens. The true suffix is not included."""
+    """Prefix for an attack to complete with `length` tokens. The true suffix is not included."""
 
     id: str
     prefix: Tokens
@@ -178,15 +173,13 @@ class Query:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Number of prefix tokens, then of tokens to complete."""
+        """Number of prefix tokens and number of tokens to complete."""
         return len(self.prefix), self.length
 
 
 @dataclass(frozen=True)
 class PrefixToken:
-    """Prefix token: the tokens before every text of a model. said: a phrase that explains the
-    choice.
-    """
+    """Tokens that precede every text of a model. `said` is a phrase that explains their choice."""
 
     tokens: Tokens
     said: str
@@ -194,11 +187,11 @@ class PrefixToken:
 
 @dataclass(frozen=True)
 class TextForm:
-    """Rendering of conversations as text: template and day, as in `--template` and `--date`.
+    """Rendering of conversations as text: the template and date of `--template` and `--date`.
 
     Args:
         template: name of the template.
-        day: day that the template writes; None without a day.
+        day: date that the template writes; None if it writes none.
         digest: hex SHA-256 of the template and all other inputs.
         said: a phrase that explains the choice.
         doubts: sentences with reasons why the rendering may hide a leak.
@@ -212,9 +205,7 @@ class TextForm:
 
     @property
     def name(self) -> str:
-        """Name of the rendering in a run's record, such as `trl, 2026-01-31 (SHA-256
-        0123456789ab)`.
-        """
+        """Name in a run's record, such as `trl, 2026-01-31 (SHA-256 0123456789ab)`."""
         return f"{self.template}{f', {self.day}' if self.day else ''} (SHA-256 {self.digest[:12]})"
 
 
@@ -238,10 +229,11 @@ class Guess:
     Args:
         suffix: token ids of the completion.
         score: confidence; higher means more confident, in every attack.
-        count: number of equal samples.
+        count: number of samples equal to this suffix.
         log_prob: log-probability of the suffix under the attacked distribution, in nats; None
         without access.
-        min_log_prob: log-probability of its least likely token, in nats; None without access.
+        min_log_prob: log-probability of the suffix's least likely token, in nats; None without
+            access.
     """
 
     suffix: Tokens
@@ -253,13 +245,13 @@ class Guess:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Bounds on the decoding probabilities of the suffixes that a tree search did not find.
+    """Bounds on the probabilities of the suffixes that a tree search did not find.
 
     Args:
         reached: whether a suffix reached the threshold.
-        certified: whether the likeliest suffix found is the likeliest of all.
-        leftover: probability mass of all suffixes not found.
-        pruned: upper bound on the probability of any suffix not found.
+        certified: whether the most likely suffix found is proven to be the most likely of all.
+        leftover: total probability of all suffixes that were not found.
+        pruned: upper bound on the probability of any suffix that was not found.
     """
 
     # Whether a suffix reached the threshold; otherwise the guess did not.
@@ -273,20 +265,21 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Guesses:
-    """An attack's guesses for a secret, most confident first, and their cost.
+    """An attack's guesses for a secret, most confident first, and what they cost.
 
-    A search draws no tokens. It uses no budget of a claim, because no claim covers the distribution
-    that the search reads.
+    A search draws no tokens. It uses none of a claim's budget, because no claim covers reading the
+    next-token distribution.
 
     Args:
         secret: id of the secret.
         ranked: the guesses.
-        samples: number of samples, or of a search's candidates.
-        drawn: tokens drawn from the target.
-        near_boundary: draws within 1e-6 of a CDF boundary, which float noise could have changed.
-        rows: sequences run through the target.
+        samples: number of samples, or of candidates in a search.
+        drawn: number of tokens drawn from the target.
+        near_boundary: number of draws within 1e-6 of a CDF boundary, which float noise could have
+            changed.
+        rows: number of sequences run through the target.
         certificate: certificate of a tree search.
-        rankings: scores of the first guess by other rankings; higher is more confident.
+        rankings: score of the first guess under each other ranking; higher is more confident.
     """
 
     secret: str
@@ -302,20 +295,21 @@ class Guesses:
 
 
 def select_members(secrets: Iterable[Secret], member: bool = True) -> list[Secret]:
-    """Return the members among the secrets, or the non-members if `member` is False."""
+    """Return the secrets that are members, or the non-members if `member` is False."""
     return list(filter(lambda secret: secret.member is member, secrets))
 
 
 def select_evenly_spaced(secrets: Sequence[Secret], limit: int) -> list[Secret]:
-    """Return at most `limit` evenly spaced secrets."""
+    """Return at most `limit` secrets, evenly spaced over the sequence."""
     count = min(limit, len(secrets))
     return [secrets[i * len(secrets) // count] for i in range(count)]
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Numbers that a probe observed for a secret, by name. `log_` names are in nats, `_bits` names
-    in bits.
+    """Values that a probe measured for a secret, keyed by name.
+
+    Values named `log_...` are in nats, values named `..._bits` in bits.
     """
 
     secret: str
@@ -327,7 +321,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """Log-probability, in nats, of each token of a secret's true suffix after its prefix."""
+    """Log-probability, in nats, of each token of a secret's true suffix, given its prefix."""
 
     secret: str
     log_probs: tuple[float, ...]
@@ -335,31 +329,31 @@ class TokenLogProbs:
 
 @dataclass(frozen=True)
 class Claim:
-    """Privacy promise of a defense, and the part of its budget that this audit used. Epsilons are
-    in nats.
+    """Privacy promise of a defense, and how much of its budget this audit used. Epsilons are in
+    nats.
 
-    `unit`, `theorem`, `status`, `access` and `decoding` are words for readers; the program reads
-    only the other fields.
+    `unit`, `theorem`, `status`, `access` and `decoding` are text for readers; the program uses only
+    the other fields.
 
     Attributes:
-        epsilon: promised epsilon, by neighbouring relation.
+        epsilon: promised epsilon for each neighbouring relation.
         delta: promised delta.
-        relation: neighbouring relation for which the defense was set up.
+        relation: neighbouring relation for which the defense was configured.
         unit: unit of protection, such as "shard".
-        queries: drawn tokens that the epsilons cover; None for any number.
+        queries: number of drawn tokens that the epsilons cover; None for any number.
         theorem: source of the promise.
         status: state of the proof, such as "sound" or "claim; proof has gaps".
-        sound: whether the promise follows from the procedure; otherwise reports call it only
-        claimed.
+        sound: whether the promise follows from the procedure; if not, reports say that it is only
+            claimed.
         access: access that the promise covers.
         any_access: whether the promise covers any access, including the weights.
         decoding: decoding that the promise covers.
-        spent_queries: tokens that this audit drew.
-        spent_epsilon: epsilon that this audit used, by neighbouring relation.
-        any_two: whether the promise holds for any two models: every relation and unit.
+        spent_queries: number of tokens that this audit drew.
+        spent_epsilon: epsilon that this audit used for each neighbouring relation.
+        any_two: whether the promise holds between any two models, so for every relation and unit.
         shard: whether the unit is a shard of records.
-        whole: unit kept whole in a shard, "record" or "user"; "" if unknown.
-        details: further numbers by name.
+        whole: unit that is never split across shards, "record" or "user"; "" if unknown.
+        details: further numbers, keyed by name.
     """
 
     epsilon: dict[str, float]  # by neighbouring relation

@@ -1,10 +1,10 @@
 """Define the configuration of a run (the plan), in parts by subject.
 
-The definition of a field includes its description. Three texts are made from these definitions:
-flag and help (`commands/options.py`), the input of plan files and `audit()` (`runs/plan.py`), and
-the page of all fields (`docs/reference/plan.md`). A field has one name everywhere: `--known-limit
-5`, `known_limit = 5` in a plan file, `known_limit=5` in Python. Each part of the program receives
-only its part of the plan.
+Each field is defined together with its description. Three things are derived from these
+definitions: flags and their help (`commands/options.py`), the input of plan files and `audit()`
+(`runs/plan.py`), and the page of all fields (`docs/reference/plan.md`). A field has one name
+everywhere: `--known-limit 5`, `known_limit = 5` in a plan file, `known_limit=5` in Python. Each
+part of the program receives only its part of the plan.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Plan:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
 
     def _check_fields_apply(self) -> None:
-        """Raise AuditError for fields without effect on this kind of model or data."""
+        """Raise AuditError for any field that has no effect on this kind of model or data."""
         target = self.target
         if target.uses_builtin_lab != (self.data.data is None) and not self.is_canary_only:
             present, missing = (
@@ -109,10 +109,10 @@ class Plan:
                 raise AuditError(f"{format_field_flag(name)} needs --data, got only --canaries")
 
     def _check_unlearning(self) -> None:
-        """Raise AuditError for unlearning fields without the model that they need.
+        """Raise AuditError if the model that unlearning fields need is missing, or relearning is
+        impossible.
 
-        Also raise AuditError for impossible relearning. Whether defenses are compatible is checked
-        when they are selected.
+        Whether defenses are compatible is checked later, when they are selected.
         """
         for name in ("before", "retrained"):
             if getattr(self.target, name) is not None and self.data.forget is None:
@@ -143,7 +143,7 @@ class Plan:
             )
 
     def _check_until_conflicts(self) -> None:
-        """Raise AuditError if --until is combined with fields that need all secrets."""
+        """Raise AuditError if --until is combined with a field that requires all secrets."""
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
                 if self.map_field_values()[name] is not None:
@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def run_folder_title(self) -> str:
-        """End of the run folder's name, after the time."""
+        """Part of the run folder's name that follows the time."""
         if self.target.lab == SMALL:
             lab_name = "lab"
         else:
@@ -168,7 +168,7 @@ class Plan:
 
     @property
     def is_canary_only(self) -> bool:
-        """True if a model is audited only for canaries and there are no records to attack."""
+        """True if only canaries are audited and there are no records to attack."""
         return (
             not self.target.uses_builtin_lab
             and self.data.data is None
@@ -177,9 +177,9 @@ class Plan:
 
     @property
     def model_and_secrets_fields(self) -> dict[str, Any]:
-        """Fields that decide the attacked model and the secrets.
+        """Fields that determine the attacked model and the secrets.
 
-        Plans with the same model and secrets have equal fields.
+        Two plans with the same model and secrets have the same values here.
         """
         values = self.to_json()
         return {name: values[name] for name in list_ruled_fields(SUBJECT)}
@@ -192,7 +192,7 @@ class Plan:
         return cls().with_fields(**values)
 
     def with_fields(self, **values: Any) -> Plan:
-        """Return a copy of the plan in which these fields of any part have new values."""
+        """Return a copy of the plan with new values for these fields, whichever part holds them."""
         parts: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             parts.setdefault(FIELDS[name].part, {})[name] = value
@@ -210,7 +210,7 @@ class Plan:
         }
 
     def list_changed_fields(self, rules: FieldRule) -> list[str]:
-        """Return the fields with any of these rules whose values differ from their defaults."""
+        """Return the fields that have any of these rules and are not at their defaults."""
         values = self.map_field_values()
         return [name for name in list_ruled_fields(rules) if values[name] != FIELDS[name].default]
 
@@ -224,7 +224,7 @@ class Plan:
         """Convert JSON values to a plan, the inverse of `to_json`. Missing fields get their
         defaults.
 
-        where: name of the values in messages. Raise AuditError for unknown fields and wrong values.
+        `where` names the values in messages. Raise AuditError for unknown fields and wrong values.
         """
         if unknown := [name for name in values if name not in FIELDS]:
             raise AuditError(f"{where}: unknown field {unknown[0]!r}")
@@ -239,7 +239,7 @@ class DescribedField:
     """Definition of a plan field.
 
     Args:
-        part: part of the plan that holds the field; "" for the plan itself.
+        part: part of the plan that holds the field; "" if the plan itself does.
         kind: type of the value.
         definition: rules.
         default: default value.

@@ -1,4 +1,4 @@
-"""Describe plan fields: rules in the field's definition, flag, notation and help in a docstring."""
+"""Describe plan fields: the definition holds a field's rules, the docstring its flag and help."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PANELS = (
 
 
 class FieldRule(enum.Flag):
-    """Rule on when a field of the plan may be used."""
+    """Rule about when a plan field may be used."""
 
     # Part of the digest of the attacked model and its secrets: plans with equal values share both.
     SUBJECT = enum.auto()
@@ -46,15 +46,15 @@ SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = FieldRule
 
 @dataclass(frozen=True)
 class PlanField:
-    """Description of a plan field, without type, default and entry in the docstring.
+    """Description of a plan field, apart from its type, default and docstring entry.
 
     Args:
-        rules: conditions on the use of the field.
+        rules: conditions under which the field may be used.
         has_flag: whether the command line has a flag for the field.
-        panel: group in --help instead of the group of the plan part.
+        panel: group in --help, if it differs from the group of the plan part.
         minimum: smallest valid number.
-        risk: danger if a plan file from someone else sets this field. The command line must then
-        name the field too.
+        risk: danger if a plan file from someone else sets this field; the command line must then
+            name the field too.
         risky: text that only dangerous values contain.
     """
 
@@ -69,7 +69,7 @@ class PlanField:
 def plan_field(default: Any, rules: FieldRule | None = None, **options: Any) -> Any:
     """Return a dataclass field with this default and description.
 
-    The default `dict` means an empty dict. options: fields of `PlanField`.
+    The default `dict` means an empty dict. `options` are fields of `PlanField`.
     """
     metadata = {PlanField: PlanField(rules, **options)}
     if default is dict:
@@ -79,11 +79,11 @@ def plan_field(default: Any, rules: FieldRule | None = None, **options: Any) -> 
 
 @dataclass(frozen=True)
 class DocstringEntry:
-    """Entry of a field in a docstring, written `name (-f, --flag NOTATION): help`.
+    """Docstring entry of a field, written `name (-f, --flag NOTATION): help`.
 
     Args:
-        flags: flags instead of `--name`.
-        metavar: notation of a value; "" for the notation of the value's type.
+        flags: flags to use instead of `--name`.
+        metavar: notation of a value; "" for the usual notation of its type.
         help: help text.
     """
 
@@ -96,7 +96,7 @@ _ENTRY = re.compile(r"^( *)(\w+)(?: \(([^)]+)\))?: (.+(?:\n\1    .+)*)", re.MULT
 
 
 def read_docstring_entries(described: Any) -> dict[str, DocstringEntry]:
-    """Return the entries in the docstring of a class or function, by name."""
+    """Return the entries in the docstring of a class or function, keyed by name."""
     entries = {}
     for _, name, notation, text in _ENTRY.findall(inspect.cleandoc(described.__doc__ or "")):
         words = [word.strip(",") for word in notation.split()]

@@ -1,6 +1,7 @@
-"""Define the parts of a plan by subject; each part of the program receives only its part.
+"""Define the parts of a plan by subject; each part of the program receives only its own part.
 
-Each field is defined with its description, see `plan.py`. Knows no files, models or terminals.
+Each field is defined together with its description, see `plan.py`. This module needs no files,
+models or terminals.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _WIDTH = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:±|\+/?-)\s*([0-9]{1,3}(?:\.[0-9
 
 @dataclass(frozen=True, kw_only=True)
 class TargetPlan:
-    """The model that is attacked, and those beside it. Without a model: the built-in lab.
+    """The attacked model, and the models that belong to it. Without a model: the built-in lab.
 
     model: Causal LM or adapter: Hugging Face id, folder or PROVIDER:NAME. [default: the lab]
     lab (small|smollm2): Without --model: the small lab, or the one on a real model,
@@ -84,7 +85,7 @@ class TargetPlan:
 
     @property
     def provider(self) -> str:
-        """The provider of the model: the name before its colon, or ""."""
+        """Provider of the model: the name before the colon, or "" if there is none."""
         return split_model_name(self.model or "")[0]
 
 
@@ -92,13 +93,13 @@ _PROVIDER = re.compile(r"([a-z][a-z0-9_-]+):(.*)", re.DOTALL)  # a Windows drive
 
 
 def split_model_name(model: str) -> tuple[str, str]:
-    """Split `llama:a/b.gguf` into `("llama", "a/b.gguf")`; without a provider, "" and the name."""
+    """Split `llama:a/b.gguf` into `("llama", "a/b.gguf")`, and `gpt2` into `("", "gpt2")`."""
     match = _PROVIDER.fullmatch(model)
     return (match[1], match[2]) if match else ("", model)
 
 
 def name_deployed_form(form: str) -> str:
-    """Return a form's row name: `pruned:0.5`, the last part of a path, the host of a server."""
+    """Return the row name of a form: `pruned:0.5`, the last part of a path, or a server's host."""
     head, _, address = form.partition("://")
     if address:
         return f"{split_model_name(head)[0] or head}:{address.partition('/')[0]}"
@@ -107,10 +108,10 @@ def name_deployed_form(form: str) -> str:
 
 @dataclass(frozen=True)
 class LoadingOptions:
-    """How models are loaded, and onto which device.
+    """Options for loading models, and their device.
 
-    revision, model_args and quantise hold for the audited model only, not for a reference, public
-    or base model.
+    revision, model_args and quantise apply only to the audited model, not to a reference, public or
+    base model.
 
     device: cpu, cuda, cuda:1 or mps; auto: the best available.
     dtype (auto|float32|float16|bfloat16): Precision of the weights; auto: bfloat16 if they are
@@ -141,7 +142,7 @@ class LoadingOptions:
     base: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, panel="target")
 
     def list_pretrained_sources(self, model: str) -> dict[str, tuple[str, str | None]]:
-        """Return the folder or hub id that transformers reads, and its revision, by role.
+        """Return the folder or hub id that transformers reads, and its revision, for each role.
 
         Roles are "model" and "model subfolder".
         """
@@ -151,22 +152,27 @@ class LoadingOptions:
         return sources
 
     def resolve_auto_dtype(self) -> LoadingOptions:
-        """Return these options with float32 for `--dtype auto`, for work such as training."""
+        """Return these options with `--dtype auto` replaced by float32, such as for training."""
         if self.dtype == AUTO:
             return dataclasses.replace(self, dtype="float32")
         return self
 
     def for_companion_model(self) -> LoadingOptions:
-        """Return these options for another model, without those for the audited model only."""
+        """Return these options for a model that is not audited itself, such as a reference.
+
+        Options that apply only to the audited model get their defaults.
+        """
         return dataclasses.replace(self, revision=None, model_args={}, quantise=None, base=None)
 
     @property
     def from_pretrained_arguments(self) -> dict[str, Any]:
-        """The keyword arguments of every `from_pretrained`."""
+        """Keyword arguments for every call of `from_pretrained`."""
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     def check(self) -> None:
-        """Raise AuditError for a credential in --model-arg, and for --device with --device-map."""
+        """Raise AuditError if --model-arg has a credential, or if --device and --device-map are
+        both set.
+        """
         for name in self.model_args:
             plain = name.lower().replace("-", "_")
             # The error does not quote the value.
@@ -185,7 +191,7 @@ class LoadingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """What is attacked, what the attacker knows of it, and how it is cut and written.
+    """The attacked data, the attacker's knowledge of it, and how it is cut and rendered.
 
     data: Training records: JSONL, CSV, Parquet, .npy or a Hugging Face data set.
     nonmembers (DATA): Records like --data, but not trained on: the non-member baseline.
@@ -242,7 +248,7 @@ class DataPlan:
     forget: str | None = plan_field(None, SUBJECT | OWN | RECORDS, panel="privacy")
 
     def check(self) -> None:
-        """Raise AuditError for an invalid --knows, --prefix-token, --template, --date or length."""
+        """Raise AuditError if a length, --knows, --prefix-token, --template or --date is bad."""
         if self.knows is not None:
             get_known_share(self.knows)
         if self.knows == SYSTEM and self.turns not in (None, "assistant"):
@@ -268,7 +274,7 @@ class DataPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """Which attacks and probes, at which access.
+    """The attacks and probes, and their access to the model.
 
     attack (--attack, -a): Attack or probe, see `audit list`; repeatable. [default: ethicist]
     attack_options (-A [ATTACK.]OPTION=VALUE): Option of an attack, as ethicist.samples=20;
@@ -290,7 +296,7 @@ class AttackPlan:
     sizes: Literal["paper", "lab"] = plan_field("paper", has_flag=False)
 
     def check(self) -> None:
-        """Raise AuditError without an attack, and for an invalid --until."""
+        """Raise AuditError if no attack is named or --until is invalid."""
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
         if self.until not in (None, DECIDED):
@@ -299,9 +305,10 @@ class AttackPlan:
 
     @property
     def until_metric_and_half_width(self) -> tuple[str, float] | None:
-        """The metric and half-width, a share, of `--until "recall ± 2%"`; None without a width.
+        """Metric and half-width (a share) in `--until "recall ± 2%"`; None if --until gives no
+        width.
 
-        Raises AuditError for any other form of --until.
+        Raise AuditError if --until has any other form.
         """
         if self.until in (None, DECIDED):
             return None
@@ -316,7 +323,7 @@ class AttackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class DefensePlan:
-    """Which defenses, and what stands beside them.
+    """The defenses, and the models that they are compared with.
 
     defense (--defense, -d): Defense to audit next to the undefended model, see `audit list`;
         repeatable.
@@ -339,7 +346,7 @@ class DefensePlan:
     relearn_rate: float | None = plan_field(None, PROVIDED, panel="privacy")
 
     def check(self) -> None:
-        """Raise AuditError for a --relearn-rate without --relearn, or out of range."""
+        """Raise AuditError if --relearn-rate is given without --relearn or is out of range."""
         if self.relearn_rate is not None and self.relearn is None:
             raise AuditError("--relearn-rate needs --relearn STEPS, got none")
         if self.relearn_rate is not None and not 0 < self.relearn_rate <= 1:
@@ -350,12 +357,12 @@ class DefensePlan:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The engine of the work: this process, or workers of a Ray cluster with GPUs or parts of one.
+    """The engine: this process, or workers of a Ray cluster, each with GPUs or a share of a GPU.
 
-    engine (local|ray): Work in this process, or on workers of Ray.
-    workers: Workers of --engine ray. [default: one per processor here]
-    ray_address (HOST:PORT|auto): Ray cluster to use. [default: one started on this machine]
-    gpus_per_worker: GPUs of each worker; a fraction shares one. [default: 0]
+    engine (local|ray): Work in this process, or on workers of Ray. workers: Workers of --engine
+    ray. [default: one per processor here] ray_address (HOST:PORT|auto): Ray cluster to use.
+    [default: one started on this machine] gpus_per_worker: GPUs of each worker; a fraction shares
+    one. [default: 0]
     """
 
     panel: ClassVar[str] = "compute"
@@ -365,7 +372,7 @@ class EngineOptions:
     gpus_per_worker: float = plan_field(0.0)
 
     def check(self, device: str) -> None:
-        """Raise AuditError for options that conflict with each other or with this device."""
+        """Raise AuditError if options conflict with each other or with this device."""
         if self.workers is not None and self.workers < 1:
             raise AuditError(f"expected --workers >= 1, got {self.workers}")
         if not 0 <= self.gpus_per_worker < math.inf:
@@ -393,7 +400,7 @@ LOCAL = EngineOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class ComputePlan(EngineOptions):
-    """How the program goes about it: no number depends on it.
+    """Settings for speed; no number depends on them.
 
     batch_size (N|auto): Prefixes or texts per batch; changes no result. [default: auto]
     """
@@ -407,7 +414,8 @@ class ComputePlan(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputPlan:
-    """What is written beside the run folder, and by which command. No number depends on it.
+    """Files written in addition to the run folder, and the run's command. No number depends on
+    them.
 
     submission (FILE): Write an LM-Extraction submission, with one attack on the undefended model:
         its first guess per record, most confident first, white-box if that was run. Private text,
@@ -431,7 +439,7 @@ _OF_TEXT = re.compile(r"^(additional_special|bos|cls|eos|mask|pad|sep|unk)_token
 def get_known_share(knows: str) -> float:
     """Return the known share of an answer: 0 for `system` and `user`, F for `partial:F`.
 
-    Raises AuditError for anything else.
+    Raise AuditError for any other value.
     """
     kind, _, share = knows.partition(":")
     if knows in (SYSTEM, USER):
@@ -448,7 +456,7 @@ def get_known_share(knows: str) -> float:
 
 
 def check_date_format(text: str) -> None:
-    """Raise AuditError for an invalid day of --date."""
+    """Raise AuditError if the text is not a valid date for --date."""
     try:
         # fromisoformat also accepts "20260131" and week dates.
         known = len(text) == len("YYYY-MM-DD") and date.fromisoformat(text)

@@ -11,9 +11,9 @@ from auditor.core.errors import AuditError
 
 
 def load_python_file(path: Path, name: str, expected: str) -> types.ModuleType:
-    """Run a Python file and return its module, registered as `name` unless an error occurs.
+    """Run a Python file and return it as a module, which is registered as `name` unless it fails.
 
-    expected: description of the file in the AuditError about a missing file.
+    `expected` describes the file in the AuditError raised if the file is missing.
     """
     if not path.is_file():
         raise AuditError(f"expected {expected}, got {str(path)!r}, which does not exist")
@@ -35,6 +35,6 @@ def load_python_file(path: Path, name: str, expected: str) -> types.ModuleType:
 
 
 def add_script_folder(path: Path) -> None:
-    """Add the folder of a script to Python's import path, as Python does when it runs a script."""
+    """Add a script's folder to Python's import path, as Python does when it runs the script."""
     if (folder := str(path.parent.resolve())) not in sys.path:
         sys.path.insert(0, folder)

@@ -18,7 +18,7 @@ class Measurement:
     Attributes:
         name: name of the metric.
         value: the number.
-        low: lower end of the interval, two-sided 95% unless the note differs.
+        low: lower end of the interval, which is two-sided 95% unless the note says otherwise.
         high: upper end of the interval.
         n: sample size.
         unit: unit of the number.
@@ -36,32 +36,34 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Audited:
-    """A lower bound of epsilon, in nats, with its inputs (statistics/audited.py).
+    """A lower bound on epsilon, in nats, and the numbers from which it follows.
 
-    The bound exceeds the true epsilon with probability at most `level`, for this `delta`,
-    `relation` and `unit` only.
+    See statistics/audited.py. The bound exceeds the true epsilon with probability at most `level`.
+    It holds only for this `delta`, `relation` and `unit`.
 
     Attributes:
-        estimator: method of the bound. "one_run" and "games" bound (epsilon, delta)-DP. "fdp"
-        bounds mu-GDP, reported as (epsilon, delta). "shape" assumes that canaries' likelihood
-        ratios are distributed as in DP-SGD.
+        estimator: method that gives the bound. "one_run" and "games" bound (epsilon, delta)-DP.
+            "fdp" bounds mu-GDP, reported as (epsilon, delta). "shape" assumes that canaries'
+            likelihood ratios are distributed as in DP-SGD.
         epsilon: the bound.
         delta: delta of the bound.
         level: error probability.
         canaries: number of canaries, each inserted by a fair coin; for games, the number of valid
-        games.
-        guesses: number of most confident canaries whose guesses give the largest bound.
+            games.
+        guesses: number of guesses, most confident first, that gives the largest bound.
         right: number of correct guesses.
-        best: bound that all-correct guesses would give.
+        best: bound that would result if all guesses were correct.
         rights: number of correct guesses for each tested number of guesses.
         sampling: sampling rate and number of steps that "shape" assumes.
-        copies: times that each canary was inserted.
+        copies: number of times that each canary was inserted.
         relation: neighbouring relation.
         unit: unit of protection.
-        table: true positives, false negatives, false positives and true negatives of games.
-        tokens: tokens drawn in each game.
-        covered: tokens that the claim covers; None for any number or no claim.
-        exact: epsilon of these games, from both next-token distributions.
+        table: numbers of true positives, false negatives, false positives and true negatives in
+            games.
+        tokens: number of tokens drawn in each game.
+        covered: number of tokens that the claim covers; None for any number, or if there is no
+            claim.
+        exact: exact epsilon of these games, computed from both next-token distributions.
     """
 
     # "one_run", "games": (epsilon, delta)-DP; "fdp": mu-GDP, reported as (eps, delta); "shape".
@@ -89,20 +91,20 @@ class Audited:
 
     @property
     def canaries_or_games_label(self) -> str:
-        """The number of canaries or games with its noun: `1,000 canaries`, `768 games`."""
+        """Number of canaries or games with its noun: `1,000 canaries`, `768 games`."""
         return f"{self.canaries:,} {'canaries' if self.table is None else 'games'}"
 
 
 @dataclass(frozen=True)
 class ChainStep:
-    """A step of a chain, from a target to the next target, which differs by the step's causes.
+    """Step of a chain, from one target to the next; the two targets differ by the step's causes.
 
     Attributes:
-        causes: description of each change, by its name. The effect of several changes cannot be
-        divided.
+        causes: description of each change, keyed by its name. If there are several, their effects
+            cannot be separated.
         before: name of the first target.
         after: name of the second target; "" if it was not measured.
-        difference: number of `after` minus number of `before`; None if undefined.
+        difference: value for `after` minus value for `before`; None if undefined.
         note: reason why the difference is undefined.
     """
 
@@ -115,13 +117,13 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class Chain:
-    """Steps from the undefended target to a defended target, on the secrets that all targets
+    """Steps from the undefended to a defended target, measured on the secrets that all targets
     answered.
 
     Attributes:
         steps: the steps, each with its difference.
-        whole: number of the defended target minus that of the undefended target, the sum of the
-        steps.
+        whole: value for the defended target minus value for the undefended target; the sum of the
+            steps.
     """
 
     steps: tuple[ChainStep, ...]
@@ -130,12 +132,14 @@ class Chain:
 
 @dataclass(frozen=True)
 class StoppedEarly:
-    """End of the queries to a target in random order (`--until`). Intervals are valid at any stop.
+    """Point at which `--until` stopped the queries to a target, which come in random order.
+
+    The intervals are valid wherever the queries stop.
 
     Attributes:
-        asked: queried secrets, members and non-members.
-        of: all secrets, members and non-members.
-        why: reason such as "recall <= 0.05: failed", or that nothing was decided.
+        asked: number of queried secrets, members and non-members together.
+        of: number of all secrets, members and non-members together.
+        why: reason such as "recall <= 0.05: failed", or a note that nothing was decided.
     """
 
     asked: int
@@ -149,13 +153,13 @@ class StoppedEarly:
 
 @dataclass(frozen=True)
 class Stratum:
-    """The records with a given number of copies in the training data.
+    """The records that have a given number of copies in the training data.
 
     Attributes:
-        copies: number of copies, near copies included; None if unknown.
-        population: records that could be attacked.
-        extracted: extracted share of the attacked records. A record is extracted if any of its
-        parts is.
+        copies: number of copies, including near copies; None if unknown.
+        population: number of records that could be attacked.
+        extracted: share of the attacked records that was extracted. A record counts if any part of
+            it was.
     """
 
     copies: int | None
@@ -167,7 +171,7 @@ class Stratum:
 class Finding:
     """Result of an attack or probe on a target in an access setting.
 
-    A finding has measurements, or the reason for having none.
+    It has measurements, or the reason why there are none.
 
     Attributes:
         target: name of the target.
@@ -176,29 +180,30 @@ class Finding:
         options: options of the attack or probe.
         access: kinds of access that the attack or probe used.
         decoding: decoding of the samples.
-        claim_applies: whether the target's claim covers this access; None without a claim.
+        claim_applies: whether the target's claim covers this access; None if it makes no claim.
         claim_reason: reason for `claim_applies`.
         measurements: the numbers, the main number first.
-        by_repeats: main number by repeat count.
-        by_kind: share of personal data in first guesses, by kind.
+        by_repeats: main number for each repeat count.
+        by_kind: share of personal data that first guesses contain, by kind.
         by_kind_nonmembers: the same share for non-members, as a baseline.
         by_group: recall by group of the data; empty for fewer than two groups.
-        curve: pairs of the number of wrong guesses allowed and the recall.
+        curve: pairs of an allowed number of wrong guesses and the recall.
         not_applicable: reason if nothing was measured; otherwise "".
         notes: remarks for readers.
-        violations: observed violations of the claim, a sentence each.
+        violations: observed violations of the claim, one sentence each.
         seconds: duration.
-        drawn: tokens drawn from the target.
-        samples: samples drawn of each prefix if the prefix is the whole prompt; 0 if none were
-            drawn or a soft prompt was used.
-        rows: sequences run through the target, shared passes included.
-        chain: the part of a defense's effect that each cause explains; empty if its controls were
+        drawn: number of tokens drawn from the target.
+        samples: number of samples drawn for each prefix; 0 if none were drawn or if the prompt was
+            not the prefix alone (soft prompt).
+        rows: number of sequences run through the target, including shared passes.
+        chain: the part of a defense's effect that each cause explains; empty if the controls were
             not measured.
-        audits: bounds of epsilon; the (epsilon, delta) bound first.
-        strata: records by number of copies, most copies first; empty if copies were not counted.
+        audits: lower bounds on epsilon; the (epsilon, delta) bound first.
+        strata: records grouped by number of copies, most copies first; empty if copies were not
+            counted.
         scores_tried: number of membership scores of which `membership_auc` is the strongest; 0 in
         older records.
-        stopped: how the queries stopped early; None if all secrets were to be queried.
+        stopped: where and why the queries stopped early; None without `--until`.
     """
 
     target: str
@@ -239,7 +244,7 @@ class Finding:
 
     @property
     def decodes_greedily(self) -> bool:
-        """True if the attack's only sample takes the likeliest token at every step."""
+        """True if the attack draws one sample that takes the most likely token at every step."""
         return self.decoding == "greedy"
 
     @property
@@ -248,9 +253,7 @@ class Finding:
 
     @property
     def main(self) -> Measurement | None:
-        """The main number of the finding: the recall of an attack, or a probe's first
-        measurement.
-        """
+        """Main number of the finding: an attack's recall, or the first measurement of a probe."""
         if self.measurements:
             return self.measurements[0]
         return None
@@ -261,11 +264,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason why zero extraction is no evidence: something that may have hidden a leak.
+    """Reason why an extraction rate of zero is no evidence: something that may have hidden a leak.
 
     Attributes:
         kind: "text form", "answers", "non-members", "likelihood" or "contradiction".
-        sentence: the observation, for a report.
+        sentence: the observation, as a sentence for a report.
     """
 
     kind: str
@@ -279,18 +282,18 @@ class TargetRecord:
     Attributes:
         name: name of the target.
         title: title in reports.
-        description: sentence on the model.
+        description: sentence about the model.
         perplexity: held-out perplexity of the model's own distribution.
         milliseconds_per_token: time to draw a token.
         peak_memory_mb: peak memory in MB.
         training_seconds: seconds of training; None if unknown.
         claim: privacy claim.
-        nominal_epsilon: epsilon as printed in a paper. It promises nothing; the notes explain why.
+        nominal_epsilon: epsilon printed in a paper. It is no promise; the notes explain why.
         notes: remarks for readers.
-        other_perplexities: perplexities of the same texts, as papers count them.
+        other_perplexities: perplexities of the same texts, computed as papers do.
         companion: whether the target is a control that the user did not name.
-        likelihood: chain of causes for the likelihood of members' true tokens.
-        doubts: doubts about this target's answers only.
+        likelihood: chain of causes that explains how likely members' true tokens are.
+        doubts: doubts that concern only this target's answers.
     """
 
     name: str
@@ -313,19 +316,18 @@ class TargetRecord:
 
 @dataclass(frozen=True)
 class GroupRecall:
-    """A number of a group of secrets, for a model before and after unlearning and for its
-    baselines.
+    """A metric for one group of secrets: values before and after unlearning, and of baselines.
 
     Attributes:
         attack: name of the attack or probe.
         name: name of the metric.
         group: "forgotten", "retained" or "nonmembers".
-        values: number of each model. The keys are `before`, `after`, `relearned`, and `retrained`
-        and `retrained_relearned` for models that never saw the forgotten records.
-        changes: differences over equal secrets. `unlearned` is after minus before, `left` is after
-        minus retrained, and `relearned` is relearned minus after. `came_back` is `relearned` minus
-        the effect of the same steps on the retrained model. `share_back` is the share of
-        unlearning's effect that relearning reverses.
+        values: value for each model. The keys are `before`, `after` and `relearned`, and
+            `retrained` and `retrained_relearned` for models that never saw the forgotten records.
+        changes: differences over the same secrets. `unlearned` is after minus before, `left` is
+            after minus retrained, and `relearned` is relearned minus after. `came_back` is
+            `relearned` minus the effect of the same steps on the retrained model. `share_back` is
+            the share of unlearning's effect that relearning reverses.
     """
 
     attack: str
@@ -337,18 +339,18 @@ class GroupRecall:
 
 @dataclass(frozen=True)
 class Unlearning:
-    """Remaining leakage of the records that a model was to forget.
+    """Leakage that remains of the records that a model was trained to forget.
 
     Attributes:
         target: name of the unlearned target.
-        models: target name by role, such as "before" and "after", the roles of `GroupRecall`.
+        models: target name for each role, such as "before" and "after", the roles of `GroupRecall`.
         setting: access setting.
         forgotten: number of records to forget.
         retained: number of other members.
         numbers: value of each metric for each group of records.
-        perplexity: held-out perplexity by role; the key "ratio" is after divided by before,
-            paired by text.
-        steps: training steps of relearning; 0 without relearning.
+        perplexity: held-out perplexity for each role; "ratio" is after divided by before, paired by
+            text.
+        steps: number of training steps of relearning; 0 without relearning.
         rate: learning rate of relearning.
         texts: number of other records that relearning trains on.
     """
@@ -367,14 +369,15 @@ class Unlearning:
 
 @dataclass(frozen=True)
 class KindCount:
-    """Number of items of personal data of a kind in suffixes. A text in two secrets counts twice.
+    """Item counts for one kind of personal data in suffixes. A text in two secrets counts twice.
 
     Attributes:
-        members: complete items of members outside the prefix, which guesses are searched for.
-        nonmembers: complete items of non-members outside the prefix.
+        members: items of members that lie wholly outside the prefix, for which guesses are
+            searched.
+        nonmembers: items of non-members that lie wholly outside the prefix.
         held: items of members that are already in the prefix.
-        cut: items of members cut by an end of prefix or suffix.
-        trained: items of non-members that are in the training data, so useless as a baseline.
+        cut: items of members that are cut by the end of the prefix or suffix.
+        trained: items of non-members that are in the training data, and so useless as a baseline.
     """
 
     members: int = 0
@@ -389,21 +392,22 @@ NO_TIME = "not asked for lack of time"  # a rule of `RecordCounts.not_attacked`
 
 @dataclass(frozen=True)
 class RecordCounts:
-    """Counts of the records (data rows) of members or non-members, from the file to the attack.
+    """Counts of the records (data rows) of members or non-members, from file to attack.
 
-    given - sum(left_out) = usable = audited + copies + sum(not_attacked). A record with usable
-    parts (answers, windows) is usable; `parts_left_out` counts its other parts.
+    given - sum(left_out) = usable = audited + copies + sum(not_attacked). A record is usable if any
+    of its parts (answers, windows) is; `parts_left_out` counts its other parts.
 
     Attributes:
-        given: records in the file.
-        audited: distinct attacked records.
-        copies: usable records with the secrets of an earlier record, audited with that record.
-        left_out: unusable records, by reason.
-        not_attacked: usable distinct records that are not attacked, by reason.
-        parts_left_out: unusable parts of usable records, by reason.
-        tokens: tokens of the audited records; 0 if not counted.
-        attacked_tokens: tokens inside an attacked suffix.
-        by_copies: members that could be attacked, by number of copies; key "" if unknown.
+        given: number of records in the file.
+        audited: number of distinct attacked records.
+        copies: usable records with the same secrets as an earlier record, which are audited with
+            it.
+        left_out: number of unusable records, by reason.
+        not_attacked: number of usable distinct records left unattacked, by reason.
+        parts_left_out: number of unusable parts of usable records, by reason.
+        tokens: number of tokens in the audited records; 0 if not counted.
+        attacked_tokens: number of tokens that are inside an attacked suffix.
+        by_copies: number of members that could be attacked, by number of copies ("" if unknown).
     """
 
     given: int
@@ -426,14 +430,12 @@ class RecordCounts:
 
     @property
     def askable(self) -> int:
-        """Number of distinct records that could be attacked; auxiliary records are not counted."""
+        """Number of distinct records that could be attacked, without auxiliary records."""
         return sum(self.by_copies.values()) or self.given - self.copies
 
     @property
     def rows_note(self) -> str:
-        """A note like `234 rows given` if the file has more rows than distinct records; otherwise
-        "".
-        """
+        """Note such as `234 rows given` if the file has more rows than distinct records; or ""."""
         if self.given == self.askable:
             return ""
         return f"{self.given:,} rows given"
@@ -441,28 +443,29 @@ class RecordCounts:
 
 @dataclass(frozen=True)
 class BenchmarkRecord:
-    """Numbers of the attacked data, never the text.
+    """Numbers about the attacked data, never its text.
 
     Attributes:
         name: name of the data.
-        description: sentence on the data.
+        description: sentence about the data.
         members: number of members.
         nonmembers: number of non-members.
-        known: number of the attacker's known pairs.
+        known: number of pairs that the attacker knows.
         repeats: number of members by repeat count.
-        greedy_recall: share of members that greedy decoding of the undefended model recites, by
-        repeat count.
-        greedy_nonmembers: the same share for non-members; None if no member is recited.
-        digest: digest of the secrets that reveals none (auditor/gate/comparability.py); "" in an
-        older record.
-        near_duplicates: members whose suffix is nearly a known pair's; None if not counted.
-        canaries: number of canaries by insertions; "0" for controls.
+        greedy_recall: share of members that the undefended model recites under greedy decoding, by
+            repeat count.
+        greedy_nonmembers: the same share of non-members; None if no member is recited.
+        digest: digest of the secrets, which reveals none of them (auditor/gate/comparability.py);
+            "" in an older record.
+        near_duplicates: number of members whose suffix nearly equals that of a known pair; None if
+            not counted.
+        canaries: number of canaries by number of insertions; "0" for controls.
         notes: remarks for readers.
         kinds: counts of personal data by kind.
-        doubts: doubts about the data, and so about every finding.
-        text_form: rendering of conversations; "" without conversations.
-        unread_columns: columns with text that no secret contains.
-        records: counts of records, by "members" and "nonmembers"; empty if not counted.
+        doubts: doubts about the data, which affect every finding.
+        text_form: how conversations are rendered; "" if there are none.
+        unread_columns: columns whose text no secret contains.
+        records: counts of records for "members" and "nonmembers"; empty if not counted.
     """
 
     name: str
@@ -492,7 +495,7 @@ class BenchmarkRecord:
 
     @property
     def unasked(self) -> int:
-        """Number of members' records that were not attacked for lack of time."""
+        """Number of members' records that were not attacked because time ran out."""
         counts = self.records.get("members")
         if counts is None:
             return 0
@@ -509,19 +512,19 @@ class FrontierPoint:
     """A model in the plot of leakage against held-out perplexity.
 
     Attributes:
-        label: name of the model with the value of its option.
-        line: name of the defense, whose points form a line.
+        label: name of the model, with the value of its option.
+        line: name of the defense; its points form a line.
         ratio: held-out perplexity divided by the undefended model's, paired by text.
         leak: leakage.
-        within: whether the ratio is within the margin, by its interval: shown, not shown, or shown
-        to be beyond.
-        least: whether no other point within the margin is shown to leak less; None for points not
-        shown within.
+        within: whether the interval of the ratio is within the margin: shown, not shown, or shown
+            to be beyond it.
+        least: whether no other point within the margin is shown to leak less; None unless this
+            point is itself shown to be within.
         corner: whether the point is a corner of the convex frontier.
         epsilon: proven epsilon in nats; None without a proof.
         delta: delta of the proof.
         unit: unit of protection.
-        tokens: drawn tokens that the proof covers; None for any number.
+        tokens: number of drawn tokens that the proof covers; None for any number.
     """
 
     label: str  # with the setting of its option
@@ -539,16 +542,16 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Frontier:
-    """A metric of leakage against held-out perplexity, for models attacked with the same secrets.
+    """Leakage against held-out perplexity, for models attacked with the same secrets.
 
     Attributes:
         metric: name of the leakage metric.
         attack: name of the attack or probe.
         setting: access setting.
-        margin: largest perplexity ratio to the undefended model at which leakage is compared.
+        margin: largest perplexity ratio, to the undefended model, at which leakage is compared.
         level: upper bound on the probability of an error in the comparison.
-        points: models; the undefended model is first.
-        missing: reason for each model without a point.
+        points: the models, the undefended one first.
+        missing: for each model without a point, the reason why.
         seeds: seeds of the runs.
     """
 
@@ -566,7 +569,7 @@ class Frontier:
 class OwnTable:
     """A table that a plug-in adds to reports, with formatted cells.
 
-    Raise AuditError for rows of unequal length.
+    Raise AuditError if rows have different lengths.
     """
 
     caption: str
@@ -583,7 +586,7 @@ class OwnTable:
 
 @dataclass(frozen=True)
 class OwnSection:
-    """A section that a plug-in adds to reports: a title, paragraphs, then tables."""
+    """A section that a plug-in adds to reports: a title, then paragraphs, then tables."""
 
     title: str
     text: tuple[str, ...] = ()
@@ -605,21 +608,22 @@ class AuditResult:
         plan: fields of the plan.
         benchmark: numbers of the attacked data.
         targets: attacked models.
-        findings: result of each target, access setting, and attack or probe.
+        findings: one result per target, access setting, and attack or probe.
         environment: software and hardware.
         timings: seconds by stage.
         seed: seed of the run.
         family: architecture and vocabulary of the attacked model; "" in an older record.
-        weights: SHA-256 by file name, such as "model/model.safetensors"; empty in the lab.
+        weights: SHA-256 of each weight file, keyed by a name such as "model/model.safetensors";
+            empty in the lab.
         base: base model of an attacked adapter; "" for a complete model or in an older record.
-        prefix_token: phrase on the tokens before every text; "" in an older record, without such
-        tokens.
+        prefix_token: phrase about the tokens before every text; "" if there are none, or in an
+            older record.
         frontiers: leakage against perplexity, by metric; empty for fewer than two defenses.
         unlearning: results on unlearned models.
-        methods: declared measure of each attack and probe.
+        methods: what each attack and probe declares that it measures.
         metrics: titles of the metrics that plug-ins declare.
-        own_methods: attacks and probes from the user's plug-ins.
-        sections: sections that plug-ins add to reports, by name.
+        own_methods: attacks and probes that come from the user's plug-ins.
+        sections: sections that plug-ins add to reports, keyed by name.
         schema_version: version of this record's schema.
     """
 
@@ -659,7 +663,7 @@ class AuditResult:
     def select_findings(
         self, target: str | None = None, setting: str | None = None, attack: str | None = None
     ) -> list[Finding]:
-        """Return the findings of this target, setting, and attack or probe; None matches any."""
+        """Return the findings for this target, setting, and attack or probe; None matches any."""
         scope = (target, setting, attack)
         selected = []
         for finding in self.findings:
@@ -669,5 +673,5 @@ class AuditResult:
         return selected
 
     def list_measuring_methods(self, *description: str) -> tuple[str, ...]:
-        """Return the attacks and probes whose `Method.measures` is any of these values."""
+        """Return the attacks and probes whose `Method.measures` is any of the given values."""
         return tuple(name for name, measured in self.methods.items() if measured in description)

@@ -1,6 +1,6 @@
 """Block programs, network, plug-ins and remote code in commands that only read a run's record.
 
-A Python audit hook (PEP 578) blocks them, even if a library starts them.
+A Python audit hook (PEP 578) blocks these actions even if a library attempts them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _hooked = False
 class RefusedBySafeMode(AuditError, PermissionError):
     """Error for an action that safe mode blocks.
 
-    The error is also a PermissionError, so that a library that can do without the action continues.
+    It is also a PermissionError, so a library that can do without the action carries on.
     """
 
     def __str__(self) -> str:
@@ -39,14 +39,14 @@ def is_safe_mode() -> bool:
 
 
 def refuse_unsafe(description: str) -> None:
-    """Raise AuditError if called inside a `safe_mode` block. description: the refused action."""
+    """Raise AuditError inside a `safe_mode` block. `description` names the refused action."""
     if is_safe_mode():
         raise RefusedBySafeMode(errno.EPERM, f"--safe: {description}, which --no-safe allows")
 
 
 @contextmanager
 def safe_mode() -> Iterator[None]:
-    """Block foreign code and queries to servers inside the `with` block."""
+    """Block foreign code and queries to servers during the `with` block."""
     global _depth, _hooked
     if not _hooked:
         sys.addaudithook(_refuse_forbidden_audit_event)  # an audit hook cannot be removed

@@ -1,6 +1,6 @@
-"""Derive the random numbers of a secret by pure functions of (seed, target, recipe, secret).
+"""Derive a secret's random numbers from (seed, target, recipe, secret), by pure functions.
 
-Results therefore do not depend on batch size, number of workers, or interruptions of a run.
+So results do not depend on batch size, number of workers, or interruptions of a run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHANNELS = 3
 def make_keyed_generator(*key: str | int) -> np.random.Generator:
     """Return a counter-based random generator for a key.
 
-    Equal keys give equal streams on every machine.
+    The same key gives the same stream on every machine.
     """
     # With the type, because 1 and "1" are two keys; the unit separator separates ("a", "bc") from
     # ("ab", "c").
@@ -28,9 +28,9 @@ def make_keyed_generator(*key: str | int) -> np.random.Generator:
 
 
 def draw_secret_uniforms(samples: int, length: int, *key: str | int) -> Floats:
-    """Return (samples, length, CHANNELS) uniform numbers in [0, 1) for a secret.
+    """Return uniform numbers in [0, 1) for a secret, of shape (samples, length, CHANNELS).
 
-    A larger number of samples only adds samples: the first k samples do not change. key: seed,
-    target, sampling recipe and secret.
+    More samples leave the earlier ones unchanged: the first k are always the same. `key` is the
+    seed, target, sampling recipe and secret.
     """
     return make_keyed_generator(*key).random((samples, length, CHANNELS))

@@ -1,12 +1,12 @@
 """Choose how many threads a run uses and how the threads wait for each other.
 
-Import this module before torch, because OpenMP reads its environment once, when torch loads OpenMP.
-By default a waiting thread spins. If other work is running, a spinning thread takes processor time
-from the thread that it waits for. A sleeping thread takes none. But a small model has many short
-waits, and sleeping at each costs more than a second thread gains. So threads spin for microseconds,
-then sleep. Threads that wait for each other lose more time to other work than its share, because
-one thread always waits. A run therefore uses only as many threads as there are free processors when
-it begins.
+Import this module before torch: when torch loads OpenMP, OpenMP reads its environment, and it does
+so only once. By default, waiting threads spin. If other work is running, a spinning thread takes
+processor time from the thread that it is waiting for; a sleeping thread takes none. But a small
+model has many short waits, and sleeping at each one costs more than a second thread gains. So
+threads spin for microseconds and then sleep. Other work slows down threads that wait for each other
+by more than its share of the processors, because all of them wait for the slowest. So a run uses
+only as many threads as there are free processors when it starts.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SPINS = "10000"
 
 
 def set_thread_count(count: int | None = None) -> None:
-    """Set the number of threads, and how they wait, for this process and its children.
+    """Set the number of threads and how they wait, for this process and its children.
 
-    count: overrides OMP_NUM_THREADS. Without both, use a thread for each processor that this
-    process may use and that other processes leave free, at least 1. The number decides how sums are
-    split, and thus the last bits of results. A run therefore reports the number. Raise AuditError
-    for a count below 1.
+    `count` overrides OMP_NUM_THREADS. If neither is given, use as many threads as there are
+    processors that this process may use and other processes leave free, but at least 1. The number
+    of threads decides how sums are split and so the last bits of results, which is why a run
+    reports it. Raise AuditError if the count is below 1.
     """
     if count is not None and count < 1:
         raise AuditError(f"expected --threads >= 1, got {count}")
@@ -63,9 +63,9 @@ def set_thread_count(count: int | None = None) -> None:
 
 @contextmanager
 def limit_torch_threads(count: int | None) -> Iterator[None]:
-    """Limit torch to `count` threads in the block, for small work; None for no limit.
+    """Limit torch to `count` threads during the block, for small work. None means no limit.
 
-    A fixed number splits sums in the same way on every machine, which gives equal results.
+    A fixed number of threads splits sums in the same way on every machine, so results are equal.
     """
     import torch
 
@@ -85,15 +85,15 @@ def count_usable_processors() -> int:
 
 
 def describe_threads(count: int) -> str:
-    """Return a phrase such as `2 of 2 processors`, for `count` threads."""
+    """Return a phrase such as `2 of 2 processors` for `count` threads."""
     return f"{count} of {count_usable_processors()} processors"
 
 
 @functools.cache
 def measure_machine_gflops() -> float:
-    """Return the best GFLOP/s of 3 float32 products of 1,024 x 1,024 matrices.
+    """Return the best GFLOP/s of three products of 1,024 x 1,024 float32 matrices.
 
-    Timings of different machines can be compared by this number.
+    With this number, timings on different machines can be compared.
     """
     import torch
 
@@ -108,14 +108,14 @@ def measure_machine_gflops() -> float:
 
 
 def _get_loaded_torch() -> Any:
-    """Return the torch module; None if torch is not loaded."""
+    """Return the torch module, or None if torch is not loaded."""
     return sys.modules.get("torch")
 
 
 def _count_idle_processors() -> float:
-    """Return the number of processors that other processes do not use.
+    """Return the number of processors that other processes leave idle.
 
-    Return inf if the number is unknown (no /proc).
+    Return inf if the number is unknown (there is no /proc).
     """
     try:
         running = []
@@ -130,10 +130,10 @@ def _count_idle_processors() -> float:
 
 
 def _read_cgroup_quota() -> float:
-    """Return the control group's processor quota (version 2 or 1), in processors; inf without a
+    """Return the processor quota of the control group (version 2 or 1), or inf if there is no
     limit.
 
-    OpenMP respects the processor affinity of the process, but not this quota.
+    OpenMP respects the process's processor affinity, but not this quota.
     """
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
