@@ -1,1 +1,1 @@
-"""Numbers with intervals, and scores that tell members."""
+"""Numbers with intervals, and scores that distinguish members from non-members."""

@@ -1,12 +1,12 @@
-"""Estimate a membership AUC that is adjusted for differences in kind of members and non-members.
+"""Estimate the AUC of a membership score adjusted for how members differ from non-members.
 
-If members and non-members differ in kind, even a model that saw neither distinguishes them. A
-logistic regression gives each record its propensity e, the probability of being a member. The
-covariates depend on texts alone: the blind baseline, and the score predicted from all features of
-the text and from few of them. Members have weight 1 - e and non-members weight e (overlap weights:
-Li, Morgan and Zaslavsky 2018). Members and non-members then have equal weighted means of each
-covariate. Zero-run auditing (arXiv 2605.14591) corrects audits by propensities too. Differences
-that the covariates miss remain.
+If members and non-members are different kinds of text, even the scores of a model that saw neither
+distinguish them. A logistic regression gives each record its propensity e, the probability of being
+a member. The covariates depend on texts alone: the blind baseline, and two predictions of the score
+itself, one from all features of the text and one from a few. Members have weight 1 - e and
+non-members weight e (overlap weights: Li, Morgan and Zaslavsky 2018). Members and non-members then
+have equal weighted means of each covariate. Zero-run auditing (arXiv 2605.14591) also corrects
+audits by propensities. Differences that the covariates do not measure remain.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ITERATIONS = 1000
 
 @dataclass(frozen=True)
 class OverlapWeights:
-    """Weights of the records in one score's adjusted AUC.
+    """Weight the records in the adjusted AUC of one score.
 
     weights: (records,), with sum 1 over members and sum 1 over non-members.
     widen: factor on the standard deviation of the adjusted AUC.
@@ -53,14 +53,14 @@ def weigh_scored_records(
     member: Bools,
     group: Ints,
 ) -> dict[str, OverlapWeights]:
-    """Return each score's weights of the records, by score name; {} without a blind baseline.
+    """Return the weights of the records for each score, keyed by name; {} without a blind baseline.
 
-    If a control score distinguishes members from non-members, the weights depend on its
-    classifiers. The interval is then widened like that of a cross-fitted AUC.
+    If a control score distinguishes members from non-members, the weights depend on the classifiers
+    fitted to it. The interval is then widened like that of a cross-fitted AUC.
 
     Args:
-        scores: (records,) arrays by name.
-        controls: (records,) arrays by name, of scores that did not use the audited model.
+        scores: (records,) arrays keyed by name.
+        controls: likewise, for scores that did not use the audited model.
         features: from `build_text_features`.
         member: (records,) True for members.
         group: (records,) a code that related records share.
@@ -106,11 +106,11 @@ def estimate_adjusted_auc(
     note: str = "",
     widen: float = 1.0,
 ) -> tuple[Measurement, Floats]:
-    """Return the weighted AUC, and each record's part of it, (records,).
+    """Return the weighted AUC and each record's contribution to it, of shape (records,).
 
-    The parts' mean over members is the AUC, and so is their mean over non-members. The AUC is NaN
-    if the effective number of members or non-members is below `FEWEST`. widen: factor on the
-    standard deviation.
+    The contributions of the members average to the AUC, and so do those of the non-members. The AUC
+    is NaN if the effective number of members or non-members is below `FEWEST`.
+    widen: factor on the standard deviation.
     """
     member_weights = weights[member]
     other_weights = weights[~member]
@@ -139,7 +139,7 @@ def estimate_adjusted_auc(
 
 
 def _count_effective_records(weights: Floats) -> float:
-    """Return the effective number of records (Kish 1965), 1 / sum of squared weights.
+    """Return the effective number of records, 1 / (sum of squared weights) (Kish 1965).
 
     weights: (records,) with sum 1.
     """
@@ -150,9 +150,9 @@ def _count_effective_records(weights: Floats) -> float:
 
 
 def _sum_weight_below(scores: Floats, others: Floats, weights: Floats) -> Floats:
-    """Return the total weight of the `others` below each score, (scores,); ties count half.
+    """Return, for each score, the total weight of the `others` below it; ties count half.
 
-    others, weights: (others,) scores and their weights.
+    others, weights: the other scores and their weights, (others,) each.
     """
     order = np.argsort(others, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(weights[order])])

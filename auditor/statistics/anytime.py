@@ -1,16 +1,16 @@
-"""Bound a mean by betting, so that a run may stop early.
+"""Bound a mean by betting, so that a run can stop early.
 
-The bounds hold at every look at the data. The run queries secrets in random order. A gambler starts
-with capital 1 and bets against the hypothesis that numbers x in [0, 1] have a mean of at most m.
-Betting a share f of the capital on each x multiplies the capital by 1 - f + f x / m. If the
-hypothesis is true, the capital does not grow on average. The probability that it ever reaches 1 /
-level is then at most `level` (Ville).
+The bounds hold however often the data are looked at. The run queries secrets in random order. A
+gambler starts with capital 1 and bets against the hypothesis that numbers x in [0, 1] have a mean
+of at most m. Betting a share f of the capital on each x multiplies the capital by 1 - f + f x / m.
+If the hypothesis is true, the capital does not grow on average. By Ville's inequality it then ever
+reaches 1 / level with probability at most `level`.
 
-Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each stake f from earlier numbers. Here all
-stakes of a fixed grid are played in parallel and their capitals averaged, as in Cover's universal
-portfolio (Ryu and Bhatt, 2207.12382). A bound therefore does not depend on the order of the
-secrets, and can be recomputed from the recorded number of each secret. Like fixed-size bounds, the
-bounds are for the mean of the population from which the secrets are sampled.
+Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each share f from the earlier numbers. Here
+all shares f of a fixed grid are bet in parallel and their capitals averaged, as in Cover's
+universal portfolio (Ryu and Bhatt, 2207.12382). A bound therefore does not depend on the order of
+the secrets, and can be recomputed from the value recorded for each secret. Like bounds at a fixed
+sample size, they are for the mean of the population from which the secrets are sampled.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 
 
 def yield_look_sizes(n: int) -> Iterator[int]:
-    """Yield the number of secrets queried before each look at the results.
+    """Yield how many secrets have been queried at each look at the results.
 
-    These numbers depend only on n, the number of all secrets.
+    They depend only on n, the total number of secrets.
     """
     at = _FIRST
     while at < n:
@@ -50,9 +50,9 @@ def yield_look_sizes(n: int) -> Iterator[int]:
 
 
 def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
-    """Return the log-capital of a gambler who bets that the mean exceeds `mean`, (...,).
+    """Return the log-capital of a gambler who bets that the mean exceeds `mean`, of shape (...).
 
-    A large capital refutes that the mean is at most `mean`. The capital is an average over stakes.
+    A large capital refutes "the mean is at most `mean`". The capital is an average over stakes.
 
     Args:
         values: (v,) distinct numbers in [0, 1].
@@ -70,7 +70,7 @@ def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
 
 
 def bound_betting_mean(values: Floats, minimum: float = 0.0) -> BoundedNumber:
-    """Return the mean of numbers in [minimum, 1], with one-sided bounds that hold at every look."""
+    """Return the mean of numbers in [minimum, 1] with one-sided bounds, valid at every look."""
     # scaled into [0, 1]; (v,) each
     distinct, counts = np.unique((values - minimum) / (1 - minimum), return_counts=True)
 
@@ -113,10 +113,11 @@ def simulate_stopping_sizes(
     runs: int = _RUNS,
     seed: int = 0,
 ) -> Ints:
-    """Simulate how many secrets a run queries before it rejects a mean of at most `mean`, (runs,).
+    """Simulate how many secrets each run queries before it refutes "the mean is at most `mean`".
 
-    A run that does not reject within `most` secrets gets 2 * most. values, odds: (v,) numbers and
-    their true probabilities; level: the significance level.
+    Return one count per run, of shape (runs,). A run that has not rejected after `most` secrets
+    gets 2 * most. values, odds: (v,) the possible values and their true probabilities; level: the
+    significance level.
     """
     rng = np.random.default_rng(seed)
     at = np.array([*yield_look_sizes(most)])
@@ -131,7 +132,7 @@ def simulate_stopping_sizes(
 def bound_betting_excess(group: BoundedNumber, reference_group: BoundedNumber) -> BoundedNumber:
     """Return the mean of `group` minus the mean of `reference_group`, unpaired.
 
-    Each bound combines one bound of either group, at half the significance level.
+    Each bound combines a bound on each group's mean, both at half the significance level.
     """
     return BoundedNumber(
         group.value - reference_group.value,

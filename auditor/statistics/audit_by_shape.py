@@ -1,23 +1,23 @@
-"""Bound epsilon from below under an assumption on the shape of the canaries' likelihood ratios.
+"""Bound epsilon from below by assuming the shape of the canaries' likelihood ratios.
 
-The shape is the distribution of a canary's log-likelihood ratio, included against excluded. It is
-the shape of T steps of a Gaussian mechanism of unknown noise, sampled at rate q, as in DP-SGD; (q,
-T) = (1, 1) is the Gaussian mechanism. Canaries share some randomness that the release reveals. The
-bound assumes that, given this shared randomness, canaries are independent, and each is
-distinguished no better than the shape allows at some noise. The shared randomness may determine
-this noise.
+The shape is the distribution of a canary's log-likelihood ratio, included against excluded. The
+assumed shape is that of T steps of a Gaussian mechanism of unknown noise, with sampling rate q, as
+in DP-SGD; (q, T) = (1, 1) is the Gaussian mechanism. Canaries share some randomness that the
+release reveals. Given this shared randomness, the bound assumes that canaries are independent, and
+that no canary is distinguished better than the shape with some noise allows. The shared randomness
+may determine this noise.
 
 Proof. Given the shared randomness Z, take the r surest of m guesses. The number of right guesses
 among them is at most that of the shape (order statistics; Xiang et al. 2025 use a Chernoff bound,
 here the probability is exact). This bounds the noise, with part of the significance level. The
-mechanism's epsilon at delta covers all Z, so delta_Z(epsilon) has a mean of at most delta. With the
-other part of the level as error probability, delta_Z is at most delta / part (Markov). The bound is
-the epsilon of the refuted noise at this larger delta. It also covers a mechanism that tosses one
-more coin to reveal all coins or none.
+mechanism's epsilon at delta covers all Z, so delta_Z(epsilon) has a mean of at most delta. With
+error probability equal to the other part of the level, delta_Z is at most delta / part (Markov).
+The bound is the epsilon of the refuted noise at this larger delta. It also covers a mechanism that
+tosses a further coin to decide whether to reveal every coin or none.
 
 The surer half of the guesses bounds the noise. The surest eighth checks the shape. The bound is 0
-if this eighth has so few right guesses that fewer occur in less than one of twenty audits at the
-bounded noise. This check detects most other mechanisms.
+if this eighth has fewer right guesses than 95% of audits at the bounded noise would have. This
+check detects most mechanisms of a different shape.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _NOTHING = 1e-14  # of a distribution
 
 
 class LikelihoodRatioDistribution(NamedTuple):
-    """The distribution of a canary's log-likelihood ratio.
+    """Describe the distribution of a canary's log-likelihood ratio.
 
     log_ratios: the possible values, in nats.
     inside, out: the probability of each value for an included and for an excluded canary.
@@ -74,8 +74,9 @@ class LikelihoodRatioDistribution(NamedTuple):
     out: Floats
 
     def delta(self, epsilon: float) -> float:
-        """Return the smallest delta for which the mechanism is (epsilon, delta)-DP; epsilon: in
-        nats.
+        """Return the smallest delta that makes the mechanism (epsilon, delta)-DP.
+
+        epsilon: in nats.
         """
         factor = math.exp(min(epsilon, 700.0))
         more = self.inside - factor * self.out
@@ -85,7 +86,8 @@ class LikelihoodRatioDistribution(NamedTuple):
     def compute_guess_probabilities(self) -> tuple[Floats, Floats]:
         """Return two cumulative probabilities for each level of sureness, highest first.
 
-        They are P[a guess is at least this sure], and P[a guess is at least this sure and right].
+        These are P[a guess is at least this sure] and P[a guess is at least this sure and is
+        right].
         """
         order = np.argsort(-np.abs(self.log_ratios), kind="stable")
         said_in = self.log_ratios[order] > 0
@@ -99,11 +101,10 @@ def compute_likelihood_ratio_distribution(
     noise: float,
     sampling: Sampling,
 ) -> LikelihoodRatioDistribution:
-    """Return the distribution of the log-likelihood ratio of all T steps, composed by Fourier
-    transforms.
+    """Return the distribution of the log-likelihood ratio of all T steps, by Fourier transforms.
 
-    A step outputs x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) for an included canary, and x ~ N(0,
-    noise^2) for an excluded canary. sampling: (q, T).
+    For an included canary, a step outputs x ~ (1 - q) N(0, noise^2) + q N(1, noise^2); for an
+    excluded canary, x ~ N(0, noise^2). sampling: (q, T).
     """
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
@@ -141,12 +142,13 @@ def compute_likelihood_ratio_distribution(
 def compute_final_model_distribution(
     noise_multiplier: float, sampling: Sampling, copies: int = 1
 ) -> LikelihoodRatioDistribution:
-    """Return the distribution of a canary's log-likelihood ratio by the sum of all T steps.
+    """Return the distribution of a canary's log-likelihood ratio given only the sum of all T steps.
 
-    A finished model reveals only this sum. k copies, clipped to C, move it along the canary's
-    direction by Binomial(k T, q) C; the noise has deviation sqrt(T) sigma C. If the noise is well
-    above C, this is close to two Gaussians at distance d = k T q / sqrt(T sigma^2 + k T q (1 - q) /
-    2): the difference of the means over the root of the mean variance. sampling: (q, T);
+    A finished model reveals only this sum. If a canary has k copies, each clipped to C, they move
+    the sum along the canary's direction by Binomial(k T, q) C; the noise has deviation sqrt(T)
+    sigma C. If the noise is well above C, this is close to two Gaussians at distance d = k T q /
+    sqrt(T sigma^2 + k T q (1 - q) / 2): the difference of the means over the root of the mean
+    variance. sampling: (q, T);
     noise_multiplier: sigma.
     """
     q, steps = sampling
@@ -192,7 +194,7 @@ def _compute_nonempty_guess_probabilities(
     noise: float,
     sampling: Sampling,
 ) -> tuple[Floats, Floats]:
-    """Return `compute_guess_probabilities` without entries whose probability is (almost) zero."""
+    """Return `compute_guess_probabilities` without the entries of (almost) zero probability."""
     as_sure, right = compute_likelihood_ratio_distribution(
         noise,
         sampling,
@@ -234,9 +236,10 @@ def bound_shape_epsilon(
 ) -> float:
     """Return the epsilon at delta of the smallest refuted noise.
 
-    Return 0 if no noise is refuted, or if the surest eighth of the guesses contradicts the shape.
-    right: the numbers of right guesses for each of `list_guess_counts(m)`; sampling: (q, T). Raise
-    AuditError for impossible counts, for delta 0, and for several copies of sampled canaries.
+    The result is 0 if no noise is refuted, or if the surest eighth of the guesses contradicts the
+    shape.
+    right: the number of right guesses for each count in `list_guess_counts(m)`; sampling: (q, T).
+    Raise AuditError for impossible counts, for delta 0, and for several copies of sampled canaries.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
@@ -274,7 +277,7 @@ def bound_shape_epsilon(
 
 
 def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tuple[float, float]:
-    """Return a two-sided interval of one record's mu, if canaries are independent and Gaussian.
+    """Return a two-sided interval for one record's mu, assuming independent Gaussian canaries.
 
     The right guesses among the surer half bound mu from each side at half the significance level.
     The upper end holds for these scores only; a better score may reveal more.
@@ -289,9 +292,9 @@ def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tupl
         low = 1 / (most * copies)
 
     def leaks_more(noise: float) -> bool:
-        """Return whether a mechanism with this noise would rarely yield so few right guesses.
+        """Return whether so few right guesses are too unlikely with this noise.
 
-        Rarely: with a probability below half the significance level.
+        Too unlikely: a probability below half the significance level.
         """
         return 1 - compute_canary_shape_p_value(m, r, v + 1, noise, GAUSSIAN) < level / 2
 
@@ -303,7 +306,7 @@ def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tupl
 
 
 def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float:
-    """Return the epsilon at delta, in nats, of the mechanism with this noise and sampling."""
+    """Return the epsilon (nats) at `delta` of the mechanism with this noise and sampling."""
     distribution = compute_likelihood_ratio_distribution(noise, sampling)
     return find_largest_refuted_value(
         lambda epsilon: distribution.delta(epsilon) > delta,
@@ -313,10 +316,9 @@ def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float
 
 
 def find_largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
-    """Return the largest noise for which `enough` is True, in steps of half a percent.
+    """Return the largest noise that passes `enough`, in steps of half a percent; None if none does.
 
-    Return None if there is none. If `enough` is True for a noise, it must be True for all smaller
-    noise.
+    If `enough` is True for a noise, it must be True for every smaller noise.
     """
     n_passing = bisect_left(
         range(_N_NOISES), True, key=lambda k: not enough(_LEAST_NOISE * _STEP**k)
@@ -333,10 +335,9 @@ def _find_least_refuted_noise(
     level: float,
     sampling: Sampling,
 ) -> float | None:
-    """Return the smallest noise that is refuted, in steps of half a percent; None if none is
-    refuted.
+    """Return the smallest refuted noise, in steps of half a percent; None if none is refuted.
 
-    All larger noise is refuted too.
+    Every larger noise is refuted too.
     """
 
     def refuted(k: int) -> bool:

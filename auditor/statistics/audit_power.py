@@ -1,13 +1,13 @@
 """Compute the power of an audit of epsilon.
 
-The power is the probability with which such an audit exceeds a limit. This module returns the
-smallest epsilon with a wanted power. No mechanism makes every guess right, so power does not assume
-right guesses only. For one run, the canaries come from DP-SGD with the audit's own sampling rate
-and steps (or from a Gaussian mechanism), with less noise. Each canary is observed exactly. The
-distribution of right guesses among the surest is then known exactly
-(`compute_canary_shape_p_value`). Power counts only refutations by one fixed number of guesses. For
-games, the model reveals epsilon evenly, like randomised response. Scores that reveal less have less
-power, by an unknown amount.
+The power is the probability that an audit of this kind exceeds a limit. This module returns the
+smallest epsilon that reaches a wanted power. No mechanism makes every guess right, so the power
+does not assume that all guesses are right. For an audit of one run, the canaries are assumed to be
+trained by DP-SGD with the audit's own sampling rate and steps (or by a Gaussian mechanism), but
+with less noise. Each canary is observed exactly. The distribution of right guesses among the surest
+is then known exactly (`compute_canary_shape_p_value`). Only refutations by one fixed number of
+guesses count towards the power. For an audit by games, the model is assumed to reveal epsilon
+evenly, like randomised response. Scores that reveal less have less power, by an unknown amount.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ _SIMULATED = 400  # audits, of which the median is taken
 
 @lru_cache(maxsize=2**12)
 def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) -> float:
-    """Return the smallest true epsilon with which such audits exceed `limit` with probability
-    `power`.
+    """Return the smallest true epsilon with which such audits exceed `limit` with this power.
 
-    The epsilon is in nats, at the audit's delta; inf if there is none.
+    The epsilon is in nats, at the audit's delta; inf if no epsilon is large enough.
     """
     if audit.best <= limit:
         return math.inf
@@ -86,10 +85,10 @@ def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) 
 
 
 def describe_detection_power(audit: Audited, limit: float, power: float = USUAL) -> str:
-    """Return a phrase on the smallest epsilon that this audit detects with probability `power`.
+    """Return a phrase about the smallest epsilon that this audit detects with probability `power`.
 
-    `ε 3.51 of a Gaussian mechanism that its scores see in full would have been caught with 80%
-    probability`
+    For example, `ε 3.51 of a Gaussian mechanism that its scores see in full would have been caught
+    with 80% probability`
     """
     epsilon = find_detectable_epsilon(audit, limit, power)
     if audit.table is not None:
@@ -108,7 +107,7 @@ def describe_detection_power(audit: Audited, limit: float, power: float = USUAL)
 def describe_audit_ceiling(audit: Audited, claim: Claim | None) -> str:
     """Return a phrase like `of the claimed ε 4 this audit could show at most about 0.71 (...)`.
 
-    Return "" for a claim without a subsampled Gaussian mechanism.
+    Return "" if the claim is not about a subsampled Gaussian mechanism.
     """
     ceiling = find_audit_ceiling(audit, claim)
     if ceiling is None or claim is None:
@@ -127,9 +126,9 @@ def describe_audit_ceiling(audit: Audited, claim: Claim | None) -> str:
 def find_audit_ceiling(audit: Audited, claim: Claim | None) -> float | None:
     """Return the epsilon that an audit like this proves in half of all cases, if the claim is true.
 
-    Scores are assumed to be ideal. Return None for a claim without a subsampled Gaussian mechanism.
-    An audit with recorded sampling observes each step; other audits observe only the finished
-    model.
+    Scores are assumed to be ideal. Return None if the claim is not about a subsampled Gaussian
+    mechanism. An audit that recorded its sampling observes each step; other audits observe only the
+    finished model.
     """
     if claim is None or audit.table is not None or not set(claim.details) >= _MECHANISM:
         return None
@@ -159,11 +158,11 @@ def estimate_median_epsilon(
     copies: int = 1,
     sees_steps: bool = False,
 ) -> float:
-    """Return the median lower bound of epsilon in simulated audits of DP-SGD by m canaries.
+    """Return the median lower bound on epsilon over simulated audits of DP-SGD with m canaries.
 
-    Scores are ideal. sampling: (sampling rate, steps). copies: the number of insertions of each
-    canary. sees_steps: True if scores are the likelihood ratios of all steps, otherwise of their
-    sum, which the finished model reveals.
+    Scores are ideal: likelihood ratios. sampling: (sampling rate, steps). copies: the number of
+    insertions of each canary. sees_steps: True if the scores use every step; otherwise they use
+    only the sum of the steps, which the finished model reveals.
     """
     distribution = compute_final_model_distribution(noise_multiplier, sampling, copies)
     if sees_steps:
@@ -181,9 +180,9 @@ def estimate_median_epsilon(
 
 
 def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) -> NDArray[np.int64]:
-    """Return the numbers of right guesses among the surest in simulated audits, (audits, counts).
+    """Simulate audits and count the right guesses among the surest, of shape (audits, counts).
 
-    counts: one for each number of guesses in `list_guess_counts(m)`.
+    There is one count for each number of guesses in `list_guess_counts(m)`.
     """
     as_sure, right = distribution.compute_guess_probabilities()
     mass = np.diff(as_sure, prepend=0.0)
@@ -199,9 +198,9 @@ def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) ->
 def _find_needed_right_counts(
     m: int, epsilon: float, delta: float, level: float, copies: int
 ) -> Counts:
-    """Return the numbers of right guesses that refute `epsilon` of one record.
+    """Return the numbers of right guesses needed to refute that one record has this epsilon.
 
-    Each canary is `copies` records. There is one number for each of `list_guess_counts(m)`.
+    Each canary is `copies` records. There is one number for each entry of `list_guess_counts(m)`.
     """
     return find_refuting_right_counts(
         m, copies * epsilon, compute_group_delta(epsilon, delta, copies), level
@@ -209,7 +208,7 @@ def _find_needed_right_counts(
 
 
 def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) -> float:
-    """Return `find_detectable_epsilon` for an audit by games.
+    """Do the work of `find_detectable_epsilon` for an audit by games.
 
     Each kind of wrong guess gets half of the allowed probability of a miss (union bound).
     """

@@ -1,15 +1,16 @@
-"""Compute lower bounds of epsilon from the scores and coins of one run's canaries.
+"""Compute lower bounds on epsilon from the scores and coins of one run's canaries.
 
 A fair coin decides whether a canary is included. A higher score means more confidence that the
-canary was included. Scores are cut near their median: a higher score is guessed "in", a lower score
-"out". A guess is surer the farther its score is from the cut. Ties in score or distance count
-against the guesser, so the order of the canaries reveals nothing about their coins. Sureness is a
-distance and not a rank, because high scores identify included canaries best and low scores hardly
-identify excluded canaries.
+canary was included. Scores are cut near their median: the guess is "in" for a higher score and
+"out" for a lower score. A guess is surer the farther its score is from the cut. Ties in score or
+distance count against the guesser, so the order of the canaries reveals nothing about their coins.
+Sureness is a distance and not a rank, because high scores identify included canaries well, while
+low scores hardly identify excluded canaries.
 
 All numbers of guesses in `list_guess_counts(m)` are tested together
 (`one_run.compute_one_run_p_value`), without dividing the significance level among them. jax_privacy
-divides by Bonferroni over the points of the ROC's hull, which depend on the coins.
+instead divides the level (Bonferroni) among the points on the ROC's hull, which depend on the
+coins.
 """
 
 from __future__ import annotations
@@ -74,12 +75,14 @@ def audit_epsilon_bounds(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> tuple[Audited, ...]:
-    """Return one lower bound of epsilon per estimator, with the (epsilon, delta) bound first.
+    """Return one lower bound on epsilon per estimator, with the (epsilon, delta) bound first.
 
-    At delta 0 return only this bound. scores, included: (canaries,). Each bound alone holds at
-    significance `level`. sampling: the rate and the number of steps of the shape that the last
-    bound assumes. Raise AuditError for NaN or all equal scores, unfair coins, or fewer canaries
-    than any bound needs.
+    At delta 0, return only that first bound. scores, included: (canaries,). Each bound by itself
+    holds at significance `level`.
+
+    sampling: the rate and the number of steps of the shape that the last bound assumes. Raise
+    AuditError for NaN scores, for scores that are all equal, for unfair coins, or for too few
+    canaries for any bound.
     """
     _check_audit_inputs(scores, included, delta, level, copies)
     right = count_right_guesses(scores, included)
@@ -131,9 +134,9 @@ def plan_audit(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> Audited:
-    """Return an audit by the (epsilon, delta) bound as planned, before any guess.
+    """Return a planned audit by the (epsilon, delta) bound, before any guess is made.
 
-    No guess is right in it, and its epsilon is 0.
+    Its number of right guesses and its epsilon are 0.
     """
     _check_audit_parameters(m, delta, level, copies)
     none_right = tuple(0 for _ in list_guess_counts(m))
@@ -141,10 +144,10 @@ def plan_audit(
 
 
 def repeat_audit(audit: Audited, level: float) -> Audited:
-    """Recompute the audit's proved and best provable bound at another significance level.
+    """Recompute the audit's proved and best provable bounds at a different significance level.
 
-    For example, several audits of one model may share a level. Raise AuditError for an audit that
-    `audit_epsilon_bounds` cannot have made.
+    For example, several audits of one model may share a level. Raise AuditError if
+    `audit_epsilon_bounds` cannot have made the audit.
     """
     if audit.estimator == GAMES and audit.table is not None:
         again = games.audit_games(audit.table, audit.delta, level)
@@ -169,8 +172,7 @@ def repeat_audit(audit: Audited, level: float) -> Audited:
 
 
 def explain_powerless_audit(audit: Audited, limit: float) -> str:
-    """Return why no outcome of this audit could exceed the limit on epsilon; "" if some outcome
-    could.
+    """Return why this audit could not exceed the limit on epsilon in any case; "" if it could.
 
     A game may use only some of the tokens that a claim covers. It then proves at most the epsilon
     that these tokens reveal. If this epsilon is within the limit, no guesses can contradict the
@@ -212,8 +214,8 @@ def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts
 def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
     """Return the score that separates guesses "in" from guesses "out".
 
-    It lies midway between two different neighbours in the sorted scores, as near the median by rank
-    as possible.
+    It lies midway between two neighbours of different score in sorted order, as close in rank to
+    the median as possible.
     """
     steps = np.flatnonzero(np.diff(ordered)) + 1
     if not len(steps):
@@ -232,9 +234,9 @@ def compute_best_provable_epsilon(
     level: float = LEVEL,
     copies: int = 1,
 ) -> float:
-    """Return the epsilon that m canaries prove if every guess is right.
+    """Return the lower bound on epsilon that m canaries prove if every guess is right.
 
-    The canaries can refute no larger claim.
+    They can refute no claim of a larger epsilon.
     """
     return epsilon_one_run(m, list_guess_counts(m), delta, level, copies)
 
@@ -245,10 +247,10 @@ def count_needed_canaries(
     level: float = LEVEL,
     copies: int = 1,
 ) -> int:
-    """Return the smallest number m of canaries that can prove this epsilon.
+    """Return the smallest number m of canaries that can prove a lower bound of `epsilon`.
 
-    The condition is compute_best_provable_epsilon(m, ...) >= epsilon. Raise AuditError if a million
-    canaries cannot prove this epsilon.
+    The condition is compute_best_provable_epsilon(m, ...) >= epsilon. Raise AuditError if even a
+    million canaries cannot.
     """
     if not 0 < epsilon < math.inf:
         raise AuditError(f"expected an epsilon > 0 to prove, got {epsilon:g}")
@@ -311,11 +313,11 @@ def _find_fewest_canaries(
 
 
 def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
-    """Return measurements of each bound, of the best provable bound, and of the right guesses.
+    """Return measurements for each bound, for the best provable bound and for the right guesses.
 
     audits: all bounds of one audit. A bound's interval is one-sided, [bound, inf), and its n is the
-    number of canaries. To compare a claim, use the audits themselves, which a probe returns by
-    `Probe.audits`.
+    number of canaries. To compare with a claim, use the audits themselves, which `Probe.audits`
+    returns.
     """
     main = audits[0]
     measurements = list[Measurement]()

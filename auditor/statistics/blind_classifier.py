@@ -1,9 +1,9 @@
-"""Classify members by a classifier fitted to other records, for the blind and the stacked score.
+"""Compute the blind and the stacked score, by classifiers fitted to other records.
 
-The blind score uses texts only; the stacked score combines other scores. Scores are cross-fitted: a
-record's classifier is fitted to the other folds. Near-duplicates, the parts of one record and the
-records of one person share a fold. A score therefore never uses the label of its own or a related
-record. No language model is needed.
+The blind score uses texts only; the stacked score combines other scores. Both are cross-fitted: the
+classifier that scores a record is fitted to the other folds. Near-duplicates, the parts of one
+record and the records of one person share a fold. A record's score therefore never uses its own
+label or that of a related record. No language model is needed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def compute_cross_fit_deviation_factor(
     member: Bools,
     group: Ints,
 ) -> float:
-    """Return the factor on the standard deviation of a cross-fitted AUC; 1 with too few groups.
+    """Return the factor on a cross-fitted AUC's standard deviation; 1 if there are too few groups.
 
-    Scores of one fold share a classifier, so the variance of a mean over J folds is 1/J +
-    n_test/n_train of a fold's variance, not 1/J (Nadeau and Bengio 2003). Texts of a group share
-    words; the variance is multiplied by the mean group size, as if a group's scores were equal
-    (Kish 1965). member, group: (texts,).
+    Scores of one fold share a classifier, so the variance of a mean over J folds is not 1/J of a
+    fold's variance, but 1/J + n_test/n_train of it (Nadeau and Bengio 2003). Texts of one group
+    share words, so the variance is multiplied by the mean group size, as if all scores in a group
+    were equal (Kish 1965). member, group: (texts,).
     """
     folds = count_cross_fit_folds(member, group)
     if folds < 2:
@@ -51,13 +51,13 @@ def group_related_texts(
     texts: Sequence[Tokens],
     *origins: Sequence[Hashable | None],
 ) -> Ints:
-    """Return the group code of each text, (texts,).
+    """Return the group code of each text, of shape (texts,).
 
-    Texts that are related, directly or through other texts, share a group.
+    Texts share a group if they are related, directly or through other texts.
 
     Args:
         texts: token ids; near-duplicates are within `compute_near_verbatim_limit` token edits.
-        origins: sequences with the source of each text, such as its document; None if unknown.
+        origins: sequences that give each text's source, such as its document; None if unknown.
     """
     limits = [compute_near_verbatim_limit(len(text)) for text in texts]
     pairs = list(index_pairs_within_edit_limits(texts, texts, limits))
@@ -74,7 +74,7 @@ def group_related_texts(
 
 
 def assign_folds(secrets: Sequence[Secret]) -> Ints:
-    """Return the group code of each secret, (secrets,).
+    """Return the group code of each secret, of shape (secrets,).
 
     Secrets with a similar text, or with a common document, person or prompt, share a group.
     """
@@ -89,11 +89,10 @@ def assign_folds(secrets: Sequence[Secret]) -> Ints:
 
 
 def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
-    """Return each prefix that identifies an origin, such as a prompt with several answers, else
-    None.
+    """Return each prefix that identifies a text's origin, such as a shared prompt; otherwise None.
 
-    A short prefix, or a prefix of more than a fifth of the texts, is a common phrase. A group of so
-    many texts would not fit into one fold.
+    A prefix that is short, or shared by over a fifth of the texts, is only a common phrase. A group
+    of so many texts would not fit into one fold.
     """
     counts = Counter(prefixes)
     most = len(prefixes) / FOLDS
@@ -104,12 +103,13 @@ def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
 
 
 def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, group: Ints) -> Floats:
-    """Return (2, records, k) ranks in [0, 1] of the given (records, k) scores, predicted from the
-    texts: by all features, and by the few features most correlated with each score.
+    """Predict each score's rank in [0, 1] from the texts, of shape (2, records, k).
 
-    Few records cannot fit many features, so all features together predict a score poorly, even if
-    one of them, such as the length, explains it. Predictors are ridge regressions, cross-fitted
-    like the blind score. NaN if there are too few groups for folds.
+    The first prediction uses all features, the second only the few features most correlated with
+    the score. Few records cannot fit many features, so all features together predict a score
+    poorly, even if one of them, such as the length, explains it. The predictors are ridge
+    regressions, cross-fitted like the blind score. Values are NaN if there are too few groups for
+    folds. scores: (records, k).
     """
     from sklearn.linear_model import Ridge
 
@@ -126,7 +126,10 @@ def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, grou
 
 
 def _screen_features(features: Any, ranks: Floats) -> Ints:
-    """Return (k, few), the features most correlated with each column of ranks (records, k)."""
+    """Return the few features most correlated with each column of ranks, of shape (k, few).
+
+    ranks: (records, k).
+    """
     from sklearn.preprocessing import StandardScaler
 
     deviations = StandardScaler(with_mean=False).fit(features).scale_
@@ -137,15 +140,15 @@ def _screen_features(features: Any, ranks: Floats) -> Ints:
 
 
 def _rank_scores(scores: Floats) -> Floats:
-    """Return, for each score, the share of scores that are not larger, (records,)."""
+    """Return the share of scores that do not exceed each score, of shape (records,)."""
     ranks: Floats = np.searchsorted(np.sort(scores), scores, side="right") / len(scores)
     return ranks
 
 
 def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
-    """Return a sparse matrix (texts, features) of token counts and sizes of each text.
+    """Return a sparse matrix (texts, features) of each text's token counts and sizes.
 
-    lengths: (texts, k) further sizes of each text.
+    lengths: (texts, k) further measures of each text's size.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
@@ -163,11 +166,12 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
 
 
 def predict_membership(features: Any, member: Bools, group: Ints) -> Floats:
-    """Return the log-odds of membership, (records,), by cross-fitted logistic regression.
+    """Predict the log-odds of membership by cross-fitted logistic regression, of shape (records,).
 
-    Each group of related records is scored by a model fitted on the others. Return NaN if too few
-    groups are left. features: (records, k) scores, or `build_text_features`, which needs no
-    language model. group: (records,) codes of related records.
+    Each group of related records is scored by a classifier fitted to other groups. Values are NaN
+    if there are too few groups. features: (records, k) scores, or the result of
+    `build_text_features`, which needs no language model. group: (records,) codes of related
+    records.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -186,7 +190,7 @@ def predict_membership(features: Any, member: Bools, group: Ints) -> Floats:
 def _split_cross_fit_folds(
     features: Any, member: Bools, group: Ints
 ) -> Iterator[tuple[Ints, Ints]]:
-    """Yield, for each fold, the indices of records to fit and of records to score.
+    """Yield the indices of the records to fit and of those to score, for each fold.
 
     Yield nothing if there are too few groups.
     """
@@ -200,16 +204,15 @@ def _split_cross_fit_folds(
 
 
 def count_cross_fit_folds(member: Bools, group: Ints) -> int:
-    """Return the number of folds, at most 5, that can keep each group of related records in one
-    fold.
+    """Return the number of folds, at most 5, that keep related records together.
 
-    Each fold has members and non-members.
+    Each group of related records stays in one fold, and each fold has members and non-members.
     """
     return min(FOLDS, *(len(np.unique(group[member == side])) for side in (True, False)))
 
 
 def standardise_columns(values: Floats) -> Floats:
-    """Scale columns to mean 0 and standard deviation 1; constant columns become 0."""
+    """Scale each column to mean 0 and standard deviation 1; a constant column becomes 0."""
     away = values - values.mean(0)
     spread = away.std(0)
     return np.divide(away, spread, out=np.zeros_like(away), where=spread > 0)

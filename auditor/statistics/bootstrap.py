@@ -1,8 +1,8 @@
 """Resample secrets, texts or draws with replacement (the bootstrap, Efron 1979).
 
-A resample is stored as the number of times that each of n items occurs. Resamples depend only on
-the stream's name and n. Numbers over the same secrets therefore use the same resamples, and shared
-variation cancels in a difference.
+A resample is stored as the number of times that each of the n items occurs in it. Resamples depend
+only on the stream's name and n. Statistics of the same secrets therefore use the same resamples,
+and variation that they share cancels in a difference.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ Values = Floats  # (resamples,); NaN where a resample holds nothing to take a nu
 
 
 def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
-    """Draw n of n items with replacement, `size` times, and return the counts of items, (size,
-    n).
-    """
+    """Draw n of n items with replacement, `size` times, and count each item, of shape (size, n)."""
     return noise.multinomial(n, np.full(n, 1 / n), size=size)
 
 
 def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> Floats:
-    """Draw (size, n) weights that sum to 1 per row, uniformly on the simplex (Rubin 1981).
+    """Draw weights of shape (size, n), each row uniform on the simplex (Rubin 1981).
 
-    The distribution is Dirichlet(1, ..., 1).
+    A row sums to 1; its distribution is Dirichlet(1, ..., 1).
     """
     # over their sum, exponentials are Dirichlet(1, ..., 1)
     exponentials = noise.standard_exponential((size, n))
@@ -53,8 +51,9 @@ def draw_resample_blocks(
 ) -> Iterator[Any]:
     """Yield `size` resamples of n items in blocks of at most `at_once` rows.
 
-    By default the block size depends on memory. The block size does not change the resamples.
-    stream: a name that seeds the resamples; draw: draws counts or weights, (rows, n).
+    The resamples do not depend on the block size, which by default follows from memory.
+    stream: a name that seeds the resamples; draw: a function that draws counts or weights of shape
+    (rows, n).
     """
     step = at_once or max(1, _COUNTS // n)
     if n * size <= _COUNTS:
@@ -70,7 +69,7 @@ def draw_resample_blocks(
 
 @functools.lru_cache(maxsize=4)
 def _draw_cached_resamples(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
-    """Draw resamples and cache them, because they are used often and slow to draw."""
+    """Draw resamples and cache them: they are reused often and are slow to draw."""
     resamples = draw(make_keyed_generator("bootstrap", stream, n), n, size)
     resamples.flags.writeable = False  # all who ask share this array
     return resamples
@@ -83,7 +82,7 @@ def compute_resampled_statistic(
     size: int = RESAMPLES,
     draw: Callable[..., Any] = draw_resample_counts,
 ) -> Values:
-    """Return the statistic of every resample, (size,).
+    """Return the statistic of every resample, of shape (size,).
 
     statistic: a function of (rows, n) counts or weights.
     """
@@ -92,7 +91,7 @@ def compute_resampled_statistic(
 
 
 def compute_resampled_means(values: Any, stream: str, size: int = RESAMPLES) -> Any:
-    """Return the means of every resample: (size,), or (size, k) for values of shape (k, n)."""
+    """Return the mean of every resample: (size,), or (size, k) for values of shape (k, n)."""
     n = np.shape(values)[-1]
     return compute_resampled_statistic(
         n, lambda draws: draws @ np.transpose(values) / n, stream, size
@@ -119,18 +118,18 @@ def estimate_rate_statistic(
     stream: str,
     size: int = RESAMPLES,
 ) -> tuple[float, float, float]:
-    """Return a smooth function of rates and the ends of its 95% interval: (value, low, high).
+    """Return a smooth function of rates with its 95% interval, as (value, low, high).
 
-    A rate is the sum over n texts of `sums`, divided by the sum of `counts` (ratio estimators).
+    A rate is the sum of `sums` over n texts, divided by the sum of `counts` (a ratio estimator).
     sums: (rates, n), inf if a text makes the rate infinite.
     counts: (rates, n) or (1, n), above 0.
     statistic: maps (rows, rates) to values (rows,) and slopes (rows, rates).
 
-    Each end of the interval is the farther of two ends. The first is by Student's t with the
-    delta-method error, and is too near on the side of a long tail. The second is by the bootstrap-t
-    (Efron and Tibshirani 1993, 12.5), and is too near with outliers on both sides. Resamples of a
-    single text have error 0 and are left out. With one text the ends are infinite; with an infinite
-    sum they are plain quantiles of the resamples.
+    Each end of the interval is the farther from the value of two ends. The first uses Student's t
+    with the delta-method error; it is too close on the side of a long tail. The second is the
+    bootstrap-t (Efron and Tibshirani 1993, 12.5); it is too close if there are outliers on both
+    sides. Resamples that repeat a single text have error 0 and are omitted. If there is only one
+    text, the ends are infinite; if a sum is infinite, they are plain quantiles of the resamples.
     """
     sums = np.asarray(sums, dtype=float)
     counts = np.asarray(counts, dtype=float)

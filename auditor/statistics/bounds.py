@@ -1,8 +1,8 @@
-"""Bound numbers that a gate tests from one side: shares, recorded intervals, paired differences.
+"""Compute one-sided bounds for a gate: on shares, recorded intervals and paired differences.
 
-`low(level)` is a lower bound that exceeds the true number with probability at most `level`, a
-number below 1/2. `high(level)` is likewise an upper bound. Inputs are counts and arrays, not gate
-rules or files.
+`low(level)` is a lower bound that exceeds the true number with probability at most `level` (below
+1/2); `high(level)` is the corresponding upper bound. Inputs are counts and arrays, not gate rules
+or files.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _NUISANCES = 25  # values of the nuisance parameter that the tail is maximised o
 
 @dataclass(frozen=True)
 class BoundedNumber:
-    """A measured number with one-sided bounds at any significance level.
+    """Hold a measured number with one-sided bounds at any significance level.
 
     Args:
         value: the number.
         n: sample size.
-        low: lower bound at a significance level.
-        high: upper bound at a significance level.
+        low: maps a significance level to the lower bound.
+        high: maps a significance level to the upper bound.
     """
 
     value: float
@@ -62,10 +62,10 @@ def bound_binomial_share(hits: int, n: int) -> BoundedNumber:
 
 
 def bound_recorded_interval(m: Measurement) -> BoundedNumber:
-    """Return a number of which only a two-sided 95% interval is recorded.
+    """Bound a number for which only a two-sided 95% interval is recorded.
 
-    At significance levels from 2.5% up, the bounds are the ends of the interval (conservative). At
-    lower levels they move out as for a normal distribution. NaN stays NaN.
+    At significance levels of 2.5% and more, the bounds are the ends of the interval, which is
+    conservative. At lower levels they move outwards as for a normal distribution. NaN stays NaN.
     """
 
     def stretch(level: float) -> float:
@@ -83,8 +83,8 @@ def bound_auc_either_way(auc: BoundedNumber) -> BoundedNumber:
     """Return the larger of an AUC and 1 - AUC.
 
     Consistently lower scores of members reveal members too. The lower bound takes half the
-    significance level for each direction. The upper bound takes all of it: the truth is one of the
-    two, and only the bound of that one has to hold.
+    significance level for each direction. The upper bound takes all of it: one of the two is the
+    truth, and only its bound has to hold.
     """
     return BoundedNumber(
         max(auc.value, 1 - auc.value),
@@ -95,19 +95,20 @@ def bound_auc_either_way(auc: BoundedNumber) -> BoundedNumber:
 
 
 def share_level(number: BoundedNumber, tried: int) -> BoundedNumber:
-    """Return the largest of `tried` numbers, with bounds that allow for the choice.
+    """Widen the bounds of the largest of `tried` numbers to allow for its selection.
 
-    The lower bound uses level / tried, the upper bound the full significance level: the chosen
-    number is the largest, so that its upper bound errs no more often than that of any other.
+    The lower bound uses level / tried. The upper bound uses the full significance level: because
+    the number is the largest, its upper bound errs no more often than any other's.
     """
     return replace(number, low=lambda level: number.low(level / max(1, tried)))
 
 
 def bound_part_share(parts: BoundedNumber, records: BoundedNumber) -> BoundedNumber:
-    """Return the share of extracted parts of records, such as windows or turns.
+    """Bound the share of extracted parts of records, such as windows or turns.
 
-    parts: the share of parts; records: the share of records, whose interval widens that of the
-    parts. An interval over parts alone is too narrow, because parts of one record are dependent.
+    parts: the share of parts; records: the share of records. The interval of the records widens
+    that of the parts. An interval over parts alone is too narrow, because parts of one record are
+    dependent.
     """
     return BoundedNumber(
         parts.value,
@@ -118,9 +119,9 @@ def bound_part_share(parts: BoundedNumber, records: BoundedNumber) -> BoundedNum
 
 
 def bound_discordant_pairs(wins: int, losses: int, n: int) -> BoundedNumber:
-    """Return the difference of two shares of the same n secrets.
+    """Bound the difference of two shares of the same n secrets.
 
-    wins: secrets that are hits only in the first share; losses: hits only in the second.
+    wins: the number of hits only in the first share; losses: of hits only in the second.
 
     Exact unconditional bounds invert the score test of a paired difference (Tango 1998, Statistics
     in Medicine 17:891); at a difference of 0 the statistic is McNemar's.
@@ -141,10 +142,10 @@ def count_discordant_pairs(new: Bools, base: Bools) -> BoundedNumber:
 def bound_resampled_number(
     value: float, n: int, draws: Floats, floor: BoundedNumber
 ) -> BoundedNumber:
-    """Return a number with bootstrap draws, (resamples,).
+    """Bound a number by its bootstrap draws, of shape (resamples,).
 
-    Its bounds always contain those of `floor`, because no resample contains events that the sample
-    missed.
+    The bounds are never narrower than those of `floor`, because no resample contains an event that
+    the sample missed.
     """
     return BoundedNumber(
         value,
@@ -155,7 +156,7 @@ def bound_resampled_number(
 
 
 def bound_unseen_value(value: float, n: int, size: float) -> BoundedNumber:
-    """Return a mean over n secrets with the narrowest plausible bounds.
+    """Bound a mean over n secrets as narrowly as is plausible.
 
     The sample may have missed a rare value as large as `size`.
     """
@@ -172,7 +173,7 @@ def bound_unseen_value(value: float, n: int, size: float) -> BoundedNumber:
 def make_measurement(
     name: str, number: BoundedNumber, unit: str = "share", note: str = ""
 ) -> Measurement:
-    """Return the number as a measurement with its two-sided 95% interval."""
+    """Convert the number into a measurement with its two-sided 95% interval."""
     ends = (number.low(_SIDE), number.high(_SIDE))
     return Measurement(name, number.value, *ends, number.n, unit, note)
 
@@ -206,10 +207,10 @@ def compute_tango_statistic(
 def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     """Return the exact, unconditional p-value of "the difference is at most delta".
 
-    It is the largest probability of a statistic at least as large as observed, over the unknown
-    discordance: the share of secrets that are a win or a loss. Only a confidence interval of the
-    discordance is searched; its error probability gamma is added to the p-value (Berger and Boos
-    1994, JASA 89:1012).
+    The discordance (the share of secrets that are a win or a loss) is unknown. The p-value is the
+    largest probability, over the discordance, of a statistic at least as large as observed. The
+    search covers only a confidence interval for the discordance, whose error probability gamma is
+    added to the p-value (Berger and Boos 1994, JASA 89:1012).
     """
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
@@ -255,7 +256,7 @@ def _find_needed_wins(
     delta: float,
     observed: float,
 ) -> Ints:
-    """Return the smallest number of wins with which the statistic reaches `observed`.
+    """Return the smallest number of wins for which the statistic reaches `observed`.
 
     There is one number for each entry of `losses`; n + 1 - losses if no number of wins suffices.
     """
@@ -273,7 +274,7 @@ def _find_needed_wins(
 
 @lru_cache(maxsize=4096)
 def _bound_paired_difference(wins: int, losses: int, n: int, level: float) -> float:
-    """Return the lower bound of a difference of shares, to an accuracy of 2 / 2^16 = 3e-5.
+    """Return the lower bound on a difference of shares, to an accuracy of 2 / 2^16 = 3e-5.
 
     The bound is the largest d for which "the difference is at most d" is rejected at `level`.
     """

@@ -1,17 +1,17 @@
-"""Compare one number of the same secrets in two runs, with bounds at any significance level.
+"""Compare a statistic of the same secrets in two runs, with bounds at any significance level.
 
 The inputs are arrays `new` and `base`; each index is a resampled unit: a secret, a document or a
 person. For several comparisons at once see `statistics.holm`.
 
 A paired difference of shares always has the exact bounds of `count_discordant_pairs` (bounds.py).
-Other numbers have bootstrap bounds. Gates, causes and tables therefore show the same interval. The
-exact bounds hold at every level and n; Holm's procedure needs level/m, where a bootstrap has few
-resamples. Only a sum of several shares, or of means over seeds (conclusions/contrasts.py), is
-resampled. A secret's part in such a sum takes more than three values, so wins and losses do not
-determine the part.
+Other differences have bootstrap bounds. Gates, causes and tables therefore show the same interval.
+The exact bounds hold at every level and n; Holm's procedure needs level/m, where a bootstrap has
+few resamples. Only a sum of several shares, or of means over seeds (conclusions/contrasts.py), is
+resampled. A secret's contribution to such a sum takes more than three values, so wins and losses do
+not determine it.
 
-Differences from non-members compare two independent groups. Two shares are compared by Newcombe's
-interval (intervals.py), two changes by Welch's.
+A comparison with non-members is between two independent groups: two shares use Newcombe's interval
+(intervals.py), two changes use Welch's.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _RESAMPLES = 4000
 
 
 def compare_paired_values(new: NDArray[Any], base: NDArray[Any]) -> BoundedNumber:
-    """Return the mean of `new` minus the mean of `base`, with bounds; both (secrets,) and finite.
+    """Return the mean of `new` minus the mean of `base`, with bounds.
 
-    A difference of shares of 0s and 1s has exact bounds; other means are resampled.
+    If all values are 0 or 1, the bounds are exact; otherwise they are by bootstrap. new, base:
+    (secrets,), finite.
     """
     if np.isin([new, base], (0, 1)).all():
         return count_discordant_pairs(new == 1, base == 1)
@@ -59,11 +60,11 @@ def measure_mean_difference(
     base: NDArray[Any],
     floor: tuple[Floats, Floats] | None = None,
 ) -> Measurement:
-    """Return the mean of `new` minus the mean of `base`, as `compare_paired_values` bounds it.
+    """Return the mean of `new` minus the mean of `base`, bounded by `compare_paired_values`.
 
-    For hits, the note has McNemar's exact p. floor: `new` and `base` of non-members, whose change
-    is subtracted. The result is then the difference of two independent means of paired differences
-    (Welch).
+    If the values are hits, the note gives McNemar's exact p. floor: the `new` and `base` values of
+    non-members, whose change is subtracted. The result is then the difference of two independent
+    means of paired differences (Welch).
     """
     if floor is not None:
         with np.errstate(invalid="ignore"):  # -inf less -inf
@@ -84,8 +85,8 @@ def measure_mean_difference(
 def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
     """Return the mean of `new` minus the mean of `base`, with its 95% interval.
 
-    new, base: (secrets,), finite, of the same secrets in the same order. Raise AuditError for other
-    arrays.
+    new, base: (secrets,), finite, for the same secrets in the same order. Raise AuditError for
+    other arrays.
     """
     new_values, base_values = (np.asarray(values, dtype=np.float64) for values in (new, base))
     if new_values.ndim != 1 or new_values.shape != base_values.shape or not len(new_values):
@@ -114,9 +115,9 @@ def compute_welch_interval(
 ) -> tuple[float, float]:
     """Return Welch's interval of mean(`first`) - mean(`second`).
 
-    The ends are NaN if a group has one value, both are constant, or a value is infinite. The lower
-    end is above 0 exactly if Welch's one-sided test at (1 - confidence) / 2 shows that `first` has
-    the higher mean.
+    The ends are NaN if a group has only one value, if both groups are constant, or if a value is
+    infinite. The lower end is above 0 exactly if Welch's one-sided test at (1 - confidence) / 2
+    shows that `first` has the higher mean.
     """
     finite = np.isfinite(first).all() and np.isfinite(second).all()
     if not finite or min(len(first), len(second)) < 2 or first.std() + second.std() == 0:
@@ -155,8 +156,8 @@ def resample_paired_recall(
     """Bootstrap the recall of `new` minus the recall of `base`, paired by secret.
 
     Recall is the share of secrets hit before the `errors`-th wrong guess. new, base: (hits,
-    scores), (secrets,) each. The interval always contains that of the paired hit counts at the
-    observed thresholds.
+    scores), each of shape (secrets,). The interval always contains the interval from the paired hit
+    counts at the observed thresholds.
     """
     n = len(new[0])
     right = [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]

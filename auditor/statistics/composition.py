@@ -1,7 +1,7 @@
 """Compute the exact epsilon, at a delta, of repeated independent draws from two distributions.
 
-The distributions P and Q are over tokens. Epsilon covers both directions, P against Q and Q against
-P. Audits by guessing games are compared with this epsilon.
+P and Q are distributions over tokens. Epsilon covers both directions, P against Q and Q against P.
+It is what the results of guessing-game audits are compared with.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ _ABOVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
 def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> Floats:
-    """Return an upper bound of `compute_exact_game_epsilon`, in nats, for many pairs of
-    distributions.
+    """Return an upper bound on `compute_exact_game_epsilon`, in nats, for many pairs at once.
 
-    log_p, log_q: (..., V) in nats; the result is (...). The bound uses Renyi divergences of a few
-    orders, composed and converted (Canonne, Kamath and Steinke 2020, Proposition 12).
+    log_p, log_q: (..., V) in nats; the result has shape (...). The bound composes Renyi divergences
+    of a few orders and converts them (Canonne, Kamath and Steinke 2020, Proposition 12).
     """
     log_p, log_q = np.broadcast_arrays(log_p, log_q)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -40,7 +39,7 @@ def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -
 
 
 def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
-    """Return the nats to add to a Renyi divergence of this order for epsilon at delta.
+    """Return the nats to add to a Renyi divergence of this order to obtain epsilon at delta.
 
     See Canonne, Kamath and Steinke 2020, Proposition 12.
     """
@@ -50,11 +49,11 @@ def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
 def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> float:
     """Return the epsilon (nats, >= 0) of `draws` independent draws from P or from Q, at delta.
 
-    It is the smallest for which the draws are (epsilon, delta)-indistinguishable in both
+    It is the smallest epsilon for which the draws are (epsilon, delta)-indistinguishable in both
     directions. log_p, log_q: (V,) in nats. The result is inf if outcomes that only one distribution
-    allows have a probability above delta. Delta 0 and one draw have a closed form. Otherwise FFT
-    sums the privacy loss on a grid that keeps its mean, accurate to about a millionth of the sum's
-    range. Raise AuditError on bad input.
+    allows have a probability above delta. Delta 0 and a single draw have closed forms. Otherwise
+    the privacy loss is summed by FFT on a grid that keeps its mean, accurate to about a millionth
+    of the sum's range. Raise AuditError on bad input.
     """
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")
@@ -65,7 +64,7 @@ def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: 
 
 
 def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> float:
-    """Return the largest advantage with which anyone guesses the distribution from `draws` draws.
+    """Return the largest advantage with which anyone can guess the distribution from `draws` draws.
 
     This is the total variation distance between the draws of the two distributions.
     """
@@ -80,7 +79,7 @@ def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> flo
 
 @dataclass(frozen=True)
 class PrivacyLossDistribution:
-    """The distribution of the privacy loss log P/Q (nats) of one draw of P.
+    """Describe the distribution of the privacy loss log P/Q (nats) of one draw from P.
 
     values, p: the possible losses, and their probabilities under P.
     certain: the probability under P of outcomes that are impossible under Q.
@@ -102,7 +101,7 @@ class PrivacyLossDistribution:
         )
 
     def compute_infinite_loss_probability(self, draws: int) -> float:
-        """Return the probability that any of `draws` draws of P is impossible under Q."""
+        """Return the probability that any of `draws` draws from P is impossible under Q."""
         if self.certain >= 1:
             return 1.0
         return -math.expm1(draws * math.log1p(-self.certain))
@@ -110,7 +109,7 @@ class PrivacyLossDistribution:
     def sum_range(self, draws: int) -> tuple[float, float]:
         """Return a range of the summed loss of `draws` draws, in nats.
 
-        The sum passes each end with probability at most `_CUT` (Chernoff).
+        The sum lies beyond each end with probability at most `_CUT` (Chernoff).
         """
         ends = []
         for sign in (-1.0, 1.0):
@@ -164,7 +163,7 @@ def _compute_summed_loss_distribution(
 ) -> tuple[Floats, Floats]:
     """Return the distribution of the sum of `draws` independent losses.
 
-    The result is the ascending values in nats and their probabilities, of equal length.
+    The result is the values in nats, ascending, and the probability of each.
     """
     if draws == 1:
         order = np.argsort(loss.values)

@@ -1,6 +1,7 @@
 """Measure the effect of copies in the training data on leakage.
 
-The functions find the repeat counts that leak most, and predict leakage with fewer copies.
+The functions find the repeat counts with the most leakage, and predict leakage if records had fewer
+copies.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ def predict_recall(
     copies_left: Sequence[int],
     never: Bools | None = None,
 ) -> Measurement:
-    """Predict recall with fewer copies from the recall measured at the repeat counts `copies_left`.
+    """Predict recall with fewer copies, from the recall that was measured at those repeat counts.
 
-    repeats, hit: (secrets,) the copies in training and whether extracted; copies_left: (secrets,).
-    never: whether each untrained secret is extracted, for 0 copies. The prediction is sum_c w_c r_c
-    over counts c; w_c is the share of secrets with c copies left, r_c the recall at c. The interval
-    is by MOVER (Zou and Donner 2008) from the counts' exact intervals. In the one training that was
-    measured, all other secrets kept their copies (docs/evidence/results.md). Raise ValueError for a
-    count that was not measured.
+    repeats, hit: (secrets,) each secret's copies in training, and whether it was extracted.
+    copies_left: (secrets,) the copies to predict for. never: whether each untrained secret was
+    extracted, which gives the recall for 0 copies.
+
+    The prediction is sum_c w_c r_c over counts c; w_c is the share of secrets with c copies left,
+    r_c the recall measured at c. The interval combines the exact intervals of all r_c (MOVER, Zou
+    and Donner 2008). The prediction was tested on one training, in which all other secrets kept
+    their copies (docs/evidence/results.md). Raise ValueError for a count without a measured recall.
     """
     times = np.asarray(repeats)
     after = np.asarray(copies_left)
@@ -53,9 +56,10 @@ def predict_recall(
 
 @dataclass(frozen=True)
 class ConcentratedLeakage:
-    """A part of the members that has more than its share of the extracted secrets.
+    """Describe a part of the members that has more than its share of the extracted secrets.
 
-    hits, of_hits: extracted secrets in the part, and in all; members, of_members: likewise members.
+    hits, of_hits: the numbers of extracted secrets in the part and in total; members, of_members:
+    the numbers of members.
     p: Fisher's exact p-value, corrected for the number of parts.
     """
 
@@ -70,10 +74,9 @@ class ConcentratedLeakage:
 def find_most_concentrated_part(
     parts: Mapping[str, Bools], hit: Bools, level: float
 ) -> ConcentratedLeakage | None:
-    """Return the part with the most extracted members among overrepresented parts; None without
-    any.
+    """Return the overrepresented part with the most extracted members; None if there is none.
 
-    parts: by name, a mask of the members, (members,); hit: (members,) True if extracted. A part is
+    parts: (members,) masks keyed by part name; hit: (members,) True if extracted. A part is
     overrepresented if its members are extracted significantly more often than other members. The
     test is Fisher's, at `level` with Bonferroni correction.
     """

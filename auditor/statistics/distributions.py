@@ -1,6 +1,7 @@
 """Compute tails and quantiles of distributions with `scipy.special`.
 
-`scipy.stats` has these functions too, but importing it takes longer than a whole gate or report.
+`scipy.stats` has these functions too, but importing it takes longer than running a gate or a
+report.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from auditor.core.arrays import Floats, Ints
 
 
 def compute_normal_quantile(p: float) -> float:
-    """Return the standard normal quantile of p in (0, 1), without the import of scipy.special."""
+    """Return the standard normal quantile of p in (0, 1) without importing scipy.special."""
     return NormalDist().inv_cdf(p)
 
 
@@ -52,7 +53,7 @@ def compute_sign_test_p_value(k: int, n: int) -> float:
 
 
 def compute_homogeneity_p_value(counts: ArrayLike) -> float:
-    """Return Pearson's chi-square p-value of the hypothesis that all rows have one distribution.
+    """Return Pearson's chi-square p-value for "all rows have the same distribution".
 
     counts: (rows, columns) without empty rows or columns. With one degree of freedom, the
     statistic has Yates's correction.
@@ -67,26 +68,21 @@ def compute_homogeneity_p_value(counts: ArrayLike) -> float:
 
 
 def find_binomial_quantile(share: float, n: ArrayLike, p: ArrayLike) -> Ints:
-    """Return the smallest k with P[B <= k] >= share, for a binomial B of n draws with probability
-    p.
-    """
+    """Return the smallest k with P[B <= k] >= share; B is binomial, n draws of probability p."""
     return _find_smallest_count(lambda k: compute_binomial_cdf(k, n, p) >= share, n, p)
 
 
 def find_binomial_upper_quantile(share: float, n: ArrayLike, p: ArrayLike) -> Ints:
-    """Return the smallest k with P[B > k] <= share, for a binomial B of n draws with probability
-    p.
-    """
+    """Return the smallest k with P[B > k] <= share; B is binomial, n draws of probability p."""
     return _find_smallest_count(lambda k: compute_binomial_sf(k, n, p) <= share, n, p)
 
 
 def _compute_binomial_tail(
     incomplete_beta: Any, k: ArrayLike, n: ArrayLike, p: ArrayLike, at_end: float
 ) -> Floats:
-    """Return a binomial tail from a regularised incomplete beta function: P[B > k] = I_p(k + 1, n -
-    k).
+    """Return a binomial tail by a regularised incomplete beta function.
 
-    at_end: the tail's value for k >= n.
+    For example, P[B > k] = I_p(k + 1, n - k). at_end: the tail's value for k >= n.
     """
     k, n, p = np.broadcast_arrays(k, n, p)
     inside = np.clip(k, 0, np.maximum(n - 1, 0))
@@ -95,7 +91,7 @@ def _compute_binomial_tail(
 
 
 def _find_smallest_count(is_reached: Any, n: ArrayLike, p: ArrayLike) -> Ints:
-    """Return the smallest count for which `is_reached` is True, bisecting all entries at once."""
+    """Bisect for the smallest count for which `is_reached` is True, all entries at once."""
     high = np.broadcast_arrays(np.asarray(n, dtype=np.int64), p)[0].copy()
     low = np.full_like(high, -1)
     while np.any(high - low > 1):

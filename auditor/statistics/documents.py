@@ -1,7 +1,7 @@
-"""Measure leakage by record if secrets are parts of a record, such as windows or answers.
+"""Measure leakage per record if secrets are parts of records, such as windows or answers.
 
 Parts of one record are not independent, so an interval over secrets is too narrow. This module
-counts records.
+therefore counts records.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ RECORD = "record"  # the trait of an outcome: a code per record, if members are 
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """A secret that is a part of a document.
+    """Locate a secret that is a part of a document.
 
     start: the token position in the document at which the suffix starts.
     length: the number of tokens of the suffix.
-    out: whether the suffix was extracted.
+    out: True if the suffix was extracted.
     """
 
     document: str
@@ -37,7 +37,7 @@ class DocumentPart:
 
 
 def measure_longest_extracted_blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
-    """Return the length in tokens of each document's longest extracted block.
+    """Return the length in tokens of each document's longest extracted block, keyed by document.
 
     Suffixes that overlap or touch form one block.
     """
@@ -61,7 +61,7 @@ def _count_longest_covered_tokens(out: Sequence[DocumentPart]) -> int:
 
 
 def encode_records(secrets: Sequence[Secret]) -> Floats:
-    """Return the code of each secret's record, (secrets,)."""
+    """Return a number that identifies each secret's record, of shape (secrets,)."""
     # A record that is one secret has a code too: else the shares would be of long records only.
     names = [secret.document or secret.id for secret in secrets]
     codes = np.unique(np.array(names, dtype=object), return_inverse=True)[1]
@@ -69,10 +69,10 @@ def encode_records(secrets: Sequence[Secret]) -> Floats:
 
 
 def take_highest_per_record(values: Floats | Bools, record: Floats) -> Floats:
-    """Return the highest value among each record's secrets, (records,).
+    """Return the highest value among the secrets of each record, of shape (records,).
 
-    For hits, this is 1 if any secret of the record was extracted. values: (secrets,). record:
-    (secrets,) the index of each secret's record.
+    If the values are hits, the result is 1 for a record of which any secret was extracted. values:
+    (secrets,). record: (secrets,) the index of each secret's record.
     """
     records, places = np.unique(record, return_inverse=True)
     highest = np.zeros(len(records))
@@ -83,10 +83,10 @@ def take_highest_per_record(values: Floats | Bools, record: Floats) -> Floats:
 def measure_longest_block(
     secrets: Iterable[Secret], hit: Mapping[str, bool]
 ) -> tuple[Measurement, ...]:
-    """Return the longest extracted block of a member, in tokens; () if no member is part of a
-    document.
+    """Measure the longest extracted block of any member, in tokens.
 
-    hit: by secret id, whether the secret was extracted verbatim; missing secrets do not count.
+    Return () if no member is part of a document. hit: whether each secret was extracted verbatim,
+    keyed by its id; missing secrets do not count.
     """
     members = [secret for secret in secrets if secret.member and secret.id in hit]
     if all(secret.document is None for secret in members):

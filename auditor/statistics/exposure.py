@@ -1,8 +1,8 @@
-"""Compute exposure in bits from ranks, uniform references and weighted draws (formulas.md B6).
+"""Compute exposure in bits, from ranks, uniform references or weighted draws (formulas.md B6).
 
-exposure = log2|R| - log2 rank, where R is the space of possible canaries. rank = #{r in R: nll(r)
-<= nll(canary)} includes the canary, so ties count against exposure. For a canary that was drawn
-uniformly and never inserted, P(exposure >= e) <= 2^-e. nll is in nats.
+exposure = log2|R| - log2 rank, if R is the space of possible canaries. rank = #{r in R: nll(r) <=
+nll(canary)} counts the canary itself, and ties lower the exposure. If a canary was drawn uniformly
+and never inserted, P(exposure >= e) <= 2^-e. nll is in nats.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ _IMPOSSIBLE = 1e4
 
 
 def compute_exposure(rank: float, bits: float) -> float:
-    """Return the exposure bits - log2 rank. bits: log2 |R|."""
+    """Return the exposure, bits - log2(rank), for bits = log2 |R|."""
     return bits - math.log2(rank)
 
 
 def estimate_sampled_exposure(nll: float, references: Floats) -> float:
-    """Return log2 n - log2(c + 1), the exposure estimated from n uniform references (TF Privacy).
+    """Estimate exposure from n uniform references as log2 n - log2(c + 1) (TF Privacy).
 
-    c is the number of references with at most the canary's nll. references: (n,) nll in nats.
+    c is the number of references with at most the canary's nll. references: (n,) their nll in nats.
     """
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
 
 def compute_canary_p_value(nll: float, references: Floats) -> float:
-    """Return the exact p-value (c + 1) / (n + 1) that the canary was not inserted.
+    """Return the exact p-value (c + 1) / (n + 1) for "the canary was not inserted".
 
-    An uninserted canary is exchangeable with its n references, of which c have at most its nll.
+    A canary that was not inserted is exchangeable with its n references. c is the number of
+    references with at most the canary's nll.
     """
     return (1 + int((references <= nll).sum())) / (1 + len(references))
 
@@ -48,10 +49,11 @@ def compute_canary_p_value(nll: float, references: Floats) -> float:
 def bound_null_exposure_tail(bits: float, n: int) -> float:
     """Return a 95% upper bound on the share of n unlearnt canaries with at least this exposure.
 
-    bits: the exposure. The bound holds for all `bits` at once, by the inequality of Dvoretzky,
-    Kiefer and Wolfowitz with Massart's constant (1990, Theorem 1; confidence >= 1/2): P(the tail
-    exceeds its distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most
-    2^-bits.
+    bits: the exposure.
+
+    The bound holds for all `bits` at once, by the inequality of Dvoretzky, Kiefer and Wolfowitz
+    with Massart's constant (1990, Theorem 1; confidence >= 1/2): P(the tail exceeds its
+    distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most 2^-bits.
     """
     return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - CONFIDENCE) / (2 * n)))
 
@@ -61,11 +63,11 @@ def bound_null_exposure_tail(bits: float, n: int) -> float:
 
 @dataclass(frozen=True)
 class WeightedDraws:
-    """Texts drawn at random to estimate ranks in a large space of `size` texts.
+    """Hold texts drawn at random to estimate ranks in a large space of `size` texts.
 
     The first `n_from_q` draws are from a distribution q, the others uniform.
-    nll, log_q: (n,) nats, of the model and of q.
-    counts: (n,) True if the draw is a text of the space in the tokenizer's own tokenization.
+    nll: (n,) by the model, in nats; log_q: (n,) log q of each draw.
+    counts: (n,) True if the draw is a text in the space, tokenized as the tokenizer would.
     """
 
     texts: tuple[str, ...]
@@ -77,10 +79,10 @@ class WeightedDraws:
 
     @property
     def weights(self) -> Floats:
-        """Return the importance weight of each draw, (n,), 0 for draws that are not in the space.
+        """Return the importance weight of each draw, of shape (n,).
 
-        The weight is 1 / density in the mixture of q and uniform, at most n / uniform * size for
-        any q.
+        The weight is 0 for a draw outside the space. Otherwise it is 1 / density in the mixture of
+        q and uniform, at most n / uniform * size for any q.
         """
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
@@ -94,7 +96,7 @@ class WeightedDraws:
     def bound_draw_weight(self, nll: float) -> float:
         """Return the largest weight that a draw with at most this nll can have.
 
-        This holds if q is at least the model's probability.
+        The bound holds if q is at least the model's probability.
         """
         n = len(self.nll)
         uniform = len(self.nll) - self.n_from_q
@@ -108,7 +110,7 @@ class WeightedDraws:
 
 @dataclass(frozen=True)
 class RankEstimate:
-    """A rank and its two-sided 95% interval."""
+    """Hold a rank and its two-sided 95% interval."""
 
     rank: float
     low: float
@@ -118,10 +120,11 @@ class RankEstimate:
 def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
     """Return an unbiased estimate of a canary's rank, with a 95% interval (formulas.md A8).
 
-    The rank is 1 + E[weight 1{nll(r) <= nll, r another text}], by bootstrap. Two bounds always
-    hold: rank <= e^nll, because the texts at least as likely as the canary have a total probability
-    of at most 1, and rank <= |R|. The upper end also covers texts that n draws can miss, by
-    Clopper-Pearson's bound for no hit times the largest weight.
+    The rank is 1 + E[weight 1{nll(r) <= nll, r not the canary}]; the interval is a bootstrap's.
+
+    Two bounds always hold: rank <= |R|, and rank <= e^nll because the texts at least as likely as
+    the canary have a total probability of at most 1. The upper end also covers texts that n draws
+    can miss: it adds the largest weight times Clopper-Pearson's bound for no hit.
     """
     n = len(draws.nll)
     other = np.array([draw_text != text for draw_text in draws.texts], dtype=bool)
@@ -150,9 +153,9 @@ def rank_upper_bound(nll: float, size: int) -> float:
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """A skew-normal distribution fitted to the references' nll.
+    """Hold a skew-normal distribution fitted to the nll of references.
 
-    fit_p: the p-value of the hypothesis that the references are skew-normal.
+    fit_p: the p-value for "the references are skew-normal".
     """
 
     parameters: tuple[float, float, float]  # shape, location, scale
@@ -160,9 +163,9 @@ class SkewNormal:
     fit_p: float
 
     def extrapolate_exposure(self, nll: float, most: float) -> float:
-        """Return -log2 of the fitted cdf at this nll, at most `most` bits.
+        """Return -log2 of the fitted cdf at this nll, but at most `most` bits.
 
-        There is no interval, because the shape of the far tail is unknown.
+        The result has no interval, because the shape of the far tail is unknown.
         """
         _, location, scale = self.parameters
         if scale == 0:  # all references alike
@@ -173,7 +176,7 @@ class SkewNormal:
 def fit_skew_normal(references: Floats) -> SkewNormal:
     """Fit a skew-normal distribution by maximum likelihood, as TF Privacy does.
 
-    Far in the tail, estimates depend only on the assumed shape.
+    Far in the tail, estimates rest only on the assumed shape.
     """
     references = np.minimum(references, _IMPOSSIBLE)
     if np.ptp(references) < 1e-9:
@@ -196,12 +199,14 @@ _MAYBE_SKEWEST = 0.9
 
 
 def compute_skew_normal_p_value(values: Floats, noise: np.random.Generator) -> float:
-    """Return the p-value of the hypothesis that values (n,) are independent skew-normal draws.
+    """Return the p-value for "the values are independent skew-normal draws"; values: (n,).
 
-    Two statistics share the significance level: the Kolmogorov-Smirnov distance, and for the tails
-    the absolute difference between the excess kurtosis and the kurtosis that the skewness implies.
-    Each is compared with its values in `_SIMULATED` samples. The parameters are refitted to every
-    sample, since otherwise the test would almost never reject (Lilliefors 1967).
+    Two statistics share the significance level: the Kolmogorov-Smirnov distance, and, to test the
+    tails, the absolute difference between the excess kurtosis and the kurtosis that the skewness
+    implies. Each is compared with its values in `_SIMULATED` simulated samples.
+
+    The parameters are refitted to each sample; without this the test would almost never reject
+    (Lilliefors 1967).
     """
     delta, kurtosis, distance = _measure_skew_normal_misfit(values[None])
     normals = noise.normal(size=(2, _SIMULATED, len(values)))
@@ -221,7 +226,7 @@ def _compute_misfit_p_value(
     delta: float,
     normals: Floats,
 ) -> float:
-    """Return the joint p-value of both statistics for skew-normal values with this delta.
+    """Return the joint p-value of the two statistics for skew-normal values with this delta.
 
     kurtosis, distance: the observed statistics; normals: (2, m, n) standard normal draws.
     """
@@ -244,10 +249,10 @@ def _compute_exceeded_share(value: float, simulated: Floats) -> float:
 def _measure_skew_normal_misfit(
     samples: Floats,
 ) -> tuple[Floats, Floats, Floats]:
-    """Return three numbers of each sample, (m,) each; samples: (m, n).
+    """Return delta, kurtosis misfit and Kolmogorov's distance of each sample, (m,) each.
 
-    They are delta, the excess kurtosis minus the kurtosis that delta implies, and Kolmogorov's
-    distance.
+    The kurtosis misfit is the excess kurtosis minus the kurtosis that delta implies. samples: (m,
+    n).
     """
     z = samples - samples.mean(-1, keepdims=True)
     z /= z.std(-1, keepdims=True)

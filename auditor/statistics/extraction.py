@@ -1,6 +1,4 @@
-"""Measure an attack on a model: every metric of its guesses, by repeat count, and a recall
-curve.
-"""
+"""Measure an attack: all metrics of its guesses, shares by repeat count, and a recall curve."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ _COMPARABLE = 0.75  # of a suffix's length: shorter ones are compared with only 
 
 
 def measure_extraction(outcome: Outcome) -> list[Measurement]:
-    """Return the measurements that can be computed from guesses, in the order of the metrics
-    table.
-    """
+    """Return all measurements that follow from the guesses, in the order of the metrics table."""
     members = outcome.select_secrets(outcome.member)
     others = outcome.select_secrets(~outcome.member)
     return [
@@ -35,7 +31,7 @@ def measure_extraction(outcome: Outcome) -> list[Measurement]:
 
 
 def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
-    """Return points (allowed number of wrong guesses, recall), for at most 60 allowed numbers."""
+    """Return at most 60 points (number of wrong guesses allowed, recall)."""
     hit, before = rank_guesses(outcome.hit, outcome.score)
     wrong = int((~hit).sum())
     allowed = sorted({round(x) for x in np.linspace(0, wrong, 60)})
@@ -44,7 +40,7 @@ def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...
 
 
 def compute_any_sample_probability(log_p: Floats, n: int) -> Floats:
-    """Return 1 - (1 - p)^n, the probability that any of n samples is right; precise for tiny p.
+    """Return 1 - (1 - p)^n, the probability that any of n samples is right, precisely for tiny p.
 
     log_p: log-probability of the right sample, in nats.
     """
@@ -57,14 +53,14 @@ def compute_any_sample_probability(log_p: Floats, n: int) -> Floats:
 def compute_suffix_p_values(
     log_p: Floats, lengths: Ints, other_log_p: Floats, other_lengths: Ints, rate: float
 ) -> Floats:
-    """Return each suffix's conformal p-value against non-members' suffixes of similar length.
+    """Return each member suffix's conformal p-value against non-member suffixes of similar length.
 
     log_p, other_log_p: log-probabilities of members' and non-members' suffixes; lengths in tokens.
-    A short suffix is more likely than a long suffix, trained on or not (arXiv 2607.12649). Each
-    suffix of length L is therefore compared with non-members' suffixes of length 3/4 L to L. If
-    these are too few for a threshold at the false-positive rate `rate`, the longest suffixes up to
-    L are used. Shorter suffixes are likelier, so the p-value only grows. The p-value is 1 if every
-    non-member's suffix is longer.
+    A short suffix is more likely than a long suffix, whether or not it was trained on (arXiv
+    2607.12649). Each suffix of length L is therefore compared with non-members' suffixes of length
+    3/4 L to L. If there are too few of these for a threshold at the false-positive rate `rate`, the
+    longest suffixes of length up to L are used. These are shorter and so more likely, which only
+    increases the p-value. The p-value is 1 if all non-members' suffixes are longer.
     """
     p_values = np.ones(len(log_p))
     order = np.argsort(other_lengths, kind="stable")
@@ -84,12 +80,12 @@ def compute_suffix_p_values(
 
 
 def sum_windows(bits: Floats, length: int) -> Floats:
-    """Return the sums over all windows of `length` tokens, (n, windows).
+    """Return the sums over all windows of `length` tokens, of shape (n, windows).
 
-    bits: (n, L) by token, such as log2 of token ranks. No decoder that keeps the order of tokens
-    draws a window, given the preceding tokens, with a probability above 2^-sum; such a text is
-    (length, bits)-inextractable (2604.18697). A sum is 0 if greedy decoding reproduces the window.
-    A text that is shorter than a window counts as one window.
+    bits: (n, L) one value per token, such as log2 of its rank. Given the preceding tokens, no
+    decoder that keeps the order of the tokens draws a window with a probability above 2^-sum; such
+    a text is (length, bits)-inextractable (2604.18697). A sum is 0 if greedy decoding reproduces
+    the window. A text shorter than `length` counts as one window.
     """
     windows = np.lib.stride_tricks.sliding_window_view(bits, min(length, bits.shape[-1]), axis=-1)
     sums: Floats = windows.sum(-1)
@@ -97,16 +93,17 @@ def sum_windows(bits: Floats, length: int) -> Floats:
 
 
 def measure_hit_shares(name: str, outcome: Outcome) -> dict[str, Measurement]:
-    """Return the share of hits at each known repeat count, by repeat count."""
+    """Return the share of hits at each known repeat count, keyed by repeat count."""
     counts = sorted({r for r in outcome.repeats if r is not None})
     repeats = np.array([-1 if r is None else r for r in outcome.repeats])
     return {str(r): measure_share(name, outcome.hit[repeats == r]) for r in counts}
 
 
 def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Measurement]:
-    """Return the share of extracted records in each group of the data, by group name.
+    """Return the share of extracted records in each group of the data, keyed by group name.
 
-    A record is extracted if any of its parts is extracted. Return {} for fewer than two groups.
+    A record is extracted if any of its parts is extracted. Return {} if there are fewer than two
+    groups.
     hit: (secrets,) True if extracted.
     """
     extracted = dict[tuple[str, str], bool]()
@@ -130,8 +127,9 @@ def group_copies_strata(
     A record is extracted if any of its parts is extracted.
 
     Args:
-        population: the number of attackable records, by copies as in `RecordCounts.by_copies`.
-        secrets: the members queried, each a part of a record; hit: (secrets,) True if extracted.
+        population: numbers of attackable records, keyed by copies as in `RecordCounts.by_copies`.
+        secrets: the members that were queried, each a part of a record.
+    hit: (secrets,) True if extracted.
     """
     copies = dict[str, int | None]()
     extracted = dict[str, bool]()
@@ -153,5 +151,5 @@ def group_copies_strata(
 
 
 def format_copies(copies: int | None) -> str:
-    """Return a number of copies as a key of `RecordCounts.by_copies`: "8"; "" if unknown."""
+    """Format a number of copies as a key of `RecordCounts.by_copies`: "8"; "" if unknown."""
     return "" if copies is None else str(copies)

@@ -1,9 +1,9 @@
-"""Find the models that leak least at equal usefulness.
+"""Find the models that leak least for their usefulness.
 
-Each model is a point with two costs: leakage and perplexity. The functions return the points'
-convex frontier, and the points that may leak least. All points use the same resamples of secrets,
-so the variation of secrets cancels in a difference of leakages. Perplexities likewise use common
-resamples of held-out texts. Inputs are only numbers.
+Each model is a point with two costs: leakage and perplexity. The functions return the convex
+frontier of the points, and the models that may leak least. All points use the same resamples of
+secrets, so the variation of secrets cancels in a difference of leakages. Perplexities likewise use
+common resamples of held-out texts.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _COUNTS = 2**20  # of a block, as of members and of non-members at once
 
 @dataclass(frozen=True)
 class ModelLeakage:
-    """The leakage of one model.
+    """Hold the leakage of one model.
 
-    parts: (secrets,) values whose mean is the leakage; draws: (resamples,) bootstrap means. If a
-    value depends on a threshold (TPR at an FPR), `parts` use the threshold of the full sample.
+    parts: (secrets,) values whose mean is the leakage; draws: (resamples,) bootstrap means. If
+    values depend on a threshold (as for a TPR at an FPR), `parts` use that of the full sample.
     """
 
     draws: Values
@@ -77,11 +77,11 @@ def _build_floored_bootstrap(
     draws: Values,
     *parts: Floats,
 ) -> BoundedNumber:
-    """Return a bootstrap number whose interval has a minimal width for this many secrets.
+    """Build a bootstrap number whose interval has at least the minimal width for this many secrets.
 
-    parts: (secrets,) values of one model, or of two models paired by secret. The minimum is the
-    exact interval for shares. For other numbers it allows for a rare secret of value 1 or more that
-    the sample missed.
+    parts: (secrets,) values of one model, or of two models paired by secret. For shares, the
+    minimum is the exact interval. For other numbers, it allows for a rare secret with a value of 1
+    or more that the sample missed.
     """
     n = len(parts[0])
     hits = [part == 1 for part in parts]
@@ -110,8 +110,8 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
 
     The share is averaged over seeds, with a bootstrap interval. scores: by model and seed,
     (members' scores, non-members' scores) of the same records in the same order. rate: the
-    false-positive rate. Each seed and resample has its own threshold and direction, because a
-    defense that makes members less likely than non-members reveals them too.
+    false-positive rate. Each seed and resample has its own threshold, and its own direction: a
+    defense that makes members less likely than non-members also reveals them.
     """
     return _resample_leakages(
         scores,
@@ -124,8 +124,8 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
 def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
     """Return each model's leakage: the AUC of members against non-members, averaged over seeds.
 
-    scores: as in `estimate_tpr_leakages`. All resamples of a seed use the seed's direction: a
-    direction chosen per resample would give AUCs above 1/2 even at chance.
+    scores: as in `estimate_tpr_leakages`. All resamples of a seed use the seed's direction, because
+    a direction chosen per resample would give AUCs above 1/2 even at chance.
     """
     # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
     # pairs.
@@ -146,9 +146,9 @@ def _resample_leakages(
 ) -> list[ModelLeakage]:
     """Return each model's leakage, averaged over seeds.
 
-    points: what is resampled, by model and seed. resample: the number in every resample,
-    (resamples,), of resample counts of members and of non-members. measure: parts, (members,), of
-    which the number is the mean.
+    points: the data to resample, by model and seed. resample: maps resample counts of members and
+    of non-members to the leakage in every resample, (resamples,). measure: maps scores to parts,
+    (members,), whose mean is the leakage.
     """
     blocks = []
     for draws in _draw_resample_sides(scores):
@@ -160,7 +160,7 @@ def _resample_leakages(
 
 
 def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
-    """Yield blocks of resample counts of members, (rows, m), and of non-members, (rows, n)."""
+    """Yield blocks of resample counts, (rows, m) for members and (rows, n) for non-members."""
     sizes = [len(side) for side in scores[0][0]]
     streams = ("frontier members", "frontier non-members")
     at_once = max(1, _COUNTS // max(sizes))
@@ -172,9 +172,7 @@ def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[D
 
 
 def _compare_all_pairs(members: Floats, others: Floats) -> Floats:
-    """Return a matrix (members, non-members): 1 if the member scores higher, 1/2 for a tie, else
-    0.
-    """
+    """Return a (members, non-members) matrix: 1 if the member scores higher, 1/2 if tied, or 0."""
     ahead: Floats = (members[:, None] > others) + 0.5 * (members[:, None] == others)
     return ahead if ahead.mean() >= 0.5 else 1 - ahead
 
@@ -182,7 +180,7 @@ def _compare_all_pairs(members: Floats, others: Floats) -> Floats:
 def _mark_members_above_fpr_threshold(rate: float, scores: Scores) -> Bools:
     """Return (members,), True for members found at the false-positive rate `rate`.
 
-    The direction that finds more members decides.
+    Scores are negated if that finds more members.
     """
     members, others = scores
     upwards, downwards = (
@@ -210,9 +208,9 @@ def _resample_tpr(
     members: Draws,
     nonmembers: Draws,
 ) -> Values:
-    """Return `roc.tpr_at_fpr` of every resample, (resamples,).
+    """Return `roc.tpr_at_fpr` of every resample, of shape (resamples,).
 
-    members, nonmembers: counts of each resample, (resamples, m) and (resamples, n).
+    members, nonmembers: counts of each resample, of shape (resamples, m) and (resamples, n).
     """
     surest = np.argsort(-others)
     passed = np.cumsum(nonmembers[:, surest], axis=1) <= count_allowed_false_positives(
@@ -239,11 +237,11 @@ def _resample_tpr(
 
 
 def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measurement]:
-    """Return each model's held-out perplexity over the base model's, paired by text.
+    """Return the ratio of each model's held-out perplexity to the base model's, paired by text.
 
-    nll: (models, seeds, texts), nats summed over a text; base: (seeds, texts), likewise of the base
-    model. tokens: (seeds, texts), the numbers of predicted tokens. The ratio is the geometric mean
-    over seeds, and infinite if a text has probability 0.
+    nll: (models, seeds, texts), in nats, summed over each text; base: (seeds, texts), likewise, by
+    the base model. tokens: (seeds, texts), the numbers of predicted tokens. The ratio is the
+    geometric mean over seeds; it is infinite if a text has probability 0.
     """
 
     def seed_mean(rates: Floats) -> tuple[Floats, Floats]:
@@ -275,13 +273,12 @@ def select_possibly_least_leaking(
     """Return, for each model, whether it may leak least: subset selection (Gupta 1965; Hsu 1984).
 
     difference(i, j): the leakage of model i minus that of model j, with bounds. A model is ruled
-        out if
-    it leaks significantly more than another. Each direction of each pair is tested at level / (2
-        (count
-    - 1)) (Bonferroni), so no model is both chosen and tested on the same numbers. The model that
-        truly
-    leaks least is ruled out with probability at most level / 2. If several are tied, all but one of
-    these are ruled out with probability at most level (Markov).
+    out if it leaks significantly more than some other model.
+
+    Each direction of each pair is tested at level / (2 (count - 1)) (Bonferroni), so no model is
+    both chosen and tested on the same numbers. The model that truly leaks least is ruled out with
+    probability at most level / 2. If several models tie for the least, all but one of these are
+    ruled out with probability at most level (Markov).
     """
     if count < 2:
         return [True] * count
@@ -299,10 +296,10 @@ def select_possibly_least_leaking(
 
 
 def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the lower left corners of the points' convex hull, from left to right.
+    """Return the indices of the lower-left corners of the points' convex hull, from left to right.
 
-    No point lies below the lines between corners. Each corner has less of one cost and more of the
-    other than the next. Of equal points only the first is returned. Points must be finite.
+    No point lies below the lines between corners. From each corner to the next, one cost rises and
+    the other falls. If points are equal, only the first is returned. Points must be finite.
     """
     corners: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i], i)):
@@ -322,5 +319,5 @@ def _compute_left_turn_area(
     b: tuple[float, float],
     c: tuple[float, float],
 ) -> float:
-    """Return a number above 0 if the path from a over b to c turns left."""
+    """Return a number that is positive if the path from a through b to c turns left."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

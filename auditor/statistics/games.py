@@ -1,9 +1,9 @@
-"""Bound epsilon from below by the scores of independent games.
+"""Bound epsilon from below, using the scores of independent games.
 
 A fair coin decides whether a game is played with the model or with its neighbour. Independent games
-satisfy the assumptions of Clopper and Pearson. Enough games can therefore prove any epsilon, unlike
-canaries of one run. The first quarter of the games chooses a threshold and is not counted, so the
-threshold is fixed before the counted games.
+satisfy the assumptions of Clopper and Pearson, so enough games can prove any epsilon, unlike the
+canaries of one run. The first quarter of the games is used only to choose a threshold, so that the
+threshold is fixed before the games that count.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_confusion_matrix(guessed: Bools, included: Bools) -> Table:
 
 
 def audit_games(games: Table, delta: float, level: float) -> Audited:
-    """Return an audit with the proved epsilon, and the epsilon if every guess had been right.
+    """Return an audit: the epsilon proved, and the epsilon that only right guesses would prove.
 
     games: the confusion counts (tp, fn, fp, tn).
     """
@@ -76,7 +76,7 @@ def audit_games(games: Table, delta: float, level: float) -> Audited:
 def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level: float) -> float:
     """Return the threshold that proves the largest epsilon on these games.
 
-    Counts are scaled to the number of counted games.
+    Counts on these games are scaled up to the number of games that count.
     """
     if included.all() or not included.any():
         # one side alone teaches nothing: no game is then guessed to be with the model
@@ -96,9 +96,9 @@ def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level:
 
 
 def _select_candidate_thresholds(scores: Floats) -> Sequence[float]:
-    """Return at most `_THRESHOLDS` / 2 of the scores.
+    """Select at most `_THRESHOLDS` / 2 of the scores.
 
-    The selection is denser near the lowest and highest scores, which can prove the largest epsilon.
+    The selection is densest at the lowest and highest scores, which can prove the largest epsilon.
     """
     ordered = np.sort(scores)
     steps = np.unique(np.geomspace(1, len(ordered), _THRESHOLDS // 4).astype(int)) - 1

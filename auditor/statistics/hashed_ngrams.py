@@ -1,8 +1,8 @@
 """Find all occurrences of token sequences in texts, by sorted hashes of n-grams.
 
-A key holds the upper bits of the 64-bit hash of an n-gram and, in its lower bits, the position
-where the n-gram begins. Keys with equal hashes therefore keep the order of the texts. Two n-grams
-may share a hash, so callers compare the tokens.
+A key holds the upper bits of an n-gram's 64-bit hash and, in its lower bits, the position of the
+n-gram. Sorted keys of one hash therefore follow the order of the texts. Different n-grams may share
+a hash, so callers compare the tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, eq=False)
 class HashedNGrams:
-    """An index of the n-grams of texts.
+    """Index the n-grams of texts.
 
     tokens: all texts, one after another.
     starts: (texts + 1,) the position where each text starts, then the total length.
@@ -38,13 +38,13 @@ class HashedNGrams:
 
     @property
     def text_lengths(self) -> Ints:
-        """Return the number of tokens of each text, (texts,)."""
+        """Return the number of tokens of each text, of shape (texts,)."""
         return np.diff(self.starts)
 
     def find_hashes(self, hashes: Hashes, n: int) -> tuple[Ints, Ints]:
-        """Return where the sorted keys match each hash, as arrays (low, high), (k,) each.
+        """Return the range of keys that match each hash, as two arrays low and high, (k,) each.
 
-        keys[low:high] have the upper bits of the hash. n: the length of the n-grams.
+        The hash's upper bits are those of keys[low:high]. n: the length of the n-grams.
         """
         keys = self._sort_keys(n)
         return (
@@ -53,11 +53,11 @@ class HashedNGrams:
         )
 
     def list_places(self, n: int, selection: Ints | slice) -> Ints:
-        """Return the positions in `tokens` where the n-grams of the selected keys begin."""
+        """Return the positions in `tokens` at which the n-grams of the selected keys begin."""
         return (self._sort_keys(n)[selection] & self._place_bits).astype(np.int64)
 
     def find_owners(self, places: Ints) -> Ints:
-        """Return the index of the text that contains each position, (k,)."""
+        """Return the index of the text that contains each position, of shape (k,)."""
         return np.searchsorted(self.starts, places, side="right") - 1
 
     @property
@@ -80,9 +80,9 @@ class HashedNGrams:
 
 
 def join_texts(texts: Sequence[Any]) -> tuple[TokenArray, Ints]:
-    """Return all tokens one after another, and (texts + 1,) starts.
+    """Return the tokens of all texts, concatenated, and the starts, of shape (texts + 1,).
 
-    The starts are the position where each text starts, then the total length.
+    The starts are the position of each text's first token, followed by the total length.
     """
     arrays = [np.asarray(text, dtype=np.uint32) for text in texts]
     starts = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
@@ -90,16 +90,16 @@ def join_texts(texts: Sequence[Any]) -> tuple[TokenArray, Ints]:
 
 
 def view_ngrams(tokens: TokenArray, n: int) -> TokenArray:
-    """Return a view of all n-grams, (positions, n)."""
+    """Return a view of all n-grams, of shape (positions, n)."""
     if len(tokens) < n:
         return np.empty((0, n), dtype=tokens.dtype)
     return np.lib.stride_tricks.sliding_window_view(tokens, n)
 
 
 def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints, Hashes]]:
-    """Yield blocks of two arrays: positions where an n-gram begins, and the n-grams' hashes.
+    """Yield blocks of two arrays: the positions at which n-grams begin, and the hash of each.
 
-    No n-gram extends over the end of a text.
+    No n-gram extends beyond the end of its text.
     """
     is_whole = np.ones(len(tokens), dtype=bool)
     for start, end in pairwise(starts.tolist()):
@@ -111,7 +111,7 @@ def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints
 
 
 def hash_token_pieces(pieces: TokenArray) -> Hashes:
-    """Return the hash of each piece, (n,); pieces: (n, size) token ids."""
+    """Return the hash of each piece, of shape (n,); pieces: (n, size) token ids."""
     # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make
     # no pair.
     total = np.zeros(len(pieces), dtype=np.uint64)

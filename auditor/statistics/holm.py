@@ -1,8 +1,9 @@
-"""Test several hypotheses at once (Holm 1979).
+"""Test several hypotheses together (Holm 1979).
 
 The probability of any false rejection is at most the significance level. The test with the smallest
 of m p-values is decided at level/m, the next at level/(m - 1), and so on until a test does not
-reject. One function is for tests that can be run at any level, the other for p-values.
+reject. `adjust_test_level` is for tests that can be run at any level, `adjust_p_values` for
+p-values.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) -> float:
     """Return the significance level at which to decide all tests, by Holm's method.
 
-    tests: functions that return whether a test rejects at a level. A test that rejects at one level
-    must also reject at every higher level. level: the probability of any false rejection.
+    tests: functions that return whether a test rejects at a given level. If a test rejects at one
+    level, it must reject at every higher level too. level: the probability of any false rejection.
     """
     rejected = 0
     while True:
@@ -29,7 +30,7 @@ def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) ->
 
 
 def adjust_p_values(p_values: Sequence[float]) -> list[float]:
-    """Return adjusted p-values in the given order.
+    """Return Holm's adjusted p-values, in the given order.
 
     An adjusted p-value is the smallest level at which the test rejects.
     """

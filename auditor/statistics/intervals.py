@@ -21,7 +21,7 @@ Z = 1.959963984540054
 
 @lru_cache(maxsize=4096)
 def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the exact two-sided interval of a binomial share; [0, 1] for n = 0."""
+    """Return the exact two-sided interval for a binomial share; [0, 1] for n = 0."""
     tail = (1 - confidence) / 2
     if n == 0 or tail == 0:
         return 0.0, 1.0
@@ -61,7 +61,7 @@ def subtract_nonmember_share(
 
 
 def compute_wilson_interval(hits: int, n: int) -> tuple[float, float]:
-    """Return Wilson's score interval of a binomial share."""
+    """Return Wilson's score interval for a binomial share."""
     p = hits / n
     scale = 1 + Z * Z / n
     centre = (p + Z * Z / (2 * n)) / scale
@@ -75,8 +75,8 @@ def estimate_perplexity(
 ) -> Measurement:
     """Return the perplexity, the exponential of the mean nll per token.
 
-    texts: (summed nll in nats, number of tokens) of each text. The perplexity is infinite if a text
-    has probability 0. The note then gives the number of such texts and the perplexity of the
+    texts: (summed nll in nats, number of tokens) for each text. If a text has probability 0, the
+    perplexity is infinite, and the note gives the number of such texts and the perplexity of the
     others.
     """
     nll, tokens = (np.array(column, dtype=float) for column in zip(*texts, strict=True))
@@ -101,9 +101,7 @@ def estimate_perplexity(
 
 
 def compute_mean_probability(name: str, values: Floats, note: str = "") -> Measurement:
-    """Return a mean probability with the interval of `compute_gaffke_interval`; NaN for no
-    values.
-    """
+    """Return a mean probability with the interval of `compute_gaffke_interval`; NaN if empty."""
     n = len(values)
     if not n:
         return Measurement(name, math.nan, 0.0, 1.0, 0, "probability", note)
@@ -118,14 +116,14 @@ def compute_mean_probability(name: str, values: Floats, note: str = "") -> Measu
 
 
 def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
-    """Return the two-sided 95% interval of the mean of numbers in [0, 1].
+    """Return a two-sided 95% interval for the mean of numbers in [0, 1].
 
     The method is by Gaffke 2005 and Learned-Miller and Thomas 2019. The upper end is a quantile of
-    weighted means of the sample and one added value 1, with weights uniform on the simplex. For the
-    lower end the added value is 0. So the interval allows for a rare large value that the sample
-    missed, unlike a bootstrap. For zeros and ones the interval is Clopper and Pearson's. Coverage
-    is proved only for special cases such as these; no counterexample is known. stream: a name that
-    seeds the random weights.
+    weighted means of the sample and one additional value 1, with weights uniform on the simplex.
+    For the lower end, the additional value is 0. Unlike a bootstrap, the interval thus allows for a
+    rare large value that the sample missed. If all values are 0 or 1, it is Clopper and Pearson's
+    interval. Coverage is proved only for special cases such as this, but no counterexample is
+    known. stream: a name that seeds the random weights.
     """
     n = len(values)
     means = bootstrap.compute_resampled_statistic(
@@ -153,7 +151,8 @@ def estimate_mean(
 ) -> Measurement:
     """Return a mean, with an interval that depends on the unit.
 
-    The interval is exact for shares (0 or 1), Gaffke's for probabilities, otherwise a bootstrap.
+    The interval is exact for shares (values 0 or 1), Gaffke's for probabilities, and otherwise a
+    bootstrap's.
     """
     if unit == "share":
         return measure_share(name, values == 1, note)
@@ -166,9 +165,7 @@ def estimate_mean(
 
 
 def estimate_mean_share(name: str, values: Floats) -> Measurement:
-    """Return the mean of a share that each secret has; the interval is exact if all shares are 0 or
-    1.
-    """
+    """Return the mean of each secret's share; the interval is exact if every share is 0 or 1."""
     unit = "share" if np.isin(values, (0.0, 1.0)).all() else "probability"
     return estimate_mean(name, values, unit)
 
@@ -191,8 +188,8 @@ def combine_independent_intervals(
 ) -> tuple[float, float, float]:
     """Return (value, low, high) of a weighted sum of independent numbers, by MOVER.
 
-    terms: (coefficient, number with interval). In each direction, the distances from value to end
-    of the terms add up in squares (Zou and Donner 2008).
+    terms: (coefficient, number with interval). In each direction, the squared distance from value
+    to end is the sum of the terms' squared distances (Zou and Donner 2008).
     """
     value = reach_down = reach_up = 0.0
     for times, m in terms:

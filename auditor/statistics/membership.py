@@ -1,7 +1,7 @@
 """Score a text's membership from the log-probabilities of its tokens; members score higher.
 
 `log_probs`: (L,) log-probability of each token under the audited model, in nats. `delta`: (L,) log
-p_target - log p_reference of each token, in nats. No model is needed. Labels are needed only if a
+p_target - log p_reference of each token, in nats. The functions need no model, and labels only if a
 formula uses records known to be members or non-members.
 """
 
@@ -40,20 +40,20 @@ _LEAST_LOSS = 2.0**-24  # what float32 tells a probability from 1 by
 
 
 def average_lowest(values: Floats, share: float) -> float:
-    """Return the mean of the lowest `share` of the values, but at least of one value.
+    """Return the mean of the lowest `share` of the values, at least one value.
 
-    For log-probabilities this is Min-K% (Shi et al. 2023).
+    If the values are log-probabilities, this is Min-K% (Shi et al. 2023).
     """
     count = max(1, int(len(values) * share))
     return float(np.sort(values)[:count].mean())
 
 
 def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Standardise each token's log-probability, (L,) (Min-K%++, Zhang et al. 2024).
+    """Standardise each token's log-probability (Min-K%++, Zhang et al. 2024).
 
-    mean, deviation: (L,) of log p(v) for a token v drawn from the model's next-token distribution.
-    The result is 0 if the deviation is 0, because every possible token is then as likely as the
-    mean.
+    mean, deviation: (L,) the mean and standard deviation of log p(v) if token v is drawn from the
+    model's next-token distribution. The result, (L,), is 0 if the deviation is 0, because all
+    possible tokens are then equally likely.
     """
     away = log_probs - mean
     return np.divide(
@@ -67,10 +67,11 @@ def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) ->
 def score_error_zone(delta: Floats, wrong: Bools) -> float:
     """Return EZ-MIA's score P / (P + N), which orders texts like P / N (2601.12104).
 
-    wrong: (L,) True for tokens that are not the model's likeliest; only these count. P and N are
-    the sums of the positive delta and of the absolute negative delta. Texts with N = 0 score from 1
-    to 2 by P, as P / (N + e) orders them for a small e, so that they are not all tied for first. A
-    text without wrong tokens gets the highest score, 2; the authors' code gives it the lowest,
+    wrong: (L,) True for each token that is not the model's likeliest token; only these count. P and
+    N are the sums of the positive delta and of the absolute negative delta. Texts with N = 0 would
+    all tie for first; they get scores from 1 to 2 in the order of P.
+
+    A text without wrong tokens gets the highest score, 2. The authors' code gives it the lowest,
     although the best memorised texts have no wrong tokens.
     """
     zone = delta[wrong]
@@ -92,8 +93,8 @@ def score_error_zone(delta: Floats, wrong: Bools) -> float:
 def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
     """Return WBC's score (2601.02751).
 
-    The score is the share of windows with a positive sum of delta, averaged over window lengths. A
-    length above the text's is reduced to the text's. A length repeated in `windows` counts
+    The score is the share of windows with a positive sum of delta, averaged over the lengths in
+    `windows`. A length longer than the text is reduced to the text's. A repeated length counts
     repeatedly.
     """
     total = np.concatenate([[0.0], np.cumsum(delta)])
@@ -107,32 +108,35 @@ def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
 
 
 def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
-    """Return log(p / (1 - p)) for p = exp(mean log-probability), which LiRA assumes to be normal
-    (formulas A9)."""
+    """Return log(p / (1 - p)) for p = exp(mean log-probability).
+
+    LiRA assumes this logit to be normal (formulas A9).
+    """
     nll = np.maximum(-np.asarray(mean_log_prob, dtype=float), _LEAST_LOSS)
     # log p - log(1 - p); expm1 keeps the digits of 1 - p where p is near 1.
     return np.asarray(-nll - np.log(-np.expm1(-nll)), dtype=np.float64)
 
 
 def has_both_model_kinds(saw: Bools) -> bool:
-    """Return whether every record has reference models that saw it and models that did not.
+    """Return whether every record was seen by some reference models and not seen by others.
 
-    saw: (records, models). The answer is for all records together, because answers per record would
-    reveal which records were ever put into training.
+    saw: (records, models). There is one answer for all records, because answers per record would
+    reveal which records were ever used in training.
     """
     return bool(saw.any(1).all() and (~saw).any(1).all())
 
 
 def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
-    """Return LiRA's log-likelihood ratio of members against non-members, (records,) (Carlini et al.
-    2022).
+    """Return LiRA's log-likelihood ratio of members against non-members (Carlini et al. 2022).
 
-    target: (records,), references: (records, models), from `compute_logit_confidence`. saw:
-    (records, models) True if the reference model was trained on the record. Offline, if no model
-    saw the record, the result is log P[a model that did not see the record scores below the
-    target]. Below 64 models all records share two standard deviations, and each record has its own
-    means. The result is NaN if no record has two models of a kind, so that no deviation can be
-    estimated.
+    The result, target: (records,). references: (records, models). Values are from
+    `compute_logit_confidence`. saw: (records, models) True if the reference model was trained on
+    the record.
+
+    If no model saw the record (offline), the result is log P[a model that did not see the record
+    scores below the target]. With fewer than 64 models, each record has its own means, but all
+    records share two standard deviations. The result is NaN if no record has two models of a kind,
+    from which to estimate a deviation.
     """
     per_record = references.shape[1] >= SHADOWS
     out_mean, out_deviation = _estimate_moments(references, ~saw, per_record)
@@ -176,11 +180,13 @@ def _estimate_moments(
 
 
 def compute_rmia_log_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
-    """Return RMIA's log p(x | target) - log p(x) of each record x, (records,).
+    """Return RMIA's log p(x | target) - log p(x) for each record x, of shape (records,).
 
     target: (records,), references: (records, models), mean log-probabilities as in `mean_log_prob`;
-    p is their exponential. p(x) is the mean of two means, over models that saw x and over models
-    that did not. Offline, p(x) is (1 + a) / 2 times the mean over models that did not see x, plus
+    p is their exponential.
+
+    p(x) is the average of two means: over the models that saw x and over those that did not. If no
+    model saw x (offline), p(x) is (1 + a) / 2 times the mean over models that did not see x, plus
     (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
     """
     p = np.exp(references)
@@ -197,7 +203,7 @@ def compute_rmia_share(
     population: Bools,
     group: Ints,
 ) -> Floats:
-    """Return RMIA's score of each record x, (records,): Pr_z[ratio(x) / ratio(z) > 1].
+    """Return RMIA's score Pr_z[ratio(x) / ratio(z) > 1] for each record x, of shape (records,).
 
     z is a random record of the population. ratio: (records,), from `compute_rmia_log_ratio`.
     population: (records,) True for the known non-members. Records of x's group (x itself,

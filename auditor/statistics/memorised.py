@@ -1,6 +1,7 @@
 """Measure the training data in generated texts, and the precision of rankings of these texts.
 
-The input is n-grams of generations, marked if they occur in training data or in held-out text.
+The inputs are the n-grams of generations, marked by whether they occur in training data or in
+held-out text.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ UNIT = f"per {PER:,}"
 
 @dataclass(frozen=True)
 class NGramMatches:
-    """The k n-grams of a generation that occur in other texts; arrays are (k,).
+    """Hold the k n-grams of a generation that occur in given texts; arrays have shape (k,).
 
     starts: the position in the generation where the n-gram starts.
     trained, heldout: True if the n-gram occurs in training data, in held-out text.
-    record: the index of the only other text that contains the n-gram; -1 if several texts do.
+    record: the index of the only text that contains the n-gram; -1 if several texts do.
     """
 
     starts: Ints
@@ -51,9 +52,9 @@ class NGramMatches:
 
 @dataclass(frozen=True)
 class TokenRun:
-    """A sequence of `length` tokens of a generation that also occurs in a record.
+    """Locate a sequence of `length` tokens in a generation that also occurs in a record.
 
-    start: the position in the generation where the sequence starts.
+    start: the position in the generation at which the sequence starts.
     """
 
     start: int
@@ -62,11 +63,11 @@ class TokenRun:
 
 @dataclass(frozen=True)
 class MemorisedTokens:
-    """Counts of non-overlapping n-grams in a generation.
+    """Count the non-overlapping n-grams in a generation.
 
-    memorised: n-grams in training data only; heldout: in held-out text only; common: in both.
-    records: the longest run of each training record that has an n-gram found in no other text.
-    strangers: held-out records with such an n-gram.
+    memorised: n-grams found in training data only; heldout: in held-out text only; common: in both.
+    records: the longest run from each training record, if it has an n-gram found in no other text.
+    strangers: the held-out records that have such an n-gram.
     """
 
     memorised: int
@@ -94,11 +95,10 @@ def find_longest_memorised_runs(
     mask: Bools,
     n: int,
 ) -> dict[int, TokenRun]:
-    """Return, for each record, the longest sequence of tokens that a generation has in common with
-    it.
+    """Return the longest token sequence that a generation has in common with each record.
 
-    Sequences consist of n-grams that occur in no other record. mask: (k,) True for the n-grams to
-    use.
+    Sequences contain only n-grams that no second record contains. mask: (k,) True for the n-grams
+    to use.
     """
     runs = {}
     for record in np.unique(matches.record[mask & (matches.record >= 0)]).tolist():
@@ -110,9 +110,7 @@ def find_longest_memorised_runs(
 
 
 def _count_disjoint_ngrams(at: Ints, n: int) -> int:
-    """Return the largest number of n-grams that do not overlap, among n-grams that start at
-    `at`.
-    """
+    """Return the largest number of non-overlapping n-grams among those that start at `at`."""
     # to take the first that fits is best: all are of one length, in rising order
     count = 0
     free = 0
@@ -125,10 +123,10 @@ def _count_disjoint_ngrams(at: Ints, n: int) -> int:
 
 @dataclass(frozen=True)
 class CorpusCounts:
-    """The sizes of the training data and of the held-out texts.
+    """Hold the sizes of the training data and of the held-out texts.
 
-    trained, heldout: the numbers of positions where an n-gram starts.
-    records, strangers: the numbers of training and held-out records of at least n tokens.
+    trained, heldout: the numbers of positions at which an n-gram starts. records, strangers: the
+    numbers of training and of held-out records with at least n tokens.
     """
 
     trained: int
@@ -146,9 +144,9 @@ def measure_generation_memorisation(
 ) -> list[Measurement]:
     """Return the measurements of an attack that generates texts without a prefix.
 
-    n: the n-grams' length; length: the number of tokens of a generation. firsts: by ranking, the
-    indices of its `TOP` first generations. The baseline, n-grams in held-out text only, is scaled
-    to the size of the training data.
+    n: the n-grams' length; length: the number of tokens in a generation. firsts: keyed by ranking,
+    the indices of its `TOP` leading generations. The baseline, n-grams in held-out text only, is
+    scaled to the size of the training data.
     """
     memorised, common, heldout_only = (
         np.array([getattr(generation, name) for generation in generations], dtype=float)
@@ -229,8 +227,7 @@ def _estimate_rate_per_thousand(
     most: float,
     note: str = "",
 ) -> Measurement:
-    """Return the mean of `values` per 1,000 generations, with `compute_mean_probability`'s
-    interval.
+    """Return the mean of `values` per 1,000 generations, by `compute_mean_probability`.
 
     values: counts of memorised n-grams. most: the largest possible value; the interval allows for
     it even if no generation has so many.
@@ -251,12 +248,11 @@ def select_distinct_texts(
     text: Callable[[int], Tokens],
     count: int = TOP,
 ) -> list[int]:
-    """Return indices of texts by decreasing score, without near-duplicates of texts with a higher
-    score.
+    """Return indices of texts by decreasing score, omitting near-duplicates.
 
-    Equal scores keep their order. Two texts are near-duplicates if they share half of their
-    trigrams of tokens, counted as often as they occur (Carlini et al. 2021, Section 6.1, with
-    trigrams of words).
+    A text is omitted if it is a near-duplicate of a text with a higher score. Equal scores keep
+    their order. Two texts are near-duplicates if they share half of their trigrams of tokens,
+    counted as often as they occur (Carlini et al. 2021, Section 6.1, which uses trigrams of words).
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     chosen = list[int]()

@@ -1,9 +1,9 @@
 """Define all measurements in one table, with their names, units and formulas.
 
-All code that treats measurements differently reads this table. This includes an attack's
-measurements, the pairing of runs by secret, a gate's bounds, a sweep's columns and a report's
-words. A name that is not in the table belongs to a plug-in. Reports show such a name, and
-comparisons pair its values by secret.
+Code that depends on the kind of measurement reads this table: for an attack's measurements, the
+pairing of runs by secret, a gate's bounds, a sweep's columns and a report's words. Any name absent
+from the table belongs to a plug-in. Reports show the plug-in's measurement, and comparisons pair
+its values by secret.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ OfSecrets = Callable[[Outcome], Floats | Bools]
 
 @dataclass(frozen=True)
 class Metric:
-    """A measurement, or a family of measurements whose names contain numbers at `{n}` and `{p}`.
+    """Define a measurement, or a family of measurements with numbers in place of `{n}` and `{p}`.
 
-    The fields from `values` on say how the measurement is computed from an attack's guesses: as the
-    mean of `values` over the secrets `among`, or, with `errors`, as the recall before that many
-    wrong guesses. A probe computes its measurements itself.
+    The fields from `values` on define how the measurement is computed from an attack's guesses: as
+    the mean of `values` over the secrets `among`, or, if `errors` is given, as the recall before
+    that many wrong guesses. A probe computes its measurements itself.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Metric:
 
     @property
     def per_secret_column_name(self) -> str:
-        """Return the name of the column that stores the metric's value of each secret.
+        """Return the name of the column that stores the metric's value for each secret.
 
         The metric is the mean of this column.
         """
@@ -97,9 +97,7 @@ class Metric:
 
     @property
     def columns_to_recompute(self) -> tuple[str, ...]:
-        """Return the columns per secret that a run must store, so that the metric can be
-        recomputed.
-        """
+        """Return the per-secret columns that a run must store to recompute the metric."""
         if self.scores:
             return (self.scores,)
         if self.errors:
@@ -125,7 +123,7 @@ class Metric:
         return self.errors(n, self.number)
 
     def fill_numbers(self, *numbers: str) -> Metric:
-        """Return the family's metric whose name contains these numbers."""
+        """Return the metric of this family with these numbers in its name."""
         values = dict(zip(("n", "p"), numbers, strict=False))
         return replace(
             self,
@@ -135,9 +133,7 @@ class Metric:
         )
 
     def parse_numbers(self, name: str) -> tuple[str, ...] | None:
-        """Return the numbers in a metric's name; None if the name does not belong to this
-        family.
-        """
+        """Return the numbers in a metric's name; None if it belongs to a different family."""
         pattern = (
             re.escape(self.name)
             .replace(r"\{n\}", "([0-9]{1,15})")
@@ -150,9 +146,7 @@ class Metric:
     # ------------------------------------------------------------------------------------
 
     def measure(self, members: Outcome, others: Outcome) -> Measurement | None:
-        """Return the metric's measurement with its interval; None if the guesses are
-        insufficient.
-        """
+        """Return the metric's measurement with its interval; None if it needs more guesses."""
         outcome = members if self.members else others
         if self.errors is not None:
             return measure_error_recall(
@@ -181,7 +175,7 @@ class Metric:
         return estimate_mean(self.name, chosen.astype(float), self.unit, self.note)
 
     def compute_resampled_values(self, outcome: Outcome, draws: Draws) -> Values:
-        """Return the metric of every resample of the members, (resamples,).
+        """Return the metric of every resample of the members, of shape (resamples,).
 
         draws: (resamples, members) counts. Only valid if `is_of_member_guesses`.
         """
@@ -221,7 +215,7 @@ ADJUSTED_AUC = "adjusted_membership_auc"
 
 
 def name_auc(score: str) -> str:
-    """Return the name of a membership score's AUC. score: "" for the strongest score."""
+    """Return the name of the AUC of a membership score; score: "" for the strongest score."""
     if score in CONTROLS:
         return f"{score}_auc"
     if score:
@@ -230,7 +224,7 @@ def name_auc(score: str) -> str:
 
 
 def name_tpr_metric(score: str, rate: float) -> str:
-    """Return the name of a score's true-positive rate: `tpr_at_1pct_fpr_loss`.
+    """Return the name of a score's true-positive rate, such as `tpr_at_1pct_fpr_loss`.
 
     rate: the false-positive rate.
     """
@@ -238,14 +232,15 @@ def name_tpr_metric(score: str, rate: float) -> str:
 
 
 def name_partial_auc_metric(score: str) -> str:
-    """Return the name of a score's partial AUC, its mean true-positive rate at low false-positive
-    rates.
+    """Return the name of a score's partial AUC.
+
+    The partial AUC is the mean true-positive rate at low false-positive rates.
     """
     return "_".join(filter(None, (f"partial_auc_{100 * BELOW:g}pct_fpr", score)))
 
 
 def name_score_column(score: str) -> str:
-    """Return the name of a membership score's column. score: "" for the strongest score."""
+    """Return the column name of a membership score; score: "" for the strongest score."""
     return "_".join(filter(None, ("membership_score", score)))
 
 
@@ -269,8 +264,10 @@ def _list_score_metrics(score: str, title: str) -> Iterator[Metric]:
 
 
 def _find_plugin_score_metric(name: str) -> Metric | None:
-    """Return the metric of a plug-in's membership score, such as `membership_auc_mine`; None for
-    other metrics."""
+    """Return the metric of a plug-in's membership score, such as `membership_auc_mine`.
+
+    Return None for any other name.
+    """
     for prefix in (
         name_auc(""),
         *(name_tpr_metric("", rate) for rate in FALSE_POSITIVES),
@@ -359,8 +356,7 @@ def _mark_extracted_against_likelihood(o: Outcome) -> Floats:
 def _list_guess_metrics(
     name: str, title: str, unit: str, values: OfSecrets, trait: str = ""
 ) -> Iterator[Metric]:
-    """Yield two metrics: the mean of `values` over right first guesses, and over wrong first
-    guesses.
+    """Yield two metrics: the mean of `values` over right and over wrong first guesses.
 
     trait: the trait in `Outcome.traits` that the metrics need.
     """
@@ -371,7 +367,7 @@ def _list_guess_metrics(
 
 
 def _list_record_metrics(name: str, title: str, values: OfSecrets) -> Iterator[Metric]:
-    """Yield two metrics, one of members and one of non-members.
+    """Yield two metrics, one for members and one for non-members.
 
     Each is the share of records with a part for which `values` is 1.
     """
@@ -585,7 +581,7 @@ _DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
 
 
 def register_plugin_titles(titles: Mapping[str, str]) -> None:
-    """Register titles of plug-ins' measurements by name, when a run starts or a record is read."""
+    """Register the titles of plug-ins' measurements, keyed by the measurement's name."""
     _DECLARED.update(titles)
     # it may have been asked before, and kept a name in place of the title
     find_metric.cache_clear()
@@ -593,10 +589,10 @@ def register_plugin_titles(titles: Mapping[str, str]) -> None:
 
 @cache
 def find_metric(name: str) -> Metric:
-    """Return the metric of this name, from the table, derived from the table, or of a plug-in.
+    """Return the metric of this name: from the table, derived from the table, or a plug-in's.
 
     Derived names are NAME_nonmembers and excess_NAME. NAME_at_least and NAME_at_most are lower and
-    upper bounds of NAME.
+    upper bounds on NAME.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -627,20 +623,20 @@ def find_metric(name: str) -> Metric:
 
 
 def is_builtin_metric(name: str) -> bool:
-    """Return whether a metric of this name, or NAME in NAME_nonmembers, is built in.
+    """Return whether this metric, or NAME if it is called NAME_nonmembers, is built in.
 
-    Other names may be a plug-in's.
+    Any other name may be a plug-in's.
     """
     return find_metric(name).unit != ""  # which no entry is without
 
 
 def name_nonmember_metric(name: str) -> str:
-    """Return the name of a metric's value for non-members."""
+    """Return the name of the metric's counterpart for non-members."""
     return f"{name}{_OTHERS}"
 
 
 def name_upper_bound_metric(name: str) -> str:
-    """Return the name of the upper bound that belongs to a lower bound; "" for other names.
+    """Return the name of the upper bound that matches this lower bound; "" for other names.
 
     name: the name of the lower bound.
     """

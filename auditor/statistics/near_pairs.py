@@ -1,8 +1,8 @@
-"""Find pairs of texts within a few token edits, without comparing every pair.
+"""Find pairs of texts a few token edits apart without comparing every pair.
 
-If a text is cut into d + 1 pieces, every text within d edits contains one of the pieces unchanged,
-near its position (Li et al. 2011, PASS-JOIN). Only such texts are compared, so exactly the near
-pairs are found.
+If a text is cut into d + 1 pieces, every text within d edits of it contains one of the pieces
+unchanged, near its position (Li et al. 2011, PASS-JOIN). Only such texts are compared, so the
+search is fast and misses no pair.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHARE = 32  # one in so many pairs to compare: above that all are compared at o
 def index_pairs_within_edit_limits(
     texts: Sequence[Tokens], others: Sequence[Tokens], limits: Sequence[int]
 ) -> Iterator[tuple[Ints, Ints]]:
-    """Yield blocks of near pairs as two (k,) arrays: index in `texts`, index in `others`.
+    """Yield blocks of near pairs as two (k,) arrays: indices in `texts` and in `others`.
 
     limits: for each text, the maximum number of token edits (Levenshtein).
     """
@@ -65,15 +65,15 @@ def index_pairs_within_edit_limits(
 
 
 def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int]) -> Ints:
-    """Return the group code of each text, (texts,).
+    """Return the group code of each text, of shape (texts,).
 
-    Texts that are near, directly or through other texts, share a group.
+    Texts share a group if they are near, directly or through other texts.
     """
     return label_connected_texts(len(texts), index_pairs_within_edit_limits(texts, texts, limits))
 
 
 def label_connected_texts(n_texts: int, pairs: Iterable[tuple[Ints, Ints]]) -> Ints:
-    """Return the group code of each text, (texts,), where pairs connect texts into groups.
+    """Return the group code of each text, of shape (texts,); pairs connect texts into groups.
 
     Groups are numbered from 0 in the order of their first texts.
     """
@@ -88,7 +88,7 @@ def label_connected_texts(n_texts: int, pairs: Iterable[tuple[Ints, Ints]]) -> I
 
 
 def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Ints]:
-    """Return the positions of each distinct key."""
+    """Return the positions at which each distinct key occurs."""
     positions: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
         positions.setdefault(key, []).append(i)
@@ -98,11 +98,11 @@ def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Ints]:
 def _find_pairs_sharing_a_piece(
     index: HashedNGrams, texts: Sequence[Tokens], ends: Sequence[int], limit: int, most: int
 ) -> tuple[Ints, Ints] | None:
-    """Return pairs of a text and an indexed text that have a piece in common; None for more than
-    `most`.
+    """Return pairs of a text and an indexed text that share a piece; None if more than `most`.
 
-    All `texts` have one length. ends: the start of the first piece, then the end of each piece. The
-    positions of the piece and the lengths of the two texts differ by at most `limit` tokens.
+    All `texts` have the same length. ends: the start of the first piece, then the end of each
+    piece. The positions of the shared piece differ by at most `limit` tokens, and so do the lengths
+    of the two texts.
     """
     tokens = np.array(texts, dtype=np.uint32)
     lengths = index.text_lengths

@@ -1,9 +1,9 @@
-"""Score membership of a record without a language model, by comparing it with other texts.
+"""Score a record's membership without a language model, by comparing the record with other texts.
 
 The score is a likelihood under n-grams of the other texts, or a similarity to them. Texts are word
 ids above 0. Likelihoods are means over the words of a text, in nats. A higher score means more
-confidence that the source of the other texts saw the record. No labels are needed: a reference is
-made of other records, members or not.
+confidence that the source of the other texts saw the record. No labels are needed, because
+references consist of other records, members or not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AT_ONCE = 256  # records compared with all texts at once
 
 @dataclass(frozen=True)
 class NGramCounts:
-    """Hashed counts of n-grams of orders 1 to `order`, over `kinds` distinct words.
+    """Hold hashed counts of n-grams of orders 1 to `order`, over `kinds` distinct words.
 
     grams: for each order, (ascending hashes, counts).
     contexts: for each order, (hashes, counts, numbers of distinct next words).
@@ -52,10 +52,11 @@ class NGramCounts:
         return cls(tuple(grams), tuple(contexts), kinds)
 
     def log_probs(self, texts: Sequence[Tokens]) -> Floats:
-        """Return log p of each word given the words before it, (words of all texts,), in nats.
+        """Return log p of each word given the words before it, in nats, for all texts concatenated.
 
         Orders are interpolated (Witten and Bell 1991): p_k(w|h) = (c(hw) + t(h) p_(k-1)(w|h')) /
-        (c(h) + t(h)). c counts, t(h) is the number of distinct words after h, and p_0 is uniform.
+        (c(h) + t(h)). c counts occurrences, t(h) is the number of distinct words that follow h, h'
+        is h without its first word, and p_0 is uniform.
         """
         p = np.full(sum(map(len, texts)), 1 / self.kinds)
         hashes = _hash_ngrams(texts, len(self.grams))
@@ -72,7 +73,7 @@ class NGramCounts:
         return np.log(p)
 
     def average_laplace_log_prob(self, texts: Sequence[Tokens]) -> Floats:
-        """Return each text's mean log p by bigrams with add-one smoothing, (texts,), in nats.
+        """Return each text's mean log p by add-one-smoothed bigrams, in nats, of shape (texts,).
 
         This is a published score (2502.14921, Algorithm 1, which uses the sum).
         """
@@ -83,10 +84,10 @@ class NGramCounts:
 
 
 def _hash_ngrams(texts: Sequence[Tokens], order: int) -> Iterator[tuple[Hashes, Hashes]]:
-    """Yield two arrays of hashes for each order k from 1, with an entry for each word.
+    """Yield two arrays of hashes for each order k = 1, 2, ..., with one entry per word.
 
-    The first hashes the k - 1 words before the word, the second the k words that end with the word.
-    Zeros precede each text.
+    The first hashes the k - 1 words before the word, the second the k words that end with it. Each
+    text is padded with zeros at the start.
     """
     words, starts = join_texts([(*[0] * order, *text) for text in texts])
     lengths = np.diff(starts)
@@ -109,9 +110,9 @@ def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
 
 
 def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
-    """Return the mean of each text's word values, (texts,); 0 for an empty text.
+    """Return the mean of each text's word values, of shape (texts,); 0 for an empty text.
 
-    values: the word values of all texts, one after another.
+    values: the word values of all texts, concatenated.
     """
     lengths = np.array([len(text) for text in texts])
     owner = np.repeat(np.arange(len(texts)), lengths)
@@ -119,12 +120,11 @@ def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
 
 
 def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], seed: int) -> Floats:
-    """Return each record's mean log p under the model's n-grams, compared with other records'
-    n-grams.
+    """Return each record's mean log p by the model's n-grams, minus that by other records' n-grams.
 
-    The mean log p under n-grams of other records is subtracted, (records,), in nats. The other
-    records are four fifths of the records, without the record itself, chosen without labels. If the
-    model saw no record, scores of members and non-members are therefore exchangeable.
+    The result has shape (records,), in nats. The other records are a random four fifths, without
+    the record itself, chosen without labels. If the model saw no record, scores of members and
+    non-members are therefore exchangeable.
     """
     fold = (
         make_keyed_generator("folds of released text", seed, len(records)).permutation(
@@ -148,9 +148,10 @@ def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], s
 def measure_jaccard_similarity(
     records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nearest: int = NEAREST
 ) -> Floats:
-    """Return each record's mean Jaccard similarity to its `nearest` most similar texts, (records,).
+    """Return each record's mean Jaccard similarity to its `nearest` most similar texts.
 
-    Texts are compared as sets of words. This is a published score (2502.14921).
+    Texts are compared as sets of words. The result has shape (records,). This is a published score
+    (2502.14921).
     """
     record_words = _build_word_presence_matrix(records, kinds)
     text_words = _build_word_presence_matrix(texts, kinds)
@@ -170,7 +171,7 @@ def measure_jaccard_similarity(
 
 
 def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> scipy.sparse.csr_matrix:
-    """Return a sparse (texts, kinds + 1) matrix that is 1 if the text contains the word."""
+    """Return a sparse (texts, kinds + 1) matrix: 1 if the text contains the word, otherwise 0."""
     different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
     ends = np.concatenate([[0], np.cumsum([len(words_of_text) for words_of_text in different])])
     if different:

@@ -1,31 +1,31 @@
 """Bound epsilon from below by one training run with m canaries, each included by a fair coin.
 
-Of the r surest guesses about the coins, v(r) are right. The bounds use each r of
-`list_guess_counts(m)`: all guesses, half, a quarter and so on, which depends only on m. Each bound
+Of the r surest guesses about the coins, v(r) are right. The bounds use each r in
+`list_guess_counts(m)`: all guesses, half, a quarter and so on, which depend only on m. Each bound
 exceeds the true epsilon with probability at most `level`. This requires that the coins are fair and
-independent and the mechanism is of the kind that the bound refutes. Guesses and scores may be of
-any kind. Epsilons are in nats, at delta; neighbours differ by the presence of a canary. Scores: see
-`audited`.
+independent and the mechanism is of the kind that the bound tests. Any guesses and any scores are
+allowed. Epsilons are in nats, at delta; neighbours differ in whether one canary is present. For
+scores, see `audited`.
 
-- `epsilon_one_run` refutes (epsilon, delta)-DP. Source: below; Steinke, Nasr and Jagielski 2023 for
-  one r.
-- `epsilon_fdp` refutes mu-GDP of every canary given the others, expressed as (epsilon, delta).
-  Source: Mahloujifar et al. 2024.
-- `audit_by_shape.bound_shape_epsilon` refutes canaries of one shape that are independent but for a
-  common coin. Source: `audit_by_shape`.
+- `epsilon_one_run` refutes (epsilon, delta)-DP. Source: the proof below; for a single r, Steinke,
+  Nasr and Jagielski 2023.
+- `epsilon_fdp` refutes that every canary has mu-GDP given the others, expressed as (epsilon,
+  delta). Source: Mahloujifar et al. 2024.
+- `audit_by_shape.bound_shape_epsilon` refutes that canaries have one shape and are independent
+  except for a common coin. Source: `audit_by_shape`.
 
 Proof of `compute_one_run_p_value`. Take the coins one by one, with an order and guesses that the
 release determines. Given the release and the earlier coins, a guess is right with probability at
 most p + (1 - p) d. Here p = e^epsilon / (1 + e^epsilon), and d = max(0, P[right] - e^epsilon
-P[wrong]). Over releases and coins, a canary's d has a mean of at most delta: half for each guess.
-Draw each guess by one uniform number. The right guesses are then those of a sequence B of
-independent coins with probability p, plus on average (1 - p) m delta more. Take a statistic that
-increases with right guesses. It reaches a value at most as often as with B plus that many right
-guesses, placed where they help most.
+P[wrong]). Averaged over releases and coins, a canary's d is at most delta: half for each of the two
+guesses. Draw each guess by one uniform number. The right guesses are then those of a sequence B of
+independent coins with probability p, plus on average at most (1 - p) m delta more. Take a statistic
+that increases with the right guesses. It reaches any value at most as often as it would for B with
+that many more right guesses, placed where they help most.
 
-copies: the number of insertions of each included canary. A bound is on one record's epsilon. The
-guesses are about a group of k copies, which has (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon
-- 1))-DP, or k mu.
+copies: the number of insertions of each included canary. Bounds are on one record's epsilon, but
+the guesses are about a group of k copies, which has (k epsilon, delta (e^(k epsilon) - 1) /
+(e^epsilon - 1))-DP, or k mu.
 """
 
 from __future__ import annotations
@@ -77,11 +77,12 @@ def epsilon_one_run(
 ) -> float:
     """Return the epsilon up to which the guesses refute (epsilon, delta)-DP; 0 if none is refuted.
 
-    right: the number of right guesses among the r surest, for each r of `list_guess_counts(m)`. The
-    search goes up `yield_epsilon_grid` to the first epsilon that is not refuted. It cannot bisect,
-    because a larger epsilon may have a smaller p-value. The bound thus exceeds the truth only if
-    the first epsilon of the grid at or above the truth is refuted. Raise AuditError for impossible
-    counts.
+    right: the number of right guesses among the r surest, for each r in `list_guess_counts(m)`. The
+    search goes up `yield_epsilon_grid` to the first epsilon that is not refuted. Bisection would be
+    wrong, because a larger epsilon may have a smaller p-value. The bound exceeds the truth only if
+    the grid's first epsilon at or above the truth is refuted.
+
+    Raise AuditError for impossible counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     # The best single r, at delta 0 and the whole level: `compute_one_run_p_value`, which looks at
@@ -115,7 +116,7 @@ def epsilon_one_run(
 
 
 def yield_epsilon_grid() -> Iterator[float]:
-    """Yield epsilons in nats, from 0 to 2 in steps of 0.01, then in steps of half a percent."""
+    """Yield epsilons (nats): 0 to 2 in steps of 0.01, then onwards in steps of half a percent."""
     yield from (k / 100 for k in range(200))
     epsilon = 2.0
     while True:
@@ -132,10 +133,11 @@ def compute_one_run_p_value(
 ) -> float:
     """Return an upper bound on P[guesses at least as good as these] under (epsilon, delta)-DP.
 
-    right: the number of right guesses v(r) among the r surest, for each r of
-    `list_guess_counts(m)`. The statistic is min_r P[Binomial(r, p) >= v(r)], whose distribution
-    follows from independent coins, from the surest guess on. enough: the significance level; a
-    looser bound is returned if it already decides.
+    right: the number of right guesses v(r) among the r surest, for each r in
+    `list_guess_counts(m)`. The statistic is min_r P[Binomial(r, p) >= v(r)]; its distribution
+    follows from independent coins, one per guess.
+    enough: the significance level; if a looser bound already decides the test, the function returns
+    that bound.
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
@@ -152,8 +154,8 @@ def compute_one_run_p_value(
 def find_refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
     """Return how many of the r surest guesses must be right to refute (epsilon, delta)-DP.
 
-    There is one number for each r of `list_guess_counts`; r + 1 if even r right guesses do not
-    suffice.
+    There is one number for each r in `list_guess_counts(m)`; r + 1 if even r right guesses are too
+    few.
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
@@ -174,10 +176,10 @@ def _bound_p_value(
     delta: float,
     enough: float,
 ) -> float:
-    """Return an upper bound on P[the right guesses among the r surest are unlikely, for some r].
+    """Return an upper bound on P[for some r, the r surest guesses have unlikely many right ones].
 
-    least: the tail probability that counts as unlikely. See `compute_one_run_p_value` for the other
-    parameters.
+    least: the tail probability at which a number is unlikely. Other parameters: see
+    `compute_one_run_p_value`.
     """
     # log p and log(1 - p): neither loses digits where p is near 1.
     counts = list_guess_counts(m)
@@ -220,9 +222,10 @@ def _bound_p_value(
 
 
 def _find_fewest_unlikely_right(r: int, p: float, chance: float) -> int:
-    """Return the smallest number of right guesses of r that is reached with at most `chance`.
+    """Return the smallest v such that P[v or more of r guesses are right] <= `chance`.
 
-    Return r + 1 if there is none. p: the probability of a right guess.
+    Return r + 1 if no v satisfies this.
+    p: the probability of a right guess.
     """
 
     def is_unlikely(v: int) -> bool:
@@ -235,10 +238,10 @@ Step = tuple[int, Floats]
 
 
 def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Step]) -> float:
-    """Return P[at least `needed` of the r surest guesses are right, for some r].
+    """Return P[for some r, at least `needed` of the r surest guesses are right].
 
-    Guesses are independent. needed: a number for each r; steps: the distributions of the right
-    guesses that each r adds to the next smaller r.
+    Guesses are independent. needed: one number per r; steps: the distribution of the right guesses
+    that each r adds to those of the next smaller r.
     """
     mass = np.ones(1)
     first = 0
@@ -259,7 +262,7 @@ def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Ste
 
 
 def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) -> Step:
-    """Return the first count of a binomial distribution, and the probabilities from this count on.
+    """Return a binomial distribution without its tails: its first count, and all probabilities.
 
     Counts beyond `_FAR` standard deviations are omitted. log_chances: log p and log(1 - p).
     """
@@ -282,12 +285,14 @@ def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) ->
 
 @lru_cache(maxsize=2**16)
 def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """Return the epsilon at delta of the largest mu for which the guesses refute mu-GDP.
+    """Return the epsilon at `delta` of the largest mu for which the guesses refute mu-GDP.
 
     Under mu-GDP, guesses about a canary are no better than between two Gaussians at distance mu.
-    The test uses all guesses, half, an eighth and a 32nd of the guesses, each at its share of the
-    significance level. Raise AuditError for impossible counts, and for delta 0, for which no
-    Gaussian mechanism has a finite epsilon.
+    There are four tests, each at its share of the significance level: with all guesses, a half, an
+    eighth and a 32nd of the guesses.
+
+    Raise AuditError for impossible counts, and for delta 0, for which no Gaussian mechanism has a
+    finite epsilon.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
@@ -302,9 +307,9 @@ def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies
 
 @lru_cache(maxsize=2**16)
 def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
-    """Return the largest mu for which so many right guesses refute mu-GDP; 0 if no mu is refuted.
+    """Return the largest mu for which v right guesses of r refute mu-GDP; 0 if no mu is refuted.
 
-    r: number of guesses, on the canaries with the surest guesses; v: number of right guesses.
+    The r guesses are the surest of the m guesses on all canaries.
     """
 
     def falsified(mu: float) -> bool:
@@ -344,7 +349,7 @@ def compute_binomial_upper_tail(v: int, r: int, q: Floats) -> Floats:
 
 
 def compute_gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the epsilon at delta of the Gaussian mechanism, mu = sensitivity / noise.
+    """Return the epsilon at `delta` of the Gaussian mechanism with mu = sensitivity / noise.
 
     See Balle and Wang 2018, Theorem 8.
     """
@@ -359,7 +364,7 @@ def compute_gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def compute_gaussian_delta(epsilon: float, mu: float) -> float:
-    """Return the Gaussian mechanism's delta at epsilon (Balle and Wang 2018, Theorem 8).
+    """Return the Gaussian mechanism's delta at `epsilon` (Balle and Wang 2018, Theorem 8).
 
     delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).
     """
@@ -369,7 +374,7 @@ def compute_gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def compute_group_delta(epsilon: float, delta: float, copies: int) -> float:
-    """Return the delta of a group of k = `copies` records if one record has (epsilon, delta)-DP.
+    """Return the delta of a group of k = `copies` records if each record has (epsilon, delta)-DP.
 
     The result is delta (e^(k epsilon) - 1) / (e^epsilon - 1).
     """
@@ -390,8 +395,8 @@ def find_largest_refuted_value(
 ) -> float:
     """Return the largest refuted value in [low, high], rounded down; `low` if none is refuted.
 
-    refuted: whether a value is refuted; values below a refuted value must be refuted too. close:
-    the accuracy at which bisection stops, relative for values above 1.
+    refuted: returns whether a value is refuted; then every smaller value must be refuted too.
+    close: the accuracy at which bisection stops (relative for values above 1).
     """
     if not refuted(low):
         return low
@@ -402,7 +407,7 @@ def find_largest_refuted_value(
 
 
 def bound_share_logit(r: int, v: int, level: float) -> float:
-    """Return the logit of the Clopper-Pearson lower bound for v right guesses of r.
+    """Return the logit of the Clopper-Pearson lower bound on the share of right guesses, v of r.
 
     For v = r the bound is level^(1/r).
     """

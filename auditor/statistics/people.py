@@ -1,7 +1,7 @@
-"""Measure leakage by person, where each person counts once and is resampled with all records.
+"""Measure leakage per person: each person counts once and is resampled with all their records.
 
-Records of one person are not independent, so an interval over records is too narrow. People are
-codes, not names.
+Records of one person are not independent, so an interval over records is too narrow. Codes identify
+people; no names are used.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 
 
 def encode_people(secrets: Sequence[Secret]) -> Floats:
-    """Return the code of each secret's person, (secrets,); NaN if the person is unknown.
+    """Return a number that identifies each secret's person, of shape (secrets,); NaN if unknown.
 
-    An untrained record of a person with trained records is no baseline, so its code is NaN too.
+    An untrained record is no baseline if its person has trained records, so its code is NaN too.
     """
     names = sorted({s.user for s in secrets if s.user is not None})
     at = {name: float(i) for i, name in enumerate(names)}
@@ -54,12 +54,11 @@ def average_per_person(
 def measure_user_inference(
     secrets: Sequence[Secret], scores: Mapping[str, Floats], note: str
 ) -> tuple[Measurement, ...]:
-    """Measure by AUC whether a person's untrained records reveal training on the person's other
-    records.
+    """Measure by AUC how well a person's untrained records reveal training on their other records.
 
     See Kandpal et al. 2024. A person's score is the mean over the person's untrained records. The
-    AUC compares people with trained records and people without. scores: by metric, (secrets,).
-    Return () if either group has fewer than `LEAST` people.
+    AUC compares people with trained records and people without. scores: (secrets,), keyed by
+    metric. Return () if either group has fewer than `LEAST` people.
     """
     records_by_person: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, secret in enumerate(secrets):

@@ -1,4 +1,4 @@
-"""Test by rank, exactly, whether a value is more likely than alternatives of its format.
+"""Test exactly, by ranks, whether a value is more likely than alternatives of the same format.
 
 If the model never saw the true value, the value and its R alternatives are exchangeable. The
 value's rank is then uniform in 1..R + 1, and rank / (R + 1) is a p-value.
@@ -19,10 +19,9 @@ LEAST_CONTROLS = 20  # ranks that are needed to look at whether they are uniform
 def count_alternatives_above(
     nll: float, tie_limit: float, alternative_nlls: Floats
 ) -> tuple[int, int]:
-    """Return the number of alternatives more likely than a value, and the number of equally likely
-    ones.
+    """Return how many alternatives are more likely than a value, and how many equally likely.
 
-    nll: of the value, in nats; tie_limit: the largest nll that counts as equal; alternative_nlls:
+    nll: the value's nll in nats; tie_limit: the largest nll that counts as equal; alternative_nlls:
     (R,).
     """
     # Symmetric about the value: what rounding may have put before it is a tie as well.
@@ -33,22 +32,22 @@ def count_alternatives_above(
 
 
 def compute_rank_p_values(n_above: Floats, tied: Floats, alternatives: Floats) -> Floats:
-    """Return rank / (R + 1) of each value, (values,).
+    """Return rank / (R + 1) of each value, of shape (values,).
 
-    The true value ranks last among equally likely values. n_above, tied: (values,) numbers of more
-    likely and of equally likely alternatives; alternatives: (values,) R.
+    The true value ranks last among equally likely values. n_above, tied: (values,) the numbers of
+    more likely and of equally likely alternatives; alternatives: (values,) the numbers R.
     """
     p_values: Floats = (n_above + tied + 1) / (alternatives + 1)
     return p_values
 
 
 def compute_rank_bits(p_values: Floats) -> Floats:
-    """Return log2(R + 1) - log2(rank) of each value, (values,)."""
+    """Return log2(R + 1) - log2(rank) of each value, of shape (values,)."""
     return -np.log2(p_values)
 
 
 def adjust_false_discovery(p_values: Floats) -> Floats:
-    """Return the smallest false-discovery rate at which each value counts as a discovery.
+    """Return, for each value, the smallest false-discovery rate at which it is a discovery.
 
     See Benjamini and Hochberg 1995.
     """
@@ -61,10 +60,10 @@ def adjust_false_discovery(p_values: Floats) -> Floats:
 def compute_uniformity_p_value(
     n_above: Floats, tied: Floats, alternatives: Floats, noise: Floats
 ) -> float:
-    """Return the p-value of the hypothesis of uniform ranks (Kolmogorov and Smirnov).
+    """Return the p-value for the hypothesis of uniform ranks (Kolmogorov and Smirnov).
 
-    noise: (values,) uniform in [0, 1), which breaks ties and makes ranks continuous. The other
-    parameters are as in `compute_rank_p_values`. Return NaN for too few ranks.
+    noise: (values,) uniform numbers in [0, 1), which break ties and make ranks continuous. The
+    other parameters are as in `compute_rank_p_values`. Return NaN if there are too few ranks.
     """
     if len(n_above) < LEAST_CONTROLS:
         return math.nan

@@ -1,4 +1,4 @@
-"""Measure the recall of ranked guesses up to a number of wrong guesses, and of every resample."""
+"""Measure the recall of ranked guesses before a number of wrong guesses, with intervals."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def rank_guesses(
     hit: Bools,
     score: Floats,
 ) -> tuple[Bools, Ints]:
-    """Return the hits by decreasing score, and the number of wrong guesses before each guess.
+    """Sort the hits by decreasing score, and count the wrong guesses before each guess.
 
-    Among equal scores wrong guesses come first, so ties never raise recall.
+    Among equal scores, wrong guesses come first, so that ties never raise recall.
     """
     order = np.lexsort((hit, -score))
     ranked = hit[order]
@@ -42,10 +42,10 @@ def measure_ranked_recall(
     """Return the share of n secrets with a right guess before the `errors`-th wrong guess.
 
     Guesses are sorted from the most to the least certain. secret: (guesses,) index of the guessed
-    secret, from 0 to n - 1; right: (guesses,) True for a right guess. A secret may have no guess or
-    several: it counts as solved once, but each wrong guess is an error. The interval is a bootstrap
-    over secrets with all their guesses, or Clopper-Pearson's if the bootstrap's has no width or
-    there are fewer than `errors` wrong guesses.
+    secret, from 0 to n - 1; right: (guesses,) True for a right guess. A secret may have any number
+    of guesses: it is solved at most once, but each wrong guess is an error. The interval is a
+    bootstrap over secrets with all their guesses. It is Clopper-Pearson's if the bootstrap interval
+    has no width or there are fewer than `errors` wrong guesses.
     """
     # (solved secrets,) the guess that solves each
     solver = find_first_right_guesses(secret, right)
@@ -53,7 +53,8 @@ def measure_ranked_recall(
     def solvers(weight: Ints) -> Ints:
         """Return the indices of the right guesses that solve secrets in a bootstrap resample.
 
-        weight: (n,) times that each secret occurs in the resample."""
+        weight: (n,) how often each secret occurs in the resample.
+        """
         wrong = weight[secret] * ~right
         counted: Ints = solver[(np.cumsum(wrong) - wrong)[solver] < errors]
         return counted
@@ -83,18 +84,16 @@ def find_first_right_guesses(
     secret: Ints,
     right: Bools,
 ) -> Ints:
-    """Return the index of the first right guess of each solved secret, in the order of the
-    guesses.
-    """
+    """Return the index of each solved secret's first right guess, in the order of the guesses."""
     hits = np.flatnonzero(right)
     # `unique` points at the first of each, and sorts by secret: back into the order of the guesses
     return hits[np.sort(np.unique(secret[hits], return_index=True)[1])]
 
 
 def compute_resampled_recall(hit: Bools, score: Floats, draws: NDArray[Any], errors: int) -> Floats:
-    """Return the recall before `errors` wrong guesses in each resample, (resamples,).
+    """Return the recall before `errors` wrong guesses in each resample, of shape (resamples,).
 
-    hit, score: (n,); draws: (resamples, n) counts of each secret.
+    hit, score: (n,); draws: (resamples, n) how often each secret was drawn.
     """
     order = np.lexsort((hit, -score))  # equal scores: wrong ones first
     right = hit[order]

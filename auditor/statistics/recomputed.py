@@ -1,6 +1,4 @@
-"""Recompute measurements from a run's stored values per secret, so that a gate can check a
-result.
-"""
+"""Recompute measurements from a run's stored per-secret values, so that a gate can check them."""
 
 from __future__ import annotations
 
@@ -35,9 +33,9 @@ from auditor.statistics.strongest_score import (
 
 
 def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
-    """Return the metric recomputed from stored columns, and its n; None if columns are missing.
+    """Recompute the metric and its n from stored columns; return None if columns are missing.
 
-    members, others: the columns of members and of non-members, by name, (secrets,) each.
+    members, others: (secrets,) columns of members and of non-members, keyed by name.
     """
     columns = members if metric.members else others
     if metric.scores:
@@ -69,7 +67,7 @@ def repeat_measurement(
     members: Columns,
     others: Columns,
 ) -> Measurement | None:
-    """Return the measurement with its interval, recomputed from a probe's stored columns.
+    """Recompute the measurement and its interval from a probe's stored columns.
 
     Return None if the columns do not suffice.
     """
@@ -105,7 +103,7 @@ def repeat_measurement(
 
 
 def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
-    """Return the AUC of the strongest stored score, corrected for the number of scores."""
+    """Recompute the AUC of the strongest stored score, corrected for the number of scores."""
     columns = list_strongest_score_columns(members)
     n = len(members[columns[0]])
     m = len(others[columns[0]])
@@ -121,7 +119,7 @@ def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
 def list_strongest_score_columns(columns: Columns) -> list[str]:
     """Return the score columns from which `membership_auc` takes the strongest score.
 
-    These are all named scores, or the only score.
+    These are the columns of all named scores, or else the only score's column.
     """
     main = name_score_column("")
     controls = {name_score_column(control) for control in CONTROLS}

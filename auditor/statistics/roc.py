@@ -1,8 +1,8 @@
 """Measure how well scores distinguish members from non-members.
 
 The measures are AUC and true-positive rates, with intervals. Members should score higher.
-`members`: (members,) scores, `others`: (non-members,) scores. Ties never raise a result: a tie is
-half a win in an AUC, and a rate counts only members above the threshold.
+`members`: (members,) scores, `others`: (non-members,) scores. Ties never raise a result: a tie
+counts as half a win in an AUC, and a true-positive rate counts only members above the threshold.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _OF_THRESHOLD = 0.8
 
 
 def compute_delong_placements(members: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return DeLong's placements: (members,) and (non-members,) shares (DeLong et al. 1988).
+    """Return DeLong's placements, of shapes (members,) and (non-members,) (DeLong et al. 1988).
 
-    The first are the shares of non-members below each member, the second the shares of members
-    above each non-member. Ties count half. The mean of either array is the AUC.
+    The first array holds the share of non-members below each member, the second the share of
+    members above each non-member. Ties count half. The mean of either array is the AUC.
     """
     return _compute_share_below(members, others), 1 - _compute_share_below(others, members)
 
 
 def _compute_share_below(scores: Floats, others: Floats) -> Floats:
-    """Return the share of `others` below each score, (scores,); ties count half."""
+    """Return the share of `others` below each score, of shape (scores,); ties count half."""
     if np.isnan(scores).any() or np.isnan(others).any():
         return np.full(len(scores), np.nan)
     ordered = np.sort(others)
@@ -70,9 +70,9 @@ def auc(members: Floats, others: Floats) -> float:
 
 
 def orient_scores(members: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """Return both arrays, negated if members score lower.
+    """Return both arrays, negated if members score lower than non-members.
 
-    An AUC below 1/2 separates the groups too.
+    An AUC below 1/2 distinguishes the groups, too.
     """
     if auc(members, others) < 0.5:
         return (-members, -others)
@@ -88,9 +88,9 @@ def estimate_auc(
 ) -> Measurement:
     """Return the AUC with a 95% interval.
 
-    Each end of the interval is the wider of DeLong's and Newcombe's. DeLong's interval depends on
-    the scores; Newcombe's has a width even at AUC 1. widen: factor on the standard deviation, for
-    scores that are less independent than assumed.
+    Each end of the interval is the farther of DeLong's and Newcombe's. DeLong's depends on the
+    scores; Newcombe's interval has a width even at AUC 1. widen: factor on the standard deviation,
+    for scores that are less independent than assumed.
     """
     value = auc(members, others)
     deviation = widen * compute_delong_deviation(*compute_delong_placements(members, others))
@@ -109,7 +109,7 @@ def estimate_auc(
 
 
 def compute_delong_deviation(member_placements: Floats, nonmember_placements: Floats) -> float:
-    """Return the standard deviation of an AUC from its `compute_delong_placements`."""
+    """Return the standard deviation of an AUC, from its `compute_delong_placements`."""
     variance = 0.0
     for side in (member_placements, nonmember_placements):
         variance += float(np.var(side, ddof=1)) / len(side)
@@ -122,7 +122,7 @@ def compute_newcombe_interval(
     n: int,
     widen: float = 1.0,
 ) -> tuple[float, float]:
-    """Return the interval of AUCs that this value does not refute (Newcombe 2006, method 5).
+    """Return the interval of all AUCs that `value` does not refute (Newcombe 2006, method 5).
 
     m, n: the numbers of members and non-members; widen: factor on the standard deviation.
     """
@@ -150,8 +150,8 @@ def compute_auc_difference(
 ) -> BoundedNumber:
     """Return the AUC of `new` minus the AUC of `base`.
 
-    new, base: (members' scores, non-members' scores), of the same records. The distribution is
-    normal, with DeLong's variance for correlated AUCs.
+    new, base: (members' scores, non-members' scores), of the same records. The bounds are of a
+    normal distribution with DeLong's variance for correlated AUCs.
     """
     differences = []
     for placements in zip(
@@ -173,11 +173,11 @@ def compute_auc_difference(
 
 @dataclass(frozen=True)
 class TprAtThreshold:
-    """Counts of members and non-members above a threshold.
+    """Count members and non-members above a threshold.
 
     In expectation, at most `rate` of all non-members exceed the threshold. The threshold is a
     non-member's score; only higher scores count. tied: the numbers of members and of non-members
-    with exactly the threshold's score, which do not count.
+    with exactly the threshold's score, who do not count.
     """
 
     rate: float
@@ -194,30 +194,30 @@ class TprAtThreshold:
 
 
 def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
-    """Return how many of these non-members may be above the threshold; -1 if there are too few.
+    """Return how many of n `nonmembers` may be above the threshold; -1 if n is too small.
 
     A new score exceeds the k-th highest of n exchangeable scores with probability at most k / (n +
-    1). So k = floor((n + 1) rate), and k - 1 scores are above it (conformal prediction: Vovk et al.
-    2005). One more score above it would give the rate (k + 1) / (n + 1), which for 100 non-members
-    is twice the nominal 1%.
+    1). So the threshold is the k-th highest score with k = floor((n + 1) rate), and k - 1 scores
+    are above it (conformal prediction: Vovk et al. 2005). One more score above it would give the
+    rate (k + 1) / (n + 1), which for 100 non-members is twice the nominal 1%.
     """
     # a product that should be whole may come out just below
     return int((nonmembers + 1) * rate + _ROUNDING) - 1
 
 
 def count_threshold_nonmembers(rate: float) -> int:
-    """Return the smallest number of non-members whose highest score is a threshold of this rate.
+    """Return the smallest number of non-members that suffices for a threshold at this rate.
 
-    For a rate of 1% the number is 99.
+    The threshold is then their highest score. For a rate of 1% the number is 99.
     """
     return math.ceil(1 / rate - 1 - _ROUNDING)
 
 
 def compute_conformal_threshold(others: Floats, rate: float) -> float:
-    """Return the threshold that few of the non-members exceed (`count_allowed_false_positives`).
+    """Return the threshold that at most `count_allowed_false_positives` non-members exceed.
 
-    A record exchangeable with the non-members exceeds it with probability at most `rate`
-    (formulas.md A7). Return +inf for too few non-members.
+    A record that is exchangeable with the non-members exceeds it with probability at most `rate`
+    (formulas.md A7). Return +inf if there are too few non-members.
     """
     may = count_allowed_false_positives(len(others), rate)
     if may >= 0:
@@ -235,7 +235,7 @@ def compute_conformal_p_values(scores: Floats, others: Floats) -> Floats:
 def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
     """Count the members above the threshold that the non-members determine.
 
-    With too few non-members no member counts.
+    If there are too few non-members, no member counts.
     """
     threshold = compute_conformal_threshold(others, rate)
     n_found = int((members > threshold).sum())
@@ -249,7 +249,8 @@ def estimate_tpr(
 ) -> Measurement | None:
     """Return the true-positive rate of `tpr_at_fpr`, with the interval of `bound_tpr`.
 
-    Return None for too few non-members. tried: number of scores that competed.
+    Return None if there are too few non-members.
+    tried: the number of scores tried before choosing this score.
     """
     if len(others) < count_threshold_nonmembers(rate):
         return None
@@ -261,7 +262,7 @@ def estimate_tpr(
 def describe_tpr_counts(tpr: TprAtThreshold) -> str:
     """Describe the numbers of members and non-members above the threshold.
 
-    Add the largest plausible share of other records above the threshold.
+    The text also gives the largest plausible share of other records above the threshold.
     """
     worst = clopper_pearson(tpr.false, tpr.nonmembers)[1]
     at = f"{tpr.true_positives}/{tpr.members} above {tpr.threshold:.4g}"
@@ -280,12 +281,13 @@ def bound_tpr(members: Floats, others: Floats, rate: float) -> BoundedNumber:
     """Return the true-positive rate at a false-positive rate of exactly `rate`, with bounds.
 
     This is the share of all members above a threshold that exactly `rate` of all non-members exceed
-    (a point of the ROC). With ties, it is the lowest threshold that at most `rate` exceed. The
-    bounds cover the sampling of both groups and hold for any two distributions. How many of n
-    non-members are above the true threshold is binomial, so two of their scores bound the threshold
-    (Clopper and Pearson 1934), at most of the significance level. Given these scores, the number of
-    members above is binomial, at the rest of the level. With fewer than `count_bound_nonmembers`
-    non-members, the lower bound is 0, because all of them may be below the threshold.
+    (a point of the ROC). If scores tie, it is the lowest threshold that at most `rate` exceed. The
+    bounds cover the sampling of both groups and hold for any two distributions. The number of the n
+    non-members above the true threshold is binomial, so two of their scores bound the threshold
+    (Clopper and Pearson 1934); this uses most of the significance level. Given these scores, the
+    number of members above each is binomial; this uses the rest of the level. With fewer than
+    `count_bound_nonmembers` non-members, the lower bound is 0, because all their scores may be
+    below the threshold.
     """
     n = len(members)
 
@@ -304,10 +306,10 @@ def bound_tpr(members: Floats, others: Floats, rate: float) -> BoundedNumber:
 def bound_partial_auc(members: Floats, others: Floats, max_fpr: float) -> BoundedNumber:
     """Return the true-positive rate, averaged over all false-positive rates up to `max_fpr`.
 
-    By chance the average is half of that; this is the partial AUC divided by its range. The bounds
-    average those of `bound_tpr` on a grid of rates, which share the significance level, and hold
-    for any two distributions. A ROC never falls, so the mean lies between the steps below and above
-    it. A member tied with non-members counts as below them.
+    This is the partial AUC divided by `max_fpr`; random scores have half of `max_fpr`. The bounds
+    average those of `bound_tpr` over a grid of rates, which share the significance level, and hold
+    for any two distributions. A ROC never falls, so its mean lies between the step functions below
+    and above it. A member tied with non-members counts as below them.
     """
 
     def bound_step(k: int) -> BoundedNumber:
@@ -331,8 +333,8 @@ def estimate_partial_auc(
 ) -> Measurement | None:
     """Return the partial AUC with its interval.
 
-    Return None if there are too few non-members for a threshold at `max_fpr`. tried: number of
-    scores that competed.
+    Return None if there are too few non-members for a threshold at `max_fpr`.
+    tried: the number of scores tried before choosing this score.
     """
     if len(others) < count_threshold_nonmembers(max_fpr):
         return None
@@ -341,10 +343,9 @@ def estimate_partial_auc(
 
 
 def count_bound_nonmembers(rate: float, level: float) -> int:
-    """Return the smallest number of non-members for which a lower bound of the rate can be
-    positive.
+    """Return the fewest non-members with which a lower bound on the rate can be positive.
 
-    In a two-sided 95% interval at a false-positive rate of 1%, the number is 390.
+    For a two-sided 95% interval at a false-positive rate of 1%, the number is 390.
     """
     # (1 - rate)^n is the chance that none of n is above the true threshold.
     return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))
@@ -356,10 +357,10 @@ def _mark_members_surely_above(
     rate: float,
     share: float,
 ) -> tuple[Bools, float]:
-    """Return a mask (members,) of members above a threshold that is rarely too low.
+    """Return a mask (members,) of the members above a threshold that is rarely too low.
 
-    Also return the probability that the threshold is too low, at most `share`. The k-th highest of
-    n non-member scores is too low if fewer than k exceed the true threshold.
+    Also return the probability that it is too low, which is at most `share`. The k-th highest of n
+    non-member scores is too low if fewer than k scores exceed the true threshold.
     """
     n = len(others)
     k = int(find_binomial_quantile(share, n, rate))  # the largest with P[B < k] below share
@@ -376,10 +377,10 @@ def _mark_members_possibly_above(
     rate: float,
     share: float,
 ) -> tuple[Bools, float]:
-    """Return a mask (members,) of members above a threshold that is rarely too high.
+    """Return a mask (members,) of the members above a threshold that is rarely too high.
 
-    Also return the probability that the threshold is too high, at most `share`. The k-th highest of
-    n non-member scores is too high if k or more exceed the true threshold.
+    Also return the probability that it is too high, which is at most `share`. The k-th highest of n
+    non-member scores is too high if k or more scores exceed the true threshold.
     """
     n = len(others)
     k = (
@@ -395,12 +396,12 @@ def _mark_members_possibly_above(
 def bound_tpr_difference(
     new: tuple[Floats, Floats], base: tuple[Floats, Floats], rate: float
 ) -> BoundedNumber:
-    """Return the difference of two `bound_tpr` of the same records.
+    """Bound the difference of two true-positive rates (`bound_tpr`) on the same records.
 
-    new, base: (members' scores, non-members' scores), paired by record. The same non-members bound
-    each threshold at two fifths of the significance level. The shares of members above the two
-    thresholds are then a paired difference. With too few non-members for a lower bound, the
-    interval contains 0.
+    new, base: (members' scores, non-members' scores), paired by record. The non-members bound each
+    threshold at two fifths of the significance level. The shares of members above the two
+    thresholds then form a paired difference. If there are too few non-members for a lower bound,
+    the interval contains 0.
     """
 
     def bound_lower_end(
@@ -421,8 +422,7 @@ def bound_tpr_difference(
 
 
 def compute_roc_curve(members: Floats, others: Floats) -> list[tuple[float, float]]:
-    """Return the ROC of these records as points (false-positive rate, true-positive rate), up to
-    (1, 1).
+    """Return the ROC as points (false-positive rate, true-positive rate), up to (1, 1).
 
     Each point has the largest true-positive rate at its false-positive rate.
     """

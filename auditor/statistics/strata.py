@@ -1,8 +1,8 @@
-"""Estimate a share of a finite population of which only a part is queried.
+"""Estimate a share of a finite population if only a part of it is queried.
 
 The population is all attackable records, divided into strata by copies. Records with many copies
-are queried first, then a random sample. A fully queried stratum is known; an unqueried stratum can
-have any value.
+are queried first, then a random sample. If a stratum is fully queried, its share is known; if it is
+not queried at all, its share may be anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from auditor.statistics.bootstrap import CONFIDENCE
 
 @dataclass(frozen=True)
 class StratumCount:
-    """The hits among a stratum's queried records, which are a random sample of the stratum.
+    """Count the hits among a stratum's queried records, a random sample of the stratum.
 
     population: the number of records in the stratum.
     """
@@ -41,9 +41,10 @@ def compute_finite_population_interval(
 ) -> tuple[int, int]:
     """Return the exact two-sided interval of the number of hits in a whole stratum.
 
-    It contains the numbers that hypergeometric tests at `tail` in each direction do not reject,
-    from the hits found to the population minus the misses found (Buonaccorsi 1987, The American
-    Statistician 41:215; Wright 1991). For a fully queried stratum it is the number of hits.
+    It contains the numbers that hypergeometric tests, at level `tail` in each direction, do not
+    reject. These lie between the hits found and the population minus the misses found (Buonaccorsi
+    1987, The American Statistician 41:215; Wright 1991). For a fully queried stratum it is the
+    number of hits.
     """
     size = stratum.population
     n = stratum.n_queried
@@ -68,12 +69,12 @@ def estimate_population_share(
 ) -> tuple[float, float, float]:
     """Return (value, low, high) of the share of hits in all strata together.
 
-    The value is the sum over strata of population x share of hits among queried records, over the
-    total population; NaN if a stratum was not queried. The interval adds up the strata's intervals,
-    with an equal part of `tail` for each stratum that was queried in part (Bonferroni). It is exact
-    for at most one such stratum, as if records with many copies are queried first. With more, it is
-    wider than the exact interval of Wendell and Schmee (1996, JASA 91:825), but valid for any
-    sizes.
+    The value weights each stratum's share of hits among queried records by its population; it is
+    NaN if a stratum was not queried. The interval adds up the strata's intervals, with an equal
+    part of `tail` for each partly queried stratum (Bonferroni). It is exact if at most one stratum
+    is partly queried, as happens if records with many copies are queried first. With more such
+    strata, it is wider than the exact interval of Wendell and Schmee (1996, JASA 91:825), but valid
+    for any sizes.
     """
     population = sum(stratum.population for stratum in strata)
     in_part = sum(0 < stratum.n_queried < stratum.population for stratum in strata)

@@ -1,10 +1,11 @@
 """Choose the membership score that distinguishes members best, with a valid interval.
 
-The best AUC's own interval would be too narrow, because the score is the best of all scores tried.
-So one factor, from a bootstrap of the maximum, widens all intervals of a family. Members and
-non-members are resampled separately. All scores and groups of copies use the same resamples, so
-scores that agree count as one. Related records (of a person, or parts of a document) are drawn
-together. The strongest score is the one whose corrected interval is farthest from chance.
+The best score's ordinary interval would be too narrow, because the score was chosen as the best of
+several. So one factor, from a bootstrap of the maximum, widens all intervals of a family of scores.
+Members and non-members are resampled separately. All scores and groups of copies use the same
+resamples, so scores that agree count as a single score. Related records (of one person or one
+document) are drawn together. The strongest score is the one whose corrected interval is farthest
+from chance.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _ALL = ""  # the group of all members
 
 @dataclass(frozen=True)
 class CandidateScore:
-    """A score of every record; members score higher.
+    """Hold a score of every record; members should score higher.
 
-    values: (records,); title: the score's name in reports.
+    values: (records,) the scores; title: the score's name in reports.
     widen: factor on the standard deviation of the AUC, if scores are less independent than assumed.
     overlap: weights for the adjusted AUC; None without a blind baseline.
     """
@@ -53,11 +54,11 @@ class CandidateScore:
 
 @dataclass(frozen=True)
 class ScoredRecords:
-    """The groups of scored records, as masks (records,).
+    """Hold the groups of scored records as masks (records,).
 
     member: the members; copies: the members with each number of copies.
-    unit: (records,) code of each record's person or document, which is resampled as a whole. None
-    resamples each record by itself.
+    unit: (records,) code of each record's person or document, which is resampled as a whole; if
+    None, each record is resampled by itself.
     """
 
     member: Bools
@@ -66,9 +67,7 @@ class ScoredRecords:
 
     @property
     def groups(self) -> dict[str, Bools]:
-        """Return the masks of all members, and of each smaller group of copies that is large
-        enough.
-        """
+        """Return masks of all members and of each group with one copy count, if large enough."""
         large = {}
         for name, members in self.copies.items():
             if members.sum() >= roc.LEAST:
@@ -82,7 +81,7 @@ def compute_simultaneous_widening(
     scores: Sequence[CandidateScore],
     records: ScoredRecords,
 ) -> float:
-    """Return the factor, at least 1, on all intervals with which they hold together at 95%.
+    """Return the factor (at least 1) that widens all intervals so that they jointly hold at 95%.
 
     The factor is the 95% quantile of the maximum over scores and groups of |AUC* - AUC| /
     deviation, divided by the normal quantile of one interval. AUC* is a resample's AUC, taken as
@@ -117,7 +116,7 @@ def compute_simultaneous_widening(
 
 
 def _compute_placement_parts(placed: Floats, side: Bools, unit: Ints | None) -> Floats:
-    """Return the contribution of each draw of a record to AUC* - AUC, (records,).
+    """Return how much each draw of a record contributes to AUC* - AUC, of shape (records,).
 
     The contribution is 0 for records not in `side`. placed: the placements of the records in
     `side`. unit: as in `ScoredRecords`.
@@ -140,7 +139,7 @@ def _compute_resampled_sums(
     unit: Ints | None,
     stream: str,
 ) -> Floats:
-    """Return the sum of each entry of `parts` over every resample, (resamples, entries).
+    """Return each part's sum over every resample, of shape (resamples, len(parts)).
 
     parts: (records,) each; side: (records,) True for the records to resample; unit: their units.
     """
@@ -181,7 +180,7 @@ def select_strongest_auc(
 def bound_strongest_auc(
     scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> Measurement:
-    """Return the strongest score's AUC, with an upper limit that holds for every score.
+    """Return the strongest score's AUC, with an upper bound that holds for every score.
 
     The truly strongest score may differ from the strongest on these records, so the interval
     extends as far as the interval of any score.
@@ -208,10 +207,11 @@ def _estimate_corrected_aucs(
 
 @dataclass(frozen=True)
 class StrongestScore:
-    """The strongest score of a membership probe on one model.
+    """Hold the strongest score of a membership probe on one model.
 
-    values: (records,) scores; measurements: of this score; by_copies: its AUC by number of copies.
-    corrected: AUCs of all the probe's scores, with intervals that hold together.
+    values: (records,) the score; measurements: its measurements; by_copies: its AUC by number of
+    copies.
+    corrected: the AUCs of all the probe's scores, with intervals that jointly hold.
     adjusted: the strongest adjusted AUC and its (records,) parts; None without a blind baseline.
     """
 
@@ -252,7 +252,7 @@ def choose_strongest_score(
 def _select_strongest_adjusted_auc(
     scores: Mapping[str, CandidateScore], member: Bools, widening: float
 ) -> tuple[Measurement, Floats] | None:
-    """Return the adjusted AUC whose interval is farthest from chance, and its (records,) parts.
+    """Return the adjusted AUC whose interval is farthest from chance, and its parts, (records,).
 
     Return None if no score has weights.
     """
@@ -279,7 +279,7 @@ def measure_membership_rates(
 ) -> list[Measurement]:
     """Return a score's TPRs and partial AUC, if there are enough non-members.
 
-    tried: number of scores that competed.
+    tried: the number of scores tried before choosing this score.
     """
     rates = []
     for rate in FALSE_POSITIVES:

@@ -1,9 +1,9 @@
-"""Bound epsilon by independent trials with or without the record.
+"""Bound epsilon by independent trials, each with or without the record.
 
-A trial is a separate training or a separate game. tp, fn: numbers of trials with the record,
-classified as with it and as without it. fp, tn: numbers of trials without the record, likewise. Fix
-the classifier beforehand. Canaries that share one run are not independent trials: for them see
-`one_run`. Epsilons are in nats. copies: as in `one_run`.
+A trial is a separate training or a separate game. tp, fn: the numbers of trials with the record
+that were classified as with it and as without it. fp, tn: likewise for trials without the record.
+The classifier must be fixed beforehand. Canaries that share one run are not independent trials; for
+these, see `one_run`. Epsilons are in nats. copies: as in `one_run`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from auditor.statistics.one_run import (
 def epsilon_clopper_pearson(
     tp: int, fn: int, fp: int, tn: int, delta: float, level: float = 0.05, copies: int = 1
 ) -> float:
-    """Return a lower bound that exceeds the true epsilon with probability at most `level`.
+    """Return a lower bound on epsilon, which exceeds the truth with probability at most `level`.
 
     The bound is the larger of log((TPR_lo - delta) / FPR_hi) and log((TNR_lo - delta) / FNR_hi).
-    Rates have one-sided Clopper-Pearson limits at level / 2 each, because both ratios are of the
+    Each rate has a one-sided Clopper-Pearson limit at level / 2, because both ratios rest on the
     same two events (formulas.md B5). Return 0 if nothing is refuted. Raise AuditError if all trials
     are with the record, or all without.
     """
     tpr, fpr = _compute_rate_intervals(tp, fn, fp, tn, delta, level)
 
     def refuted(epsilon: float) -> bool:
-        """Return whether a ratio exceeds the largest ratio that epsilon allows a group of `copies`
-        records.
-        """
+        """Return whether a ratio exceeds the largest that a group of `copies` records allows."""
         most = math.exp(copies * epsilon)
         slack = compute_group_delta(epsilon, delta, copies)
         # The second by complements: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo.
@@ -48,7 +46,7 @@ def epsilon_clopper_pearson(
 def _compute_rate_intervals(
     tp: int, fn: int, fp: int, tn: int, delta: float, level: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the intervals of TPR and FPR, each end at half the significance level.
+    """Return the intervals for TPR and FPR, each end at half the significance level.
 
     Raise AuditError for impossible counts, delta or level.
     """

@@ -1,6 +1,6 @@
-"""Measure how much a model still reveals of records that it was to forget.
+"""Measure how much a model still reveals about records that it was supposed to forget.
 
-One number per secret, such as recall, is compared between related models.
+Related models are compared by one value per secret, such as recall.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def measure_unlearning_group(
 ) -> GroupRecall:
     """Return the mean of a group of secrets in each model, and the changes between models.
 
-    columns: by model, (secrets,), finite, of the same secrets in the same order.
+    columns: keyed by model, (secrets,), finite, for the same secrets in the same order.
     """
     unit = find_metric(name).unit or "number"
     changes = {}
@@ -69,12 +69,12 @@ def measure_unlearning_group(
 
 
 def _estimate_relearned_share(before: Floats, after: Floats, again: Floats) -> Measurement | None:
-    """Return the share of unlearning's effect that relearning reversed; negative if it removed
-    more.
+    """Return the share of unlearning's effect that relearning reversed.
 
-    before, after, again: (secrets,) numbers before unlearning, after it, and after relearning.
-    Return None if a bootstrap cannot estimate the error: with few secrets, if nothing was restored,
-    or if nothing is forgotten in some resample.
+    The share is negative if relearning removed even more. before, after, again: (secrets,) values
+    before unlearning, after it, and after relearning. Return None if a bootstrap cannot estimate
+    the error: with few secrets, if nothing was restored, or if nothing is forgotten in some
+    resample.
     """
     forgotten = before - after
     back = again - after

@@ -1,8 +1,8 @@
-"""Estimate the number of species that no draw has shown yet, from the counts of species seen.
+"""Estimate the number of species that no draw has shown yet, from counts of the species seen.
 
-Here a draw is a generation and a species is a training record. A draw shows several species, one
-species or none (incidence data). The estimate uses the numbers of species seen in exactly one draw
-(Q1) and in exactly two (Q2) of T draws. It assumes nothing about the probability of each species.
+Here a draw is a generation and a species is a training record. A draw shows any number of species
+(incidence data). The estimates use the numbers of species seen in exactly one (Q1) and in exactly
+two (Q2) of T draws. They assume nothing about the probability of each species.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Counts = Ints  # (species seen,): in how many of the draws each was
 
 
 def estimate_new_species(name: str, counts: Counts, draws: int, per: int) -> Measurement:
-    """Estimate the number of unseen species in the next `per` draws, at the rate of the next draw.
+    """Estimate how many unseen species the next `per` draws show, at the rate of the next one.
 
     Good 1953, Eq. 9: Q1/T per draw. The mean squared error is (Q1 + 2 Q2)/T^2: each species adds
-    the error of its own count (after Robbins 1968; Esty 1983 has the same for draws of one
-    species). The upper end is never below that for T draws without a new species. counts:
-    (species,) the number of draws with each species.
+    the error of its own count (after Robbins 1968; for draws of a single species, Esty 1983 gives
+    the same). The upper end is at least that for T draws without a new species. counts: (species,)
+    the number of draws with each species.
     """
     once = _count_species_seen(counts, 1)
     twice = _count_species_seen(counts, 2)
@@ -41,13 +41,13 @@ def estimate_species_richness(
     draws: int,
     most: int,
 ) -> Measurement | None:
-    """Return a lower estimate of the number of species, at most `most`; None if none was seen.
+    """Estimate the number of species from below, at most `most`; None if no species was seen.
 
-    Chao 1987 (incidence), unbiased form: S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), A = (T - 1)/T, with S
-    species seen. This estimate is below the number, and close to the number if unseen species are
-    about as likely as species seen once. The interval is log-normal in the unseen number (Chao
-    1987), in whole species. If the estimate is S, the interval follows from the probability of
-    missing a species that is as frequent as the species seen. counts: (species,) the number of
+    Chao 1987 (incidence), unbiased form: S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), where A = (T - 1)/T and
+    S species were seen. This estimate is below the true number, and close to it if unseen species
+    are about as likely as species seen once. The interval is log-normal in the number of unseen
+    species (Chao 1987), in whole species. If the estimate is S, the interval follows from the
+    probability of missing a species as frequent as those seen. counts: (species,) the number of
     draws with each species.
     """
     if not len(counts):
