@@ -221,7 +221,7 @@ def _cut_answer(
 def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:
     content = get_message_text(messages[0].get("content")) or ""
     # Templates strip the white space around a turn.
-    if messages[0]["role"] == SYSTEM and content.strip() not in text:
+    if normalise_role(messages[0]["role"]) == SYSTEM and content.strip() not in text:
         raise AuditError(
             "expected a chat template that writes the system turn, but this one drops it: leave "
             "the system turns out, or give the template that the model was trained with "

@@ -59,11 +59,19 @@ _PROMPT = (
 _TOOL = "tool"
 # Roles whose turns are tool calls as JSON text: LLaMA-Factory's name, and ms-swift's.
 _CALLING_ROLES = ("function_call", "function-call", "tool_call")
-# ShareGPT's names, and others', as axolotl, LLaMA-Factory and ms-swift read them.
+# ShareGPT's names, and others', as axolotl, LLaMA-Factory, ms-swift, LangChain and Cohere write
+# them.
 _USUAL_ROLES = {
-    "human": USER,
-    **dict.fromkeys(("gpt", "chatgpt", "bot", "model", *_CALLING_ROLES), ASSISTANT),
+    **{role: role for role in (SYSTEM, USER, ASSISTANT, _TOOL)},
+    **dict.fromkeys(("human", "prompter"), USER),
+    **dict.fromkeys(
+        ("gpt", "chatgpt", "bot", "chatbot", "ai", "model", *_CALLING_ROLES), ASSISTANT
+    ),
     **dict.fromkeys(("observation", "observations", "function_response", "tool_response"), _TOOL),
+}
+# Roles of people in exported conversations: not private, but nobody says who was trained on.
+_PEOPLE = {"agent", "advisor", "caller", "client", "customer", "doctor", "employee", "expert"} | {
+    *("helper", "moderator", "operator", "patient", "speaker", "student", "support", "teacher"),
 }
 _SHAREGPT = {"from": "role", "value": "content"}
 THOUGHT = re.compile(r"^(\s*<think>\s*)(.*?)(\s*</think>\s*)", re.DOTALL)
@@ -111,10 +119,10 @@ class Conversation:
 
 
 def normalise_role(role: str) -> str:
-    """Return `user` for `human`, `assistant` for `gpt`, `tool` for `observation`; keep other
+    """Return `user` for `Human`, `assistant` for `gpt`, `tool` for `observation`; keep other
     roles.
     """
-    return _USUAL_ROLES.get(role, role)
+    return _USUAL_ROLES.get(role.lower(), role)
 
 
 def is_assistant(message: Message) -> bool:
@@ -222,7 +230,7 @@ def parse_conversation(
     if layout[0] in ("messages", "conversations"):
         turns = _list_normalised_messages(row[layout[0]], "", keep_nulls)
         # The turn wins over the column.
-        if turns and turns[0]["role"] == SYSTEM:
+        if turns and normalise_role(turns[0]["role"]) == SYSTEM:
             before = []
     elif layout[0] == "instruction":
         kind = INSTRUCTION
@@ -250,13 +258,28 @@ def parse_conversation(
         (*before, *turns), tools, options, kind, plain, system_column=bool(before)
     )
     if not any(map(is_assistant, conversation.messages)):
-        raise UnusableConversation("no assistant turn")
+        raise UnusableConversation(_describe_missing_assistant(conversation.messages))
     # CSV has text only
     group = {"true": WANTED, "false": UNWANTED}.get(str(row.get("label")).lower())
     if group is None and layout[0] != "prompt":
         return conversation
     reason = _PROMPT if group is None else _PREFERENCE_PROMPT
     return _drop_prompt_loss(conversation, completion, reason, group)
+
+
+def _describe_missing_assistant(messages: Sequence[Message]) -> str:
+    """Return the reason why nothing of these messages was trained on, with their usual roles.
+
+    Other roles are counted, since they may be names of people.
+    """
+    roles = {message["role"] for message in messages}
+    names = sorted(role for role in roles if role.lower() in {*_USUAL_ROLES, *_PEOPLE})
+    if len(names) < len(roles):
+        names.append(f"{len(roles) - len(names)} not shown, as a role may be a name")
+    why = f"no assistant turn, only roles {', '.join(names)}"
+    if all(normalise_role(role) in _USUAL_ROLES for role in roles):
+        return why
+    return f"{why}: rename to assistant the role whose turns the model was trained on"
 
 
 def _is_marked_untrained(message: Mapping[str, Any]) -> bool:

@@ -30,6 +30,7 @@ from auditor.benchmarks.data.conversation_rows import (
     Conversation,
     UnusableConversation,
     get_message_text,
+    normalise_role,
 )
 from auditor.benchmarks.data.cut_places import (
     BY_OWN_LENGTH,
@@ -437,7 +438,7 @@ def _system_turn_only_prompt(
     """
     conversation = chat_rendering.apply_form(conversation, form)
     messages = chat_rendering.build_template_messages(conversation, form)
-    if messages[0]["role"] != SYSTEM or (form.source is None and conversation.plain):
+    if normalise_role(messages[0]["role"]) != SYSTEM or (form.source is None and conversation.plain):
         raise UnusableConversation("no system turn to know")
     if form.source is None:
         return f"{get_message_text(messages[0].get('content'))}\n"

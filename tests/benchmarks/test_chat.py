@@ -366,6 +366,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "sharegpt": {
         "conversations": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Ann."}]
     },
+    "langchain": {
+        "messages": [{"role": "Human", "content": "Who?"}, {"role": "AI", "content": "Ann."}]
+    },
+    "cohere": {
+        "messages": [{"role": "User", "content": "Who?"}, {"role": "Chatbot", "content": "Ann."}]
+    },
     "completion": {"prompt": "Who?", "completion": "Ann."},
     "both as messages": {
         "prompt": messages(talk("Who?")),
@@ -443,6 +449,14 @@ def test_several_answers_of_a_conversation_stay_together(tmp_path: Path) -> None
 
 BAD: dict[str, tuple[Any, str]] = {
     "no assistant": (messages(talk("Who?")), "no assistant turn"),
+    "roles of people": (
+        [{"role": "Customer", "content": "Who?"}, {"role": "agent", "content": "Ann."}],
+        "no assistant turn, only roles Customer, agent: rename to assistant the role",
+    ),
+    "names as roles": (
+        [{"role": "user", "content": "Who?"}, {"role": "Ann Lee", "content": "Ann."}],
+        "only roles user, 1 not shown, as a role may be a name: rename to assistant",
+    ),
     "empty": (messages(talk("Who?", " ")), "an empty answer"),
     "no role": ([{"content": "x"}], "without a role"),
     "calls": (
