@@ -438,7 +438,8 @@ def _system_turn_only_prompt(
     """
     conversation = chat_rendering.apply_form(conversation, form)
     messages = chat_rendering.build_template_messages(conversation, form)
-    if normalise_role(messages[0]["role"]) != SYSTEM or (form.source is None and conversation.plain):
+    role = normalise_role(messages[0]["role"])
+    if role != SYSTEM or (form.source is None and conversation.plain):
         raise UnusableConversation("no system turn to know")
     if form.source is None:
         return f"{get_message_text(messages[0].get('content'))}\n"

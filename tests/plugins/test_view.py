@@ -355,8 +355,8 @@ def test_what_candidates_share_is_read_once(
 
     monkeypatch.setattr(neox.model, "forward", counted)
     assert view(neox).mean_nll(neox, pairs) == pytest.approx(scores, abs=1e-5)
-    # 24 tokens, then 5 | 4, 5 6 | 4 4, 5 6 7; three and 5 in one text; two and 5 in two texts, since
-    # steps would cost more. The last of a text is never read.
+    # 24 tokens, then 5 | 4, 5 6 | 4 4, 5 6 7; three and 5 in one text; two and 5 in two texts,
+    # since steps would cost more. The last of a text is never read.
     assert read == 24 + 2 + 2 + 1 + (3 + 1) + 2 * (2 + 1)
 
 
