@@ -336,8 +336,7 @@ def test_what_candidates_share_is_read_once(
 ) -> None:
     long = tuple(range(1, 25))
     pairs = [
-        (long, suffix)
-        for suffix in ((5, 6, 7, 8), (5, 6, 7, 9), (5, 6), (5, 6, 7, 9), (4, 4, 4))
+        (long, suffix) for suffix in ((5, 6, 7, 8), (5, 6, 7, 9), (5, 6), (5, 6, 7, 9), (4, 4, 4))
     ]
     pairs += [((1, 2, 4), (5, 6)), ((2, 2), (5, 6)), ((2, 2), (5, 7))]
     scores = []
