@@ -62,14 +62,15 @@ _CALLING_ROLES = ("function_call", "function-call", "tool_call")
 # ShareGPT's names, and others', as axolotl, LLaMA-Factory, ms-swift, LangChain and Cohere write
 # them.
 _USUAL_ROLES = {
-    **{role: role for role in (SYSTEM, USER, ASSISTANT, _TOOL)},
-    **dict.fromkeys(("human", "prompter"), USER),
+    SYSTEM: SYSTEM,
+    **dict.fromkeys((USER, "human", "prompter"), USER),
     **dict.fromkeys(
-        ("gpt", "chatgpt", "bot", "chatbot", "ai", "model", *_CALLING_ROLES), ASSISTANT
+        (ASSISTANT, "gpt", "chatgpt", "bot", "chatbot", "ai", "model", *_CALLING_ROLES), ASSISTANT
     ),
+    _TOOL: _TOOL,
     **dict.fromkeys(("observation", "observations", "function_response", "tool_response"), _TOOL),
 }
-# Roles of people in exported conversations: not private, but nobody says who was trained on.
+# Roles in exported conversations: a reader may see them, but the trained one is unknown.
 _PEOPLE = {"agent", "advisor", "caller", "client", "customer", "doctor", "employee", "expert"} | {
     *("helper", "moderator", "operator", "patient", "speaker", "student", "support", "teacher"),
 }
@@ -268,18 +269,27 @@ def parse_conversation(
 
 
 def _describe_missing_assistant(messages: Sequence[Message]) -> str:
-    """Return the reason why nothing of these messages was trained on, with their usual roles.
+    """Name the roles of a conversation without an assistant's turn, and say what to rename.
 
-    Other roles are counted, since they may be names of people.
+    Unusual roles are counted, since they may be names of people.
     """
-    roles = {message["role"] for message in messages}
-    names = sorted(role for role in roles if role.lower() in {*_USUAL_ROLES, *_PEOPLE})
-    if len(names) < len(roles):
-        names.append(f"{len(roles) - len(names)} not shown, as a role may be a name")
-    why = f"no assistant turn, only roles {', '.join(names)}"
-    if all(normalise_role(role) in _USUAL_ROLES for role in roles):
-        return why
-    return f"{why}: rename to assistant the role whose turns the model was trained on"
+    roles = set()
+    n_hidden = 0
+    is_unclear = False
+    for role in {message["role"] for message in messages}:
+        is_usual = role.lower() in _USUAL_ROLES
+        is_unclear = is_unclear or not is_usual
+        if is_usual or role.lower() in _PEOPLE:
+            roles.add(role)
+        else:
+            n_hidden += 1
+    listed = sorted(roles)
+    if n_hidden:
+        listed.append(f"{n_hidden} not shown, as a role may be a name")
+    reason = f"no assistant turn, only roles {', '.join(listed)}"
+    if is_unclear:
+        reason += ": rename to assistant the role whose turns the model was trained on"
+    return reason
 
 
 def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
