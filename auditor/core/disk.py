@@ -31,8 +31,7 @@ _BEHIND = ".tmp"
 
 
 def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) -> None:
-    """Write the content to `path` in one step, with mode 0600, and create the folder if it is
-    missing.
+    """Write the content to `path` in one step, with mode 0600; create the folder if missing.
 
     If `sync` is True, wait until the content would survive a power cut; use this for files on which
     a claim depends. Raise AuditError if `path` cannot be written; the previous content then
@@ -136,9 +135,7 @@ def fsync(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Wait until everything that a library wrote to a folder is on disk. Raise AuditError on
-    failure.
-    """
+    """Wait until all that a library wrote to a folder is on disk. Raise AuditError on failure."""
     try:
         for path in (*folder.rglob("*"), folder):
             fsync(path)

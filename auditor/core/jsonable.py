@@ -175,8 +175,7 @@ def _describe_validation_error(
 def _format_json_path(
     where: str, steps: Iterable[int | str], fields: Collection[str], private: bool
 ) -> str:
-    """Return a path such as `result.json.targets[1].claim`, from `where` and the steps that follow
-    it.
+    """Return a path such as `result.json.targets[1].claim`, from `where` and further steps.
 
     If `private` is True, hide all keys except `fields`.
     """

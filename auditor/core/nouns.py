@@ -39,17 +39,14 @@ class CellKey(NamedTuple):
 
     @classmethod
     def parse_cell_key(cls, text: str) -> CellKey:
-        """Parse a key such as `pmixed/text-only/ethicist`. Raise ValueError if the text is not a
-        key.
-        """
+        """Parse a key such as `pmixed/text-only/ethicist`. Raise ValueError if it is no key."""
         target, setting, attack = text.split("/")
         return cls(target, setting, attack)
 
 
 @dataclass(frozen=True)
 class Canary:
-    """Text that is made to be inserted into training data, so a model can know it only by
-    memorisation.
+    """Text made to be inserted into training data, so a model can know it only by memorisation.
 
     Args:
         text: the text.
@@ -329,11 +326,10 @@ class TokenLogProbs:
 
 @dataclass(frozen=True)
 class Claim:
-    """Privacy promise of a defense, and how much of its budget this audit used. Epsilons are in
-    nats.
+    """Privacy promise of a defense, and how much of its budget this audit used.
 
     `unit`, `theorem`, `status`, `access` and `decoding` are text for readers; the program uses only
-    the other fields.
+    the other fields. Epsilons are in nats.
 
     Attributes:
         epsilon: promised epsilon for each neighbouring relation.

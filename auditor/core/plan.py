@@ -109,8 +109,7 @@ class Plan:
                 raise AuditError(f"{format_field_flag(name)} needs --data, got only --canaries")
 
     def _check_unlearning(self) -> None:
-        """Raise AuditError if the model that unlearning fields need is missing, or relearning is
-        impossible.
+        """Raise AuditError if unlearning fields lack a model, or if relearning is impossible.
 
         Whether defenses are compatible is checked later, when they are selected.
         """
@@ -221,10 +220,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str = "plan") -> Plan:
-        """Convert JSON values to a plan, the inverse of `to_json`. Missing fields get their
-        defaults.
+        """Convert JSON values to a plan, the inverse of `to_json`.
 
-        `where` names the values in messages. Raise AuditError for unknown fields and wrong values.
+        Missing fields get their defaults. `where` names the values in messages. Raise AuditError
+        for unknown fields and wrong values.
         """
         if unknown := [name for name in values if name not in FIELDS]:
             raise AuditError(f"{where}: unknown field {unknown[0]!r}")

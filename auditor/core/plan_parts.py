@@ -170,9 +170,7 @@ class LoadingOptions:
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     def check(self) -> None:
-        """Raise AuditError if --model-arg has a credential, or if --device and --device-map are
-        both set.
-        """
+        """Raise AuditError for a credential in --model-arg, or --device with --device-map."""
         for name in self.model_args:
             plain = name.lower().replace("-", "_")
             # The error does not quote the value.
@@ -305,8 +303,7 @@ class AttackPlan:
 
     @property
     def until_metric_and_half_width(self) -> tuple[str, float] | None:
-        """Metric and half-width (a share) in `--until "recall ± 2%"`; None if --until gives no
-        width.
+        """Metric and half-width (a share) in `--until "recall ± 2%"`; None if it gives no width.
 
         Raise AuditError if --until has any other form.
         """
@@ -414,8 +411,7 @@ class ComputePlan(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputPlan:
-    """Files written in addition to the run folder, and the run's command. No number depends on
-    them.
+    """Files to write besides the run folder, and the run's command. No number depends on them.
 
     submission (FILE): Write an LM-Extraction submission, with one attack on the undefended model:
         its first guess per record, most confident first, white-box if that was run. Private text,

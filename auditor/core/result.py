@@ -117,8 +117,7 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class Chain:
-    """Steps from the undefended to a defended target, measured on the secrets that all targets
-    answered.
+    """Steps from the undefended to a defended target, on the secrets that all targets answered.
 
     Attributes:
         steps: the steps, each with its difference.

@@ -130,8 +130,7 @@ def _count_idle_processors() -> float:
 
 
 def _read_cgroup_quota() -> float:
-    """Return the processor quota of the control group (version 2 or 1), or inf if there is no
-    limit.
+    """Return the processor quota of the control group (version 2 or 1), or inf without a limit.
 
     OpenMP respects the process's processor affinity, but not this quota.
     """
