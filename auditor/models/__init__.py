@@ -1,1 +1,1 @@
-"""What a language model can be asked; models made of several, or of records in context."""
+"""Query language models, combinations of several models, and models with records in context."""

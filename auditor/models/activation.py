@@ -1,8 +1,8 @@
 """Find the tokens of a text that an activated LoRA changes.
 
-PEFT searches for the invocation only in the token ids of the current call. A call with a cache has
+PEFT looks for the invocation only among the token ids of the current call. A call with a cache has
 only one token, and a call with input embeddings has no ids, so PEFT would leave the adapter off.
-This module finds the tokens from the whole text and passes them to PEFT.
+This module finds the tokens in the whole text and passes their positions to PEFT.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Offsets = list[int | None]
 class Activation:
     """The invocation of a model's activated LoRA: the tokens in a text that switch the adapter on.
 
-    invocation: token ids, empty if the model has no activated LoRA. offsets: for each text of the
-    current call, how many of its last tokens the adapter changes.
+    `invocation` holds its token ids, and is empty if the model has no activated LoRA. `offsets`
+    says, for each text of the current call, how many trailing tokens the adapter changes.
     """
 
     def __init__(self, model: Any) -> None:
@@ -36,10 +36,10 @@ class Activation:
         return bool(self.invocation)
 
     def compute_offsets(self, texts: Tensor) -> Offsets | None:
-        """Return how many of the last tokens of each text (B, n) the adapter changes.
+        """Return, for each of the texts (B, n), how many trailing tokens the adapter changes.
 
-        The number is None for a text without an invocation. Return None if the model has no
-        activated LoRA.
+        The number is None for a text without an invocation. Return None instead of a list if the
+        model has no activated LoRA.
         """
         if not self.invocation:
             return None
@@ -48,7 +48,7 @@ class Activation:
 
     @contextmanager
     def apply_offsets(self, offsets: Offsets | None) -> Iterator[None]:
-        """Pass these offsets to PEFT for every text read inside this context."""
+        """Pass these offsets to PEFT for every text that is read in the block."""
         self.offsets = offsets
         try:
             yield
@@ -56,15 +56,15 @@ class Activation:
             self.offsets = None
 
     def read(self, texts: Tensor, last: int, read_texts: Callable[[], Tensor]) -> Tensor:
-        """Return the next-token distributions at the last positions of the texts, (B, last, V).
+        """Return next-token distributions at the last positions of texts, of shape (B, last, V).
 
-        A position depends on the last invocation (the tokens that switch the adapter on) before it.
-        A forward pass can use only one invocation of a text, so a text with several is read several
-        times.
+        The distribution at a position depends on the last invocation before it (the tokens that
+        switch the adapter on). One forward pass can use only one invocation per text, so a text
+        with several invocations is read several times.
 
         Args:
-            texts: (B, n) token ids.
-            last: number of last positions.
+            texts: token ids (B, n).
+            last: number of trailing positions.
             read_texts: runs one forward pass and returns its distributions.
         """
         if not self.invocation:
@@ -85,9 +85,10 @@ class Activation:
 
 
 class ActivatedTexts:
-    """The texts that a model with an activated LoRA continues token by token.
+    """Texts that a model with an activated LoRA continues token by token.
 
-    tokens: (rows, n) ids of the texts; length: maximum number of further tokens.
+    `tokens` are the ids of the texts (rows, n), and `length` is the largest number of tokens that
+    may be appended.
     """
 
     def __init__(self, activation: Activation, tokens: Tensor, length: int) -> None:
@@ -96,9 +97,9 @@ class ActivatedTexts:
         self.length = length
 
     def advance(self, parents: Tensor, tokens: Tensor) -> bool:
-        """Append tokens[i] to text parents[i], which becomes text i.
+        """Append tokens[i] to text parents[i]; the result is the new text i.
 
-        Return whether a token completes an invocation.
+        Return whether any of the tokens completes an invocation.
         """
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
         self.length -= 1
@@ -108,15 +109,15 @@ class ActivatedTexts:
     def compute_slot_offsets(self, slots: Tensor) -> Offsets | None:
         """Return `Activation.compute_offsets` of the texts, ordered by cache slot.
 
-        slots: (rows,) the cache slot of each text.
+        `slots` (rows,) is the cache slot of each text.
         """
         return self.activation.compute_offsets(self.tokens[slots.argsort()])
 
 
 def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
-    """Return where the last complete invocation before each position starts, (B, n).
+    """Return, for each position (B, n), where the last invocation that ends at or before it starts.
 
-    The start is -1 without an invocation. texts: (B, n) token ids.
+    `texts` are token ids (B, n). The start is -1 if no invocation ends by then.
     """
     size = len(invocation)
     starts = texts.new_full(texts.shape, -1)
@@ -129,8 +130,9 @@ def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
 
 
 def _count_changed_tokens(starts: Tensor, length: int) -> Offsets:
-    """Return how many last tokens of each text the adapter changes; None without an invocation.
+    """Return how many trailing tokens of each text the adapter changes.
 
-    starts: (B,) start of the invocation, or -1; length: number of tokens of a text.
+    `starts` (B,) is where the invocation starts, or -1 if there is none; the number is then None.
+    `length` is the number of tokens in each text.
     """
     return [length - start if start >= 0 else None for start in starts.tolist()]

@@ -1,4 +1,4 @@
-"""Load PEFT adapters: check the base model, load all weights, add embeddings of new tokens."""
+"""Load PEFT adapters: check the base model, load all weights, add the embeddings of new tokens."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bi
 def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
     """Attach the PEFT adapter in `folder` to the model `base`, in place.
 
-    adapter: name of the new adapter. onto: a model that already has an adapter, to which the new
-    one is added. Raise AuditError if the adapter and the base have different weights.
+    The new adapter gets the name `adapter`. If `onto` is given, it already has an adapter, and the
+    new one is added there. Raise AuditError if the weights of the adapter do not fit those of the
+    base.
     """
     from peft import PeftConfig, PeftModel
 
@@ -56,9 +57,9 @@ def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any =
 
 
 def is_adapter_mergeable(model: Any) -> bool:
-    """Return whether the model's adapter can be merged without rounding.
+    """Return whether the model's adapter can be merged into the weights without rounding.
 
-    All weights must be float32. A tuned prompt has no weights to merge.
+    All weights must be float32. A tuned prompt has no weights that could be merged.
     """
     if unwrap_peft(model) is model:
         return False
@@ -72,9 +73,9 @@ def is_adapter_mergeable(model: Any) -> bool:
 
 
 def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]:
-    """Return the missing weights that are no other name of a loaded weight.
+    """Return the missing weights, except those that are only another name for a loaded weight.
 
-    Some weights have several names, for example those of a vector bank.
+    Some weights have several names, such as those of a vector bank.
     """
     if not missing:
         return []
@@ -114,7 +115,7 @@ def _find_duplicate_weights(adapter: Path, names: Sequence[str]) -> set[str]:
 def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedModel) -> None:
     """Raise AuditError if a size in the adapter's configuration differs from the base model's.
 
-    PEFT itself loads a tuned prompt on any base of equal or larger size.
+    PEFT itself loads a tuned prompt on any base that is at least as large.
     """
     text_config = base.config.get_text_config(decoder=True)
     # The width of prefix tuning is narrower if the base shares keys among heads.
@@ -134,11 +135,11 @@ def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedM
 
 
 def resize_embeddings(base: Any, adapter: Path) -> None:
-    """Resize the base's embeddings in place to the vocabulary that an adapter was trained with.
+    """Resize the base's embeddings, in place, to the vocabulary size used to train an adapter.
 
     PEFT saves a matrix under its own name or inside a wrapper (`modules_to_save`, `base_layer`). An
-    adapter of trainable tokens may contain only the rows of these tokens. Raise AuditError if new
-    rows of the input or output matrix are missing.
+    adapter with trainable tokens may contain only the rows of those tokens. Raise AuditError if the
+    adapter lacks new rows of the input or output matrix.
     """
     from peft import PeftConfig
 
@@ -170,9 +171,9 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
 
 
 def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
-    """Return which rows of the input and output embeddings an adapter contains, by module name.
+    """Return the rows of each input or output embedding that an adapter contains, by module name.
 
-    The range is empty if the adapter lacks the matrix.
+    The range is empty if the adapter does not contain the matrix.
     """
     from safetensors import safe_open
 
@@ -195,7 +196,7 @@ def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
 
 
 def _list_trained_tokens(config: Any) -> list[int]:
-    """Return the ids of the tokens whose embedding rows the adapter trained, in any module."""
+    """Return the ids of all tokens whose embedding rows the adapter has trained."""
     indices = getattr(config, "trainable_token_indices", None)
     indices = indices or getattr(config, "token_indices", None) or []
     parts = [indices]

@@ -1,12 +1,13 @@
 """Define the interface of language models: next-token distributions and decoding rows.
 
-A decoding row is a sequence that grows token by token. A model has some of these capabilities:
-`draw`: sampled tokens.
-`likelihood`: log-probabilities of given tokens, in nats.
-`ranks`: ranks of given tokens.
-`likeliest`: the likeliest tokens at each position.
-`distribution`: log-probabilities of every next token, which imply the previous three.
-`embeddings`: gradients for soft prompts.
+A decoding row is a sequence that grows token by token. Models differ in their capabilities:
+
+- `draw`: sampled tokens.
+- `likelihood`: log-probabilities of given tokens, in nats.
+- `ranks`: ranks of given tokens.
+- `likeliest`: the most likely tokens at each position.
+- `distribution`: log-probabilities of every next token, which imply the previous three.
+- `embeddings`: gradients for soft prompts.
 
 Sampling, scoring and tuning use decoding rows and distributions; a remote model returns whole
 completions. A defended model is a `LanguageModel` that wraps others. This module does not depend on
@@ -40,9 +41,7 @@ _TEXTS_AT_ONCE = 32  # in a batch of `compute_text_nlls`
 
 
 class _WholeRows(Rows):
-    """Decoding rows of a model without a cache: each step reads every sequence from its first
-    token.
-    """
+    """Decoding rows of a model without a cache: each step reads every sequence from its start."""
 
     def __init__(self, model: LanguageModel, contexts: Tensor, prompt: Tensor | None) -> None:
         self._model = model
@@ -66,12 +65,15 @@ class _WholeRows(Rows):
 
 @dataclass(frozen=True)
 class DivergenceCheck:
-    """A claimed bound on Renyi divergence, next to the true divergences in one query.
+    """A claimed bound on Renyi divergence, and the true divergences in one query.
 
-    relation: how neighbouring private data differ, such as "add_remove", or the checked step of a
-    proof. order: order of the divergence; inf for pure differential privacy. claimed: the bound in
-    nats (None: no claim). realised: (B, positions, neighbours) nats, float64, the larger divergence
-    of both directions.
+    Attributes:
+        relation: how neighbouring private data differ, such as "add_remove", or the step of a proof
+            that is checked.
+        order: order of the divergence; inf for pure differential privacy.
+        claimed: the bound in nats; None if none is claimed.
+        realised: true divergence in nats (float64), of shape (B, positions, neighbours); the larger
+            one of the two directions.
     """
 
     relation: str  # how neighbours differ: "add_remove"; or the step of the proof that is checked
@@ -83,7 +85,7 @@ class DivergenceCheck:
 def check_logits_finite(logits: Tensor, name: str) -> None:
     """Raise AuditError if any of the logits (..., V) do not define a distribution.
 
-    name: the model's name, for the message.
+    `name` is the model's name for the message.
     """
     # The maximum is NaN if any logit is. If the maximum is infinite, softmax gives NaN.
     if not bool(torch.isfinite(logits.detach().amax(-1)).all()):
@@ -106,9 +108,12 @@ def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
 class Neighbours:
     """The next-token distributions of all neighbour models.
 
-    Each neighbour results from one change of the private data. relation: the kind of change, such
-    as "zero_out". log_probs: (B, positions, neighbours, V) nats, float64.
-    `LanguageModel.neighbour_model(relation, i)` returns neighbour i.
+    Each neighbour results from one change to the private data.
+
+    Attributes:
+        relation: the kind of change, such as "zero_out".
+        log_probs: float64 nats, of shape (B, positions, neighbours, V).
+            `LanguageModel.neighbour_model(relation, i)` returns neighbour i.
     """
 
     relation: str  # how they differ from the model: "zero_out"
@@ -116,10 +121,10 @@ class Neighbours:
 
 
 def get_max_logits(device: torch.device) -> int:
-    """Return how many logits to hold at once while scoring.
+    """Return how many logits to hold in memory at once while scoring.
 
-    This is 128 MiB of float32, but 32 MiB on a CPU, where larger blocks cost a quarter of the time
-    in page faults.
+    They take 128 MiB in float32, but only 32 MiB on a CPU, where page faults of larger blocks would
+    cost a quarter of the time.
     """
     return 2**23 if device.type == "cpu" else 2**25
 
@@ -129,30 +134,32 @@ class ReadsPositions(Protocol):
     """A model that accepts explicit token positions."""
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return log-probabilities (B, last, V) of texts (B, n) with given token positions (B, n).
+        """Return log-probabilities (B, last, V) of texts (B, n) with token positions (B, n).
 
-        Every token attends to all tokens before it, at any position. No prefix token is added.
-        Return None if the model accepts no positions.
+        Every token attends to all tokens before it, whatever their positions. No prefix token is
+        added. Return None if the model does not accept positions.
         """
 
 
 class LanguageModel(ABC):
     """A language model that can be attacked.
 
-    Shapes: contexts (B, n) token ids; prompt (P, d) soft prompt rows in embedding space.
+    Shapes: contexts are token ids (B, n); a prompt is (P, d), soft prompt rows in embedding space.
 
     Your own model needs a name, `vocab_size`, `capabilities` and `log_probs`; `audit` accepts it
     directly, and `auditor.testing.check_model` tests it against this interface.
 
-    vocab_size: width V of the distribution, which may exceed the tokenizer's size.
-    family: architecture and vocabulary, in words.
-    max_positions: maximum tokens of a text (None: no limit).
-    prepended: tokens that a server adds before every text; prefix_token: tokens that the model
-        reads before every text.
-    returns_token_ids: False for a server that returns only text.
-    eos: end-of-text tokens; notes: facts on loading that users must know.
-    parts: number of distributions computed for each row.
-    choices_kept_in: folder in which the results of self-checks are stored.
+    Attributes:
+        vocab_size: width V of the distribution, which may exceed the tokenizer's size.
+        family: architecture and vocabulary, in words.
+        max_positions: largest number of tokens in a text; None for no limit.
+        prepended: tokens that a server adds before every text.
+        prefix_token: tokens that the model reads before every text.
+        returns_token_ids: False for a server that returns only text.
+        eos: end-of-text tokens.
+        notes: facts about loading that users must know.
+        parts: number of distributions computed for each row.
+        choices_kept_in: folder in which the results of self-checks are stored.
     """
 
     capabilities: frozenset[str] = frozenset({"draw", "distribution", "embeddings"})
@@ -179,10 +186,10 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         distribution: bool = True,
     ) -> Rows:
-        """Start decoding rows (one sequence for each prefix), with room for `length` more tokens.
+        """Start decoding rows, one for each prefix, with room for `length` more tokens.
 
-        prefixes: (B, n) token ids. distribution: whether the caller will read `log_probs`. Models
-        with a cache override this method with faster rows.
+        `prefixes` are token ids (B, n). `distribution` says whether the caller will read
+        `log_probs`. Models with a cache override this method with faster rows.
         """
         return _WholeRows(self, prefixes.to(self.device), prompt)
 
@@ -190,7 +197,7 @@ class LanguageModel(ABC):
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         """Return teacher-forced next-token distributions at the last positions, (B, last, V) nats.
 
-        The result is differentiable in `prompt`.
+        The result is differentiable with respect to `prompt`.
         """
 
     def read_ahead(  # noqa: B027
@@ -201,15 +208,17 @@ class LanguageModel(ABC):
     ) -> None:
         """Announce texts that will be scored soon, so that they can share a batch.
 
-        Only a model with a text cache uses this.
-        texts: token ids.
-        last: for each text, the number of last positions to score.
-        begun: for each text, the number of first tokens that will be completed; None: all tokens up
-            to the first scored position.
+        Only models with a text cache use this.
+
+        Args:
+            texts: token ids.
+            last: for each text, the number of trailing positions to score.
+            begun: for each text, the length of the prefix that will be completed. None means all
+                tokens up to the first scored position.
         """
 
     def forget_batch(self) -> None:  # noqa: B027 - most models cache nothing
-        """Free memory that only the last batch of texts needed."""
+        """Free the memory that only the last batch of texts needed."""
 
     def tuning_log_probs(
         self,
@@ -218,22 +227,22 @@ class LanguageModel(ABC):
         prompt: Tensor,
         noise: torch.Generator,
     ) -> Tensor:
-        """Return `log_probs`, or a cheaper estimate of them, for tuning a soft prompt.
+        """Return `log_probs`, or a cheaper estimate, for tuning a soft prompt.
 
-        A model with many parts may draw a few parts for its estimate, with `noise`.
+        A model with many parts may estimate them from a few random parts, drawn with `noise`.
         """
         return self.log_probs(contexts, last, prompt=prompt)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        """Return the bytes of memory of one decoding row with this many positions.
+        """Return the memory, in bytes, of one decoding row with this many positions.
 
-        This includes the row's distributions and cache. distribution: whether the caller will read
-        `log_probs`, not only draw tokens.
+        It includes the row's distributions and cache. If `distribution` is False, the caller will
+        only draw tokens and not read `log_probs`.
         """
         return 4 * self.vocab_size * self.parts
 
     def embedding_rows(self, count: int) -> Tensor:
-        """Return the first `count` rows of the embedding matrix, detached, (count, d).
+        """Return the first `count` rows of the embedding matrix, (count, d), detached.
 
         Soft prompts are initialised with these rows. Raise NotApplicable if the model accepts only
         token ids.
@@ -251,16 +260,16 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         likelihood: bool = True,
     ) -> Completions:
-        """Draw K samples of each prefix.
+        """Draw K samples for each prefix.
 
-        Equal beginnings of samples share a forward pass. Each sample has its own uniform number at
-        each position, so the samples equal those of K separate runs.
+        Samples share the forward passes of their common prefix. Each sample has its own uniform
+        number at each position, so the samples equal those of K separate runs.
 
         Args:
-            prefixes: (B, n).
-            length: tokens to draw.
-            uniforms: (B, K, length, CHANNELS) in [0, 1).
-            prompt: (P, d) soft prompt or None.
+            prefixes: token ids (B, n).
+            length: number of tokens to draw.
+            uniforms: numbers in [0, 1) of shape (B, K, length, CHANNELS).
+            prompt: soft prompt (P, d) or None.
             likelihood: whether to return log-probabilities.
         """
         return draw_row_completions(
@@ -277,13 +286,13 @@ class LanguageModel(ABC):
     def suffix_log_probs(
         self, prefixes: Tensor, owner: Sequence[int], suffixes: Sequence[Sequence[int]]
     ) -> list[float]:
-        """Return the log-probability of each suffix after its prefix, in nats at temperature 1.
+        """Return the log-probability of each suffix given its prefix, in nats at temperature 1.
 
-        Suffixes may differ in length. Equal beginnings after a prefix share their forward passes.
+        Suffixes may differ in length. Suffixes of one prefix that start alike share forward passes.
 
         Args:
-            prefixes: (B, n).
-            owner: the index of each suffix's prefix.
+            prefixes: token ids (B, n).
+            owner: for each suffix, the index of its prefix.
             suffixes: token ids.
         """
         lengths = torch.tensor([len(suffix) for suffix in suffixes], device=self.device)
@@ -314,7 +323,7 @@ class LanguageModel(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return the teacher-forced log-probability of each suffix token, (B, L) nats."""
+        """Return the teacher-forced log-probability of each suffix token, (B, L) in nats."""
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(
             prefixes, suffixes, prompt=prompt
@@ -323,7 +332,7 @@ class LanguageModel(ABC):
         return torch.cat(parts)
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
-        """Return the teacher-forced rank of each suffix token in its distribution, (B, L), >= 1."""
+        """Return the teacher-forced rank (1 is the most likely) of each suffix token, (B, L)."""
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(prefixes, suffixes):
             ranks = ANCESTRAL.ranks(log_probs.flatten(0, 1), tokens.flatten())
@@ -331,10 +340,9 @@ class LanguageModel(ABC):
         return torch.cat(parts)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return the log-probability of each suffix token, and of the likeliest tokens at its
-        position.
+        """Return log-probabilities of each suffix token and of the most likely tokens there.
 
-        prefixes: (B, n); suffixes: (B, L). The result has n = B x L distributions.
+        `prefixes` is (B, n) and `suffixes` is (B, L). The result has n = B x L distributions.
         """
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(prefixes, suffixes):
@@ -343,14 +351,13 @@ class LanguageModel(ABC):
         return concatenate_partial_distributions(parts)
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) of the model's weights or answers; "" if the model has no
-        digest.
-        """
+        """Return the SHA-256 (hex) of the model's weights or answers, or "" if it has no digest."""
         return ""
 
     def cost_sentences(self) -> tuple[str, ...]:
-        """Return sentences on the costs of all queries so far, except time; empty if they were
-        free.
+        """Return sentences about the cost of all queries so far, apart from time.
+
+        Return none if the queries were free.
         """
         return ()
 
@@ -359,14 +366,14 @@ class LanguageModel(ABC):
         return ()
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
-        """Return, for each prefix, whether an answer to this prefix was withheld."""
+        """Return, for each prefix, whether any answer to it was withheld."""
         return [False] * len(prefixes)
 
     def check_unchanged_at_end(self) -> None:  # noqa: B027 - a local model does not change
         """Raise AuditError if the model changed during the run."""
 
     def special_token_id(self, kind: str) -> int | None:
-        """Return the first token id of this kind (`bos` or `eos`) in the model's configuration."""
+        """Return the first token id for `kind` (`bos` or `eos`) in the model's configuration."""
         return None
 
     def teacher_forced_distributions(
@@ -374,7 +381,7 @@ class LanguageModel(ABC):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of suffixes (b, L) with the distributions of their tokens (b, L, V).
 
-        Batches are small, to bound memory.
+        Batches are small, which limits memory.
         """
         length = suffixes.shape[1]
         # The last token of a suffix is predicted, not read.
@@ -393,28 +400,27 @@ class LanguageModel(ABC):
     ) -> Mapping[str, Sequence[float]]:
         """Return each text's negative log-likelihood, computed as in the paper of this defense.
 
-        Only the tokens after the first `n_context` are scored. The sums are in nats, by kind of
-        perplexity. Return {} if the paper uses the ordinary sum (`compute_text_nlls`).
+        Only the tokens after the first `n_context` are scored. The sums are in nats, keyed by the
+        kind of perplexity. Return {} if the paper uses the ordinary sum (`compute_text_nlls`).
         """
         return {}
 
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Return the claimed and the true divergence from neighbour models at each checked
-        position.
+        """Return the claimed and the true divergence from neighbour models at the positions `at`.
 
         The true divergences reveal private data.
 
         Args:
-            contexts: (B, n) token ids, read teacher-forced.
-            last: number of last positions.
-            at: checked positions within the last `last`.
+            contexts: token ids (B, n), read teacher-forced.
+            last: number of trailing positions.
+            at: checked positions within the `last` trailing ones.
             order: order of the divergence; 0 for the order of the claim.
 
         Raises:
             NotApplicable: if the model claims no bound.
-            AuditError: if the model does not bound this order.
+            AuditError: if the model has no bound for this order.
         """
         raise TargetLacks(f"{self.name} makes no claim about single answers")
 
@@ -427,22 +433,23 @@ class LanguageModel(ABC):
         """Return the distributions of all neighbour models in the claim, one entry per relation.
 
         These distributions reveal private data. The model reads contexts (B, n) teacher-forced, at
-        positions `at` within the last `last`. Return nothing if the claim has no neighbours.
+        the positions `at` within the `last` trailing ones. Return nothing if the claim has no
+        neighbours.
         """
         return ()
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
-        """Return neighbour model number `index`, which draws tokens as this model does.
+        """Return neighbour model number `index`, which draws tokens in the same way as this model.
 
-        relation: how the neighbour's private data differ.
+        `relation` says how the neighbour's private data differ.
         """
         raise NotApplicable(f"{self.name} has no neighbour by {relation}")
 
     def claim_premise_counts(self) -> Mapping[str, int]:
-        """Return counts of facts that can make the privacy claim invalid, by name.
+        """Return counts of circumstances that can invalidate the privacy claim, keyed by name.
 
-        `shared_records`: private records in several shards, each of which breaks a claim about a
-        shard. `unlisted_shards`: members whose training records are unknown.
+        `shared_records` counts private records that are in several shards; each one breaks a claim
+        about a shard. `unlisted_shards` counts members whose training records are unknown.
         """
         return {}
 
@@ -453,10 +460,13 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         prefix_token: int = 0,
     ) -> None:
-        """Raise AuditError for a text with more tokens than the model has positions.
+        """Raise AuditError if a text has more tokens than the model has positions.
 
-        n_prefix, length: number of prefix and suffix tokens. prompt: soft prompt. prefix_token:
-        number of tokens before the prefix.
+        Args:
+            n_prefix: number of prefix tokens.
+            length: number of suffix tokens.
+            prompt: soft prompt.
+            prefix_token: number of tokens before the prefix.
         """
         n_prompt = 0 if prompt is None else len(prompt)
         n_tokens = prefix_token + n_prefix + length + n_prompt
@@ -475,7 +485,8 @@ def compute_text_nlls(
 ) -> Iterator[tuple[float, int]]:
     """Yield each text's negative log-likelihood in nats, and its number of scored tokens.
 
-    context_lengths: number of unscored tokens at the start of each text; 1 each if empty.
+    `context_lengths` holds the number of unscored tokens at the start of each text; 1 each if
+    empty.
     """
     results: dict[int, tuple[float, int]] = {}
     n_given = context_lengths or [1] * len(texts)

@@ -1,7 +1,7 @@
-"""Select sequences of a Hugging Face model's own cache, whatever the structure of the cache.
+"""Select sequences from a Hugging Face model's own cache, whatever the cache's structure.
 
-A cache is any tree of tensors, containers and objects: keys and values, recurrent and convolutional
-states, counters. This module calls no model.
+A cache is any tree of tensors, containers and objects, such as keys and values, recurrent and
+convolutional states, and counters. This module calls no model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Dimensions = Mapping[Path, int | None]
 
 
 class NativeCache:
-    """A model's own cache of the tokens that it has read; `state` is None before any token."""
+    """A model's own cache of the tokens it has read; `state` is None before the first token."""
 
     def __init__(self) -> None:
         self.state: Any = None
@@ -36,10 +36,10 @@ class NativeCache:
         return tensors_by_path
 
     def select(self, rows: Tensor, dimensions: Dimensions) -> None:
-        """Keep only these sequences of the cache, in this order; an index may occur several times.
+        """Keep only the given sequences of the cache, in the given order; an index may repeat.
 
-        rows: indices of the sequences. dimensions: for each tensor, the dimension of the sequences;
-        0 for tensors that were added later.
+        `rows` are the indices of the sequences. `dimensions` gives the batch dimension of each
+        tensor; tensors that were added later use dimension 0.
         """
 
         def select_rows(path: Path, tensor: Tensor) -> Tensor:
@@ -52,10 +52,10 @@ class NativeCache:
 
 
 def find_cache_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
-    """Find the dimension along which each tensor of a cache has one entry per sequence.
+    """Find the batch dimension of each tensor in a cache, which has one entry per sequence.
 
-    It is the dimension that differs between caches of 2 and of 3 sequences of equal length; None
-    for a tensor without such a dimension.
+    It is the dimension in which the caches of 2 and of 3 equally long sequences differ. A tensor
+    without such a dimension gets None.
     """
     tensors_of_three = three.tensors()
     dimensions: dict[Path, int | None] = {}
@@ -74,8 +74,8 @@ def _map_tensors(
 ) -> Any:
     """Apply `change` once to each distinct tensor in `value`, in place if possible.
 
-    change: gets the path and the tensor. results: (value, result) by the id of the value; the value
-    is stored so that Python cannot reuse its id.
+    `change` gets the path and the tensor. `results` maps the id of each value to (value, result);
+    it stores the value so that Python cannot reuse the id.
     """
     if id(value) in results:
         return results[id(value)][1]

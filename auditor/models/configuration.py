@@ -13,7 +13,8 @@ _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 def get_input_device(model: Any, embedding: Any) -> torch.device:
     """Return the device on which the model expects token ids.
 
-    With `device_map`, accelerate moves weights when a layer runs, so the weights' device is wrong.
+    With `device_map`, accelerate moves weights only when a layer runs, so the device of the weights
+    is not the answer.
     """
     # accelerate adds this hook to a part whose weights it loads for each use.
     hook = getattr(embedding, "_hf_hook", None)
@@ -24,7 +25,7 @@ def get_input_device(model: Any, embedding: Any) -> torch.device:
 
 
 def list_split_devices(model: Any) -> tuple[str, ...]:
-    """Return the devices over which `device_map` split a model; () for a model on one device."""
+    """Return the devices over which `device_map` split a model, or () if it is on one device."""
     device_map = getattr(model, "hf_device_map", None) or {}
     devices = sorted({str(device) for device in device_map.values()})
     if len(devices) > 1 or devices == ["disk"]:
@@ -33,14 +34,14 @@ def list_split_devices(model: Any) -> tuple[str, ...]:
 
 
 def unwrap_peft(model: Any) -> Any:
-    """Return the transformers model inside a PEFT wrapper, or the model itself."""
+    """Return the transformers model inside a PEFT wrapper; without a wrapper, the model itself."""
     if hasattr(model, "get_base_model"):
         return model.get_base_model()
     return model
 
 
 def get_quantisation_method(model: Any) -> str:
-    """Return the quantisation method of the weights (`bitsandbytes`, `gptq`); "" if none."""
+    """Return the quantisation method of the weights (`bitsandbytes`, `gptq`), or "" if none."""
     config = getattr(unwrap_peft(model).config, "quantization_config", None)
     if config is None:
         return ""
@@ -52,9 +53,9 @@ def get_quantisation_method(model: Any) -> str:
 
 
 def max_positions(model: Any) -> int | None:
-    """Return the maximum number of tokens in a text; None if the model has no limit.
+    """Return the largest number of tokens in a text, or None if the model has no limit.
 
-    Positions before RoBERTa's first token and those of a tuned prompt are subtracted.
+    RoBERTa's positions before its first token and the positions of a tuned prompt are subtracted.
     """
     inner = unwrap_peft(model)
     config = inner.config.get_text_config(decoder=True)

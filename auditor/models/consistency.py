@@ -1,4 +1,4 @@
-"""Check on random tokens that all methods of a `LanguageModel` give the same distribution.
+"""Check on random tokens that all methods of a `LanguageModel` imply the same distribution.
 
 `find_inconsistencies` lists the comparisons. Transformers models have a separate check
 (`self_check`), which also chooses how each model computes decoding rows.
@@ -27,9 +27,9 @@ SEED = 20_240_229  # of the random tokens: any number
 
 
 def check_distribution_consistency(model: LanguageModel) -> None:
-    """Raise AuditError if the model's methods give different distributions.
+    """Raise AuditError if the model's methods imply different distributions.
 
-    Models without distributions are not checked.
+    Models without distributions are skipped.
     """
     for sentence in find_inconsistencies(model):
         raise AuditError(f"expected {model.name} to give consistent distributions, but {sentence}")
@@ -39,8 +39,8 @@ def check_distribution_consistency(model: LanguageModel) -> None:
 def find_inconsistencies(model: LanguageModel) -> Iterator[str]:
     """Yield a clause for each method of `model` that disagrees with `log_probs` of whole texts.
 
-    Compared are `log_probs` of single and of shortened texts, decoding rows that advance and split,
-    probabilities of given tokens, and samples, which are drawn twice.
+    The methods are `log_probs` of single and of shortened texts, decoding rows that advance and
+    split, probabilities of given tokens, and samples, which are drawn twice.
     """
     unknown = set(model.capabilities) - CAPABILITIES
     if unknown:
@@ -108,14 +108,14 @@ def _find_sampling_faults(model: LanguageModel, texts: Tensor, tolerance: float)
 def collect_row_log_probs(
     rows: Rows, texts: Tensor, begin: int, steps: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Advance decoding rows by steps and collect their distributions.
+    """Advance decoding rows step by step and collect their distributions.
 
-    begin: number of tokens of each text that the rows contain at first. steps: for each step, the
-    parent of each new row.
+    `begin` is the number of tokens of each text that the rows contain at first. `steps` gives, for
+    each step, the parent of each new row.
 
     Returns:
-        Distributions along the path to each final row, (rows, steps + 1, V).
-        Tokens of each final row, (rows, begin + steps).
+        Distributions along the path to each final row, of shape (rows, steps + 1, V).
+        Tokens of each final row, of shape (rows, begin + steps).
     """
     contexts = texts[:, :begin]
     distributions = [rows.log_probs()]
@@ -132,7 +132,7 @@ def collect_row_log_probs(
 
 
 def compute_largest_distance(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest distance between paired log-distributions (..., V), in nats.
+    """Return the largest distance, in nats, between paired log-distributions (..., V).
 
     A distance is the root mean square of the differences over the vocabulary.
     """

@@ -27,9 +27,9 @@ class Decoding:
     """A decoding distribution: temperature, then top-k, then top-p, as in Hugging Face's library.
 
     Temperature 0 is greedy. `top_k=0` and `top_p=1` do not truncate. Top-k keeps every token whose
-    logit is at least the k-th largest. Top-p sorts tokens by descending probability, ties by id,
-    and keeps a token if those before it have less than p of the mass. `forbidden` tokens (a masked
-    end of text) have probability 0.
+    logit is at least the k-th largest. Top-p sorts tokens by descending probability (ties by id)
+    and keeps a token if the tokens before it have less than p of the mass. `forbidden` tokens (such
+    as a masked end of text) have probability 0.
     """
 
     temperature: float = 1.0
@@ -56,7 +56,7 @@ class Decoding:
 
     @property
     def is_point(self) -> bool:
-        """True if every draw takes the likeliest token."""
+        """True if every draw takes the most likely token."""
         return self.temperature == 0 or self.top_k == 1 or self.top_p <= _POINT_TOP_P
 
     def __str__(self) -> str:
@@ -73,12 +73,13 @@ class Decoding:
         return ", ".join(words for words, applies in parts if applies)
 
     def get_step_decoding(self, position: int) -> Decoding:
-        """Return the decoding at this position of a text; here it is equal at all positions."""
+        """Return the decoding at this position of a text; this class has one for all positions."""
         return self
 
     def log_distribution(self, log_probs: Tensor) -> Tensor:
-        """Return the renormalised decoding distribution, (rows, V) nats; -inf if a token is
-        removed.
+        """Return the renormalised decoding distribution, (rows, V) in nats.
+
+        Removed tokens have -inf.
         """
         distribution = torch.full_like(log_probs, -math.inf)
         for rows, tokens, weights in self.group_kept_tokens(log_probs):
@@ -91,7 +92,7 @@ class Decoding:
         return distribution
 
     def score_decoded_tokens(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return the log-probability of one token per row under decoding, (rows,) float64 nats.
+        """Return the log-probability of one token per row under decoding, (rows,) in float64 nats.
 
         This is faster than `log_distribution`, which computes all tokens.
         """
@@ -108,10 +109,10 @@ class Decoding:
         return distribution
 
     def ranks(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return the rank of one given token per row, (rows,), from 1.
+        """Return the rank, from 1, of one given token per row, of shape (rows,).
 
-        No decoding changes this order, and a removed token follows all kept tokens. A token of rank
-        r therefore has at most 1/r of the probability (formulas.md A4).
+        No decoding changes this order: a removed token follows all tokens that are kept. So a token
+        of rank r has a probability of at most 1/r (formulas.md A4).
         """
         ranks = self.rank_ties_first(log_probs, tokens)
         log_probs = self._mask_forbidden_tokens(log_probs)
@@ -124,7 +125,7 @@ class Decoding:
         return ranks
 
     def rank_ties_first(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return `ranks` with the given token first among equally likely tokens."""
+        """Return `ranks`, but with the given token first among equally likely tokens."""
         log_probs = self._mask_forbidden_tokens(log_probs)
         token_log_probs = log_probs.gather(-1, tokens.unsqueeze(-1))
         return 1 + (log_probs > token_log_probs).count_nonzero(-1)
@@ -136,12 +137,12 @@ class Decoding:
         uniforms: Tensor,
         log_total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Draw tokens by inverse CDF in the order of token ids.
+        """Draw tokens by inverse CDF, in the order of token ids.
 
         Args:
             log_probs: (rows, V), with `log_total` as in `group_kept_tokens`.
-            row_of_draw: (draws,) the row of each draw.
-            uniforms: (draws,) float64 in [0, 1).
+            row_of_draw: the row of each draw, (draws,).
+            uniforms: float64 in [0, 1), of shape (draws,).
 
         Returns:
             The tokens, (draws,).
@@ -163,18 +164,18 @@ class Decoding:
     def group_kept_tokens(
         self, log_probs: Tensor, log_total: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        """Yield groups of rows with the tokens that truncation keeps, by id, and their weights.
+        """Yield groups of rows with the tokens that truncation keeps (by id) and their weights.
 
-        A group of rows that keep few tokens needs no sort of the vocabulary.
+        If the rows of a group keep few tokens, the vocabulary need not be sorted.
 
         Args:
-            log_probs: (rows, V) log-probabilities, or logits with `log_total`.
-            log_total: (rows,) log of the sum of exp over each row of logits; None: 0.
+            log_probs: log-probabilities (rows, V), or logits if `log_total` is given.
+            log_total: log of the sum of exp over each row of logits, (rows,); None means 0.
 
         Yields:
-            rows: indices of the rows of the group.
-            tokens: (len(rows), k), None for the whole vocabulary.
-            weights: (len(rows), k) unnormalised, 0 for removed tokens that pad a group.
+            rows: indices of the rows in the group.
+            tokens: (len(rows), k); None for the whole vocabulary.
+            weights: (len(rows), k), unnormalised; 0 for removed tokens that pad a group.
         """
         pending = torch.arange(len(log_probs), device=log_probs.device)
         vocab_size = log_probs.shape[-1]
@@ -206,10 +207,10 @@ class Decoding:
     def _group_truncated_tokens(
         self, distribution: Tensor, pending: Tensor, scaled_total: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the groups of `group_kept_tokens` for the rows `pending`, by sorting few tokens.
+        """Yield the groups of `group_kept_tokens` for rows `pending`, sorting only a few tokens.
 
-        distribution: (rows, V), forbidden tokens masked. scaled_total: (pending,) log-normalisers
-        after temperature.
+        `distribution` (rows, V) has forbidden tokens masked. `scaled_total` (pending,) holds the
+        log-normalisers after temperature.
         """
         vocab_size = distribution.shape[-1]
         # Among twice top_k tokens, mostly all ties with the k-th are included.
@@ -250,8 +251,9 @@ class Decoding:
         log_probs: Tensor,
         log_total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the rows divided by the temperature, (rows, V), and their log-normalisers, (rows,
-        1).
+        """Return the rows divided by the temperature, and their log-normalisers.
+
+        The shapes are (rows, V) and (rows, 1).
         """
         distribution = self._mask_forbidden_tokens(log_probs)
         all_rows = torch.arange(len(distribution), device=distribution.device)
@@ -266,9 +268,9 @@ class Decoding:
         rows: Tensor,
         log_total: Tensor | None,
     ) -> Tensor:
-        """Return the log-normaliser of these rows after temperature, (len(rows),).
+        """Return the log-normaliser of each of these rows after temperature, of shape (len(rows),).
 
-        distribution, log_total: see `group_kept_tokens`.
+        For `distribution` and `log_total`, see `group_kept_tokens`.
         """
         if self.temperature != 1 or self.forbidden:
             return compute_log_sum_exp(distribution, rows, 1 / self.temperature)
@@ -285,14 +287,14 @@ class Decoding:
         scaled_total: Tensor,
         width: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply top-k, then top-p, to the `width` likeliest tokens of each row.
+        """Apply top-k, then top-p, to the `width` most likely tokens of each row.
 
         Args:
-            distribution: (rows, V), forbidden tokens masked.
-            scaled_total: (rows,) log-normalisers after temperature.
+            distribution: (rows, V), with forbidden tokens masked.
+            scaled_total: log-normalisers after temperature, (rows,).
 
         Returns:
-            Whether the kept tokens of each row are among these `width`, (rows,).
+            Whether the kept tokens of each row are all among these `width`, (rows,).
             Tokens and weights, as in `group_kept_tokens`.
         """
         vocab_size = distribution.shape[-1]
@@ -335,9 +337,9 @@ class Decoding:
 class Cooling(Decoding):
     """A decoding whose temperature falls in equal steps from `hot` to `temperature`.
 
-    It falls over the first `steps` tokens, so texts begin diversely and continue with confident
-    tokens (Carlini et al. 2021, Section 5.1.1). `get_step_decoding` returns the decoding of a
-    position.
+    It falls over the first `steps` tokens, so that texts start diversely and continue with
+    confident tokens (Carlini et al. 2021, Section 5.1.1). `get_step_decoding` returns the decoding
+    at a position.
     """
 
     hot: float = 10.0
@@ -378,10 +380,10 @@ GREEDY = Decoding(temperature=0)
 
 
 def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest values of each row, descending, and their columns.
+    """Return the `count` largest values of each row, in descending order, and their columns.
 
-    This is a faster `topk`. It searches only the `count` blocks of a row with the largest maxima,
-    which contain these values.
+    This is a faster `topk`. It searches only the `count` blocks of a row that have the largest
+    maxima; they contain these values.
     """
     width = distribution.shape[-1]
     # This block size balances the number of maxima and of tokens searched after them.
@@ -404,10 +406,10 @@ def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _sort_tied_tokens(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort equal values of each row by column, lowest first.
+    """Order equal values within each row by column, lowest first.
 
-    values: sorted, descending. In bfloat16 many logits are equal. Rows without ties stay as they
-    are.
+    `values` are sorted in descending order. In bfloat16 many logits are equal. Rows without ties
+    are left unchanged.
     """
     if not (values[:, 1:] == values[:, :-1]).any():
         return values, tokens
@@ -421,9 +423,9 @@ def compute_log_sum_exp(
     rows: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """Return log(sum(exp(scale * row))) of each row of `distribution` (rows, V), shape (rows,).
+    """Return log(sum(exp(scale * row))) for each row of `distribution` (rows, V), shape (rows,).
 
-    rows: indices of the rows to use.
+    `rows` are the indices of the rows to use.
     """
     # On a CPU, the buffer of this many entries stays in a core's own cache.
     max_entries = 2**25
@@ -453,12 +455,14 @@ def compute_log_sum_exp(
 def draw_columns(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draw a column for each uniform by inverse CDF, with one searchsorted for all draws.
 
-    Return the columns, (draws,), and whether each uniform was near a CDF boundary, (draws,).
-
     Args:
-        weights: (rows, k) >= 0.
-        row_of_draw: (draws,) the row of each draw.
-        uniforms: (draws,) float64.
+        weights: nonnegative, of shape (rows, k).
+        row_of_draw: the row of each draw, (draws,).
+        uniforms: float64, of shape (draws,).
+
+    Returns:
+        The columns, (draws,).
+        Whether each uniform was near a CDF boundary, (draws,).
     """
     cdf = weights.cumsum(-1, dtype=torch.float64)
     total = cdf[row_of_draw, -1]

@@ -19,11 +19,11 @@ from auditor.models.wrapping import MappedRows
 
 
 class Ensemble(ABC):
-    """A public model and `size` private member models with one vocabulary.
+    """A public model and `size` private member models that share a vocabulary.
 
-    Part 0 is the public model, and parts 1 to `size` are the members. unit: "record" or "user" if
-    one shard has all data of a unit; "" if unknown. shards: names of the records that each member
-    was trained on (None: unknown).
+    Part 0 is the public model, and parts 1 to `size` are the members. `unit` is "record" or "user"
+    if all data of one unit are in the same shard; "" if unknown. `shards` holds the names of the
+    records that each member was trained on; None if unknown.
     """
 
     public: LanguageModel
@@ -33,7 +33,7 @@ class Ensemble(ABC):
     shards: Sequence[Collection[str] | None] | None = None
 
     def count_shard_overlaps(self) -> dict[str, int]:
-        """Count the records that several members were trained on, as `shared_records`.
+        """Count the records on which several members were trained, as `shared_records`.
 
         Also count the members without a list of their records, as `unlisted_shards`.
         """
@@ -47,8 +47,9 @@ class Ensemble(ABC):
 
     @abstractmethod
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        """Start decoding rows whose `log_probs` contain the distribution of each part, (rows, 1 +
-        size, V).
+        """Start decoding rows whose `log_probs` hold the distributions of all parts.
+
+        Their shape is (rows, 1 + size, V).
         """
 
     @abstractmethod
@@ -60,9 +61,9 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return log-probabilities of each context b by part part[b], (B, last, V).
+        """Return the log-probabilities of context b under part part[b], (B, last, V).
 
-        The result is differentiable in `prompt`.
+        The result is differentiable with respect to `prompt`.
         """
 
     def distributions(
@@ -73,9 +74,9 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return log-probabilities of every context by each of `parts`, (B, last, parts, V).
+        """Return every context's log-probabilities under each of `parts`, (B, last, parts, V).
 
-        The result is differentiable in `prompt`.
+        The result is differentiable with respect to `prompt`.
         """
         contexts = contexts.to(self.public.device)
         part = parts.repeat_interleave(len(contexts))
@@ -90,9 +91,9 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> EnsembleMemberRows:
-        """Start decoding rows that query single members, one row for each of `prefixes` (B, n).
+        """Start decoding rows that query single members, one row for each of the `prefixes` (B, n).
 
-        length: maximum number of tokens to append to a row.
+        `length` is the largest number of tokens to append to a row.
         """
         return EnsembleMemberRows(self, prefixes, prompt)
 
@@ -117,7 +118,7 @@ class EnsembleMemberRows:
 
     @torch.no_grad()
     def distributions(self, row: Tensor, part: Tensor) -> Tensor:
-        """Return the next-token distribution of row row[i] by part part[i], (pairs, V) nats."""
+        """Return the next-token distribution of row row[i] under part part[i], (pairs, V) nats."""
         return self.ensemble.log_probs(self.tokens[row], part, 1, prompt=self.prompt)[:, 0]
 
 
@@ -157,7 +158,7 @@ class ModelEnsemble(Ensemble):
 
 
 class _SynchronisedRows(Rows):
-    """Rows of several models that advance together, by the same tokens."""
+    """Rows of several models that all advance together with the same tokens."""
 
     def __init__(self, rows: list[Rows]) -> None:
         self.rows = rows
@@ -176,8 +177,8 @@ class _SynchronisedRows(Rows):
 class PermutedEnsemble(Ensemble):
     """An ensemble whose members are reordered, replaced or removed.
 
-    places: for each remaining part, the part of the ensemble `inner` that takes its place. The
-    public model, part 0, takes the place of a member without its private data.
+    `places` gives, for each part of the new ensemble, the part of the ensemble `inner` to use. To
+    remove a member's private data, part 0 (the public model) is used in its place.
     """
 
     def __init__(self, inner: Ensemble, places: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """Cache the last hidden states of texts, and the keys and values of texts that were read ahead.
 
 A later query of a cached text computes only the model's head. A completion of a text that was read
-ahead reuses the keys and values of its beginning. Weights must not change; changes are not
+ahead reuses the keys and values of its prefix. The weights must not change; changes are not
 detected.
 """
 
@@ -38,7 +38,7 @@ Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 
 
 class HiddenStateCache:
-    """A cache of texts' hidden states, from which the model's head computes logits.
+    """A cache of the hidden states of texts, from which the model's head computes logits.
 
     If the head does not reproduce the model's logits (Gemma 2 caps its logits), nothing is cached
     and every query calls the model.
@@ -47,8 +47,8 @@ class HiddenStateCache:
         body: returns hidden states (B, m, d) of the last m positions as its first output.
         head: computes logits from hidden states.
         logits: the model, called as logits(texts, last, kept, layers). It reads at least the `last`
-            last positions of token ids (B, n), and returns logits (B, kept, V) float32. It appends
-            the layers with the texts' keys and values to `layers`.
+            trailing positions of token ids (B, n) and returns float32 logits (B, kept, V). It
+            appends layers with the texts' keys and values to `layers`.
     """
 
     def __init__(self, body: Any, head: Any, logits: Logits) -> None:
@@ -66,7 +66,7 @@ class HiddenStateCache:
 
     @torch.no_grad()
     def logits(self, texts: Tensor, last: int) -> Tensor:
-        """Return the logits at the last positions of texts (B, n), (B, last, V)."""
+        """Return the logits at the last positions of texts (B, n), of shape (B, last, V)."""
         names = [_digest_text_key(text) for text in texts.cpu()]
         if all(name in self._recent and len(self._recent[name]) >= last for name in names):
             return torch.stack([self._recent[name][-last:] for name in names])
@@ -78,7 +78,7 @@ class HiddenStateCache:
     def _remember_recent_logits(self, names: Sequence[bytes], logits: Tensor) -> None:
         """Keep the logits of these texts for repeated queries; drop the oldest if memory is full.
 
-        names: cache keys of the texts.
+        `names` are the cache keys of the texts.
         """
         max_bytes = min(_RECENT_BYTES, self._remaining_bytes(logits.device, _SHARE))
         if logits.nbytes > max_bytes:
@@ -119,10 +119,10 @@ class HiddenStateCache:
     def logits_and_layers_behind_prefixes(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return logits (B, V) after prefixes (B, n), and layers with the keys and values.
+        """Return logits (B, V) after prefixes (B, n), and layers with their keys and values.
 
-        Return None if `read_ahead` with `keys` read no text with such a beginning. length: capacity
-        of the layers in positions.
+        Return None if no text that starts with such a prefix was read by `read_ahead` with `keys`.
+        `length` is the capacity of the layers in positions.
         """
         names = [_digest_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
@@ -148,15 +148,15 @@ class HiddenStateCache:
         keys: bool = False,
         begun: Sequence[int] | None = None,
     ) -> None:
-        """Read texts of several lengths in shared batches, before they are queried.
+        """Read texts of different lengths in shared batches, before they are queried.
 
-        Padding is appended, so a causal model's states of the texts do not change.
+        Padding is appended, so it does not change a causal model's hidden states of the texts.
 
         Args:
-            last: number of last positions to be queried in each text.
+            last: for each text, the number of trailing positions to be queried.
             keys: whether to cache keys and values too, for completions.
-            begun: for each text, the number of first tokens to be completed. None: all tokens
-                up to the first of the last positions.
+            begun: for each text, the length of the prefix to be completed. None means all tokens up
+                to the first queried position.
         """
         beginnings = begun or [
             len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)
@@ -186,8 +186,8 @@ class HiddenStateCache:
     ) -> None:
         """Read the longest text of each group in the batch, and cache all texts of these groups.
 
-        all_groups: groups in which each text begins with the previous one. keys: whether to cache
-        keys and values too. batch: the groups to read.
+        In each group of `all_groups`, every text starts with the previous one. `keys` says whether
+        to cache keys and values too. `batch` selects the groups to read.
         """
         groups = all_groups[batch]
         longest = len(groups[-1][-1][0])
@@ -235,10 +235,10 @@ class HiddenStateCache:
     def _logits_and_hidden_states(
         self, texts: Tensor, last: int, n_logits: int, layers: list[SlotLayer] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits of the last `n_logits` positions, and hidden states of `last` or more.
+        """Return logits of the last `n_logits` positions, and hidden states of the last `last`.
 
-        The states are None if the head does not reproduce the logits. The model appends its layers
-        with keys and values to `layers`.
+        There may be more states; they are None if the head does not reproduce the logits. The model
+        appends its layers with keys and values to `layers`.
         """
         if self._right is False:
             return self._logits(texts, last, n_logits, layers), None
@@ -256,7 +256,7 @@ class HiddenStateCache:
         return logits, outputs[-1] if self._right else None
 
     def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
-        """Cache the states of all these texts, or of none if memory is too small."""
+        """Cache the hidden states of all these texts, or of none if memory is too small for all."""
         if (new := sum(state.nbytes for state in states)) <= self._remaining_bytes(
             states[0].device, _SHARE
         ):
@@ -273,9 +273,9 @@ class HiddenStateCache:
 
 
 def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
-    """Group texts so that each text of a group begins with the previous one.
+    """Group texts so that each text in a group starts with the previous one.
 
-    Groups are sorted by the length of their last, longest text.
+    Groups are sorted by the length of their last text, which is the longest.
     """
     groups: list[list[TextRange]] = []
     before: list[int] = []
@@ -290,9 +290,10 @@ def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
 
 
 def _split_by_length(groups: Sequence[list[TextRange]]) -> list[list[list[TextRange]]]:
-    """Split groups of texts into batches that padding makes at most a quarter longer.
+    """Split groups of texts into batches that padding makes longer by at most a quarter.
 
-    groups: sorted by length. Small batches stay whole, because each forward pass has a fixed cost.
+    `groups` are sorted by length. Small batches are not split, because each forward pass has a
+    fixed cost.
     """
     batches: list[list[list[TextRange]]] = []
     n_tokens = shortest = 0
@@ -309,5 +310,5 @@ def _split_by_length(groups: Sequence[list[TextRange]]) -> list[list[list[TextRa
 
 
 def _digest_text_key(text: Tensor) -> bytes:
-    """Return the cache key of a text (n,) of token ids on the CPU."""
+    """Return the cache key of a text, given as token ids (n,) on the CPU."""
     return text.numpy().tobytes()

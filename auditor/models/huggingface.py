@@ -56,7 +56,7 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 class ModelTraffic:
     """The work of all models in this process.
 
-    rows: number of sequences, counted again at each step; tokens: number of tokens read.
+    `rows` is the number of sequences, counted at every step; `tokens` is the number of tokens read.
     """
 
     rows: int = 0
@@ -69,8 +69,8 @@ traffic = ModelTraffic()  # of this process
 class HuggingFaceRows(Rows):
     """Decoding rows of a Hugging Face causal LM, each with `width` sequences.
 
-    width: the number of ensemble parts if `forward` computes all parts, ordered by (row, part);
-    else 1. All sequences of a row split together.
+    `width` is the number of ensemble parts if `forward` computes all parts, ordered by (row, part);
+    otherwise it is 1. All sequences of a row split together.
     """
 
     _logits: Tensor  # (rows, width, V)
@@ -99,7 +99,7 @@ class HuggingFaceRows(Rows):
     def _compute_token_logits(
         self, tokens: Tensor, prompt: Tensor | None, cache: Cache | NativeCache | None
     ) -> Tensor:
-        """Return next-token logits after tokens (sequences, n): (sequences, width, V)."""
+        """Return the next-token logits (sequences, width, V) after tokens (sequences, n)."""
         if cache is None:
             self._offsets = self.model.activation.compute_offsets(tokens)
         return self._next_logits_of_input(
@@ -109,7 +109,7 @@ class HuggingFaceRows(Rows):
     def _next_logits_of_input(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> Tensor:
         """Return next-token logits (sequences, width, V) after an input that continues the cache.
 
-        input_ids: a result of `input_behind_soft_prompt`.
+        `input_ids` is a result of `input_behind_soft_prompt`.
         """
         self._total = None
         with self.model.activation.apply_offsets(self._offsets):
@@ -117,7 +117,7 @@ class HuggingFaceRows(Rows):
         return logits[:, 0].unflatten(0, (-1, self.width))
 
     def _sequence_indices(self, rows: Tensor) -> Tensor:
-        """Return the indices of all sequences in these rows, (rows x width,)."""
+        """Return the indices of all sequences in these rows, of shape (rows x width,)."""
         return (
             rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)
         ).flatten()
@@ -126,7 +126,7 @@ class HuggingFaceRows(Rows):
         return len(self._logits)
 
     def log_probs(self) -> Tensor:
-        """Return the next token's log-probabilities (rows, V); of an ensemble (rows, parts, V)."""
+        """Return next-token log-probabilities, (rows, V); for an ensemble, (rows, parts, V)."""
         if self._total is None or self._total.any():
             # Log-probabilities are logits whose total is 0: they replace the logits.
             self._logits = torch.log_softmax(self._logits, dim=-1)
@@ -164,9 +164,9 @@ class HuggingFaceRows(Rows):
 
 
 class SlotRows(HuggingFaceRows):
-    """Decoding rows that cache keys and values in `SlotLayer`s, one slot per sequence.
+    """Decoding rows that cache keys and values in `SlotLayer`s, with one slot per sequence.
 
-    The logits are ordered by slot, because sorting them by row would copy all of them.
+    The logits are in slot order, because sorting them by row would copy all of them.
     """
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
@@ -201,7 +201,7 @@ class SlotRows(HuggingFaceRows):
         return self.slots[rows]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """Join rows of different lengths, so that all sequences end at one position.
+        """Join rows of different lengths, aligned so that all sequences end at the same position.
 
         A mask hides the empty positions before shorter sequences.
         """
@@ -254,7 +254,7 @@ class SlotRows(HuggingFaceRows):
 
 
 class CachedRows(HuggingFaceRows):
-    """Decoding rows on the model's own cache; each split copies all that is cached of a row."""
+    """Decoding rows that use the model's own cache; a split copies all that a row has cached."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
@@ -268,7 +268,7 @@ class CachedRows(HuggingFaceRows):
 
 
 class RecomputedRows(HuggingFaceRows):
-    """Decoding rows without a cache: each new token reads the whole row again."""
+    """Decoding rows without a cache: for each new token, the whole row is read again."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.tokens = prefixes
@@ -298,14 +298,13 @@ class RecomputedRows(HuggingFaceRows):
 
 
 class HuggingFaceModel(LanguageModel):
-    """A Hugging Face causal LM (PEFT adapters included), in eval mode, with frozen parameters.
+    """A Hugging Face causal LM (with or without a PEFT adapter), in eval mode, parameters frozen.
 
     `self_check` finds the right arguments for a model.
 
     Args:
         served: the kind of cache that decoding rows use: `slots`, `cache` or `recompute`.
-        embeddings: whether the model accepts input embeddings, which soft prompts need, besides
-            ids.
+        embeddings: whether the model also accepts input embeddings, which soft prompts need.
     """
 
     def __init__(
@@ -375,8 +374,9 @@ class HuggingFaceModel(LanguageModel):
     def cached_prefix_logits_and_layers(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return `logits_and_layers_behind_prefixes` of the hidden state cache, or None if
-        disabled.
+        """Call `logits_and_layers_behind_prefixes` of the hidden state cache.
+
+        Return None if that cache is disabled.
         """
         if self._seen is None:
             return None
@@ -385,7 +385,7 @@ class HuggingFaceModel(LanguageModel):
     def layers_with_shared_prefix(
         self, input_ids: Tensor, last: int, length: int, shared: bool = True
     ) -> tuple[int, list[SlotLayer]]:
-        """Return how many first positions are cached, and layers with their keys and values.
+        """Return the number of cached leading positions, and layers with their keys and values.
 
         See `SharedPrefixCache.layers_holding_prefix`. Return 0 and empty layers if `shared` is
         False or that cache is disabled.
@@ -395,10 +395,10 @@ class HuggingFaceModel(LanguageModel):
         return self.begins.layers_holding_prefix(input_ids, last, length)
 
     def enable_shared_prefix_cache(self, **least: int) -> None:
-        """Cache the common beginning of texts from now on.
+        """Cache the prefix that texts share, from now on.
 
-        The self-check must have found that this changes no distribution. least: arguments of
-        `SharedPrefixCache`.
+        Call this only if the self-check found that it changes no distribution. `least` holds
+        arguments of `SharedPrefixCache`.
         """
         # torch counts in-place writes to a weight in `_version`, except those through `.data`.
         weights = [*self.model.parameters()]
@@ -429,10 +429,10 @@ class HuggingFaceModel(LanguageModel):
         width: int = 1,
         forward: Forward | None = None,
     ) -> Rows:
-        """Start decoding rows with `width` sequences each, with the kind of cache that `served`
-        names.
+        """Start decoding rows of `width` sequences each, with the kind of cache set in `served`.
 
-        prefixes: (B, n); length: number of further tokens; forward: computes several parts.
+        `prefixes` is (B, n), `length` the number of further tokens, and `forward` computes several
+        parts.
         """
         return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
 
@@ -444,7 +444,7 @@ class HuggingFaceModel(LanguageModel):
 
     @cached_property
     def _cache_bytes_fixed_and_per_position(self) -> tuple[int, int]:
-        """Return the bytes of a row's cache: its fixed part, and the bytes per position."""
+        """Return the size of a row's cache: its fixed bytes, and its bytes per position."""
         # Two lengths separate the part that grows with the length from the fixed part.
         two, four = (
             sum(tensor.nbytes for tensor in self._build_dummy_cache(1, n).tensors().values())
@@ -506,8 +506,8 @@ class HuggingFaceModel(LanguageModel):
     def input_behind_soft_prompt(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
         """Return the model's input: token ids (B, n), or with a prompt embeddings (B, P + n, d).
 
-        Prompt rows are not tokens. Raise NotApplicable for a soft prompt if the model accepts only
-        token ids.
+        Prompt rows are not tokens. Raise NotApplicable if a soft prompt is given but the model
+        accepts only token ids.
         """
         if prompt is None:
             return tokens
@@ -519,19 +519,19 @@ class HuggingFaceModel(LanguageModel):
     def log_probs_of_input(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
-        """Return log-probabilities (B, last, V), float32, at the last positions of an input.
+        """Return float32 log-probabilities (B, last, V) at the last positions of an input.
 
-        input_ids, cache: see `logits_of_input`.
+        For `input_ids` and `cache`, see `logits_of_input`.
         """
         return torch.log_softmax(self.logits_of_input(input_ids, last, cache), dim=-1)
 
     def logits_of_input(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
-        """Return logits (B, last, V), float32, at the last positions of an input.
+        """Return float32 logits (B, last, V) at the last positions of an input.
 
-        input_ids: a result of `input_behind_soft_prompt`, which continues the tokens in the cache.
-        Raise AuditError for NaN logits.
+        `input_ids` is a result of `input_behind_soft_prompt` and continues the tokens in `cache`.
+        Raise AuditError if a logit is NaN.
         """
         if self._seen is not None and cache is None and not input_ids.is_floating_point():
             return self._seen.logits(input_ids, last)
@@ -546,13 +546,13 @@ class HuggingFaceModel(LanguageModel):
         n_logits: int | None = None,
         layers: list[SlotLayer] | None = None,
     ) -> Tensor:
-        """Return logits of whole texts, reading a common beginning from the cache.
+        """Return logits of whole texts, reading their common prefix from the cache.
 
         Args:
             input_ids: the texts.
-            last: number of last positions to read.
-            n_logits: number of last positions to return; None: `last`.
-            layers: receives the layers with the texts' keys and values.
+            last: number of trailing positions to read.
+            n_logits: number of trailing positions to return; None means `last`.
+            layers: list to which layers with the texts' keys and values are appended.
         """
         begun, prefix_layers = self.layers_with_shared_prefix(input_ids, last, input_ids.shape[1])
         if layers is not None:
@@ -569,9 +569,9 @@ class HuggingFaceModel(LanguageModel):
         return self._transformers_logits(texts, last, None)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return log-probabilities (B, last, V) of texts whose tokens have these positions.
+        """Return log-probabilities (B, last, V) of texts (B, n) with token positions (B, n).
 
-        Return None if the model accepts no positions.
+        Return None if the model does not accept positions.
         """
         if not self._takes_positions:
             return None

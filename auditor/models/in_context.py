@@ -1,6 +1,6 @@
 """Treat private records in the context of one model as members of an ensemble.
 
-The records are divided into batches, and the beginning of a text selects its batch. Member j is the
+The records are divided into batches, and the start of a text selects its batch. Member j is the
 model with the batch's j-th record before the text. The public part reads only the text. This module
 does not depend on privacy.
 """
@@ -24,7 +24,7 @@ from auditor.models.rows import Rows
 class InContextRecordBatches:
     """Private records, as tokens, in batches of at most `size`.
 
-    batch_by_start: by the beginning of a text, the index of the batch that answers the text. The
+    `batch_by_start` maps prefixes of texts to the index of the batch that answers such texts. The
     first batch answers all other texts.
     """
 
@@ -33,9 +33,9 @@ class InContextRecordBatches:
     batch_by_start: Mapping[Tokens, int]
 
     def batch_of_each_text(self, texts: Tensor) -> list[int]:
-        """Return the index of the batch that answers each text (B, n).
+        """Return the index of the batch that answers each of the texts (B, n).
 
-        The longest beginning in `batch_by_start` decides.
+        The longest matching prefix in `batch_by_start` decides.
         """
         lengths = sorted({len(begin) for begin in self.batch_by_start}, reverse=True)
         rows = map(tuple, texts.tolist())
@@ -52,10 +52,10 @@ class InContextRecordBatches:
         ]
 
     def record(self, batch: int, part: int) -> Tokens:
-        """Return the record that an ensemble part puts before a text.
+        """Return the record that an ensemble part reads before a text.
 
-        batch: index of the batch. Part j puts the batch's j-th record; the record is empty for part
-        0 and for parts beyond the batch's records.
+        For part j, this is the j-th record of the batch with index `batch`. It is empty for part 0
+        and for parts beyond the batch's records.
         """
         batch_records = self.records[batch]
         if 0 < part <= len(batch_records):
@@ -68,7 +68,7 @@ class InContextRecordBatches:
 
 
 class InContextEnsemble(Ensemble):
-    """An ensemble in which each part is one public model with another private record in context.
+    """Ensemble of one public model whose members have different private records in context.
 
     Raise AuditError if the longest record leaves no room for a text.
     """
@@ -113,9 +113,10 @@ class InContextEnsemble(Ensemble):
     def _prepend_records_by_length(
         self, contexts: Tensor, parts: Sequence[int]
     ) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield (indices, inputs) for each group of contexts whose records are equally long.
+        """Yield (indices, inputs) for each group of contexts whose records have the same length.
 
-        parts: the ensemble part of each context. An input is the part's record, then the context.
+        `parts` gives the ensemble part for each context. An input is the part's record followed by
+        the context.
         """
         batch = self.batches.batch_of_each_text(contexts)
         records = []
@@ -153,7 +154,7 @@ class _RecordPrefixedRows(Rows):
         return self.count
 
     def log_probs(self) -> Tensor:
-        """Return log-probabilities of all parts, (rows, 1 + size, V)."""
+        """Return the log-probabilities of all parts, of shape (rows, 1 + size, V)."""
         distributions = torch.cat([rows.log_probs() for rows, _ in self.groups])
         order = torch.argsort(torch.cat([indices for _, indices in self.groups]))
         return distributions[order].unflatten(0, (-1, self.width))

@@ -1,7 +1,7 @@
 """Load models, adapters and tokenizers from a local folder or the hub.
 
-A loaded model has exactly the weights in its files: a missing or unused weight raises AuditError.
-Every library error becomes an error of one sentence.
+A loaded model has exactly the weights in its files; a missing or unused weight raises AuditError.
+Every library error becomes an AuditError of one sentence.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ DEFAULTS = LoadingOptions()
 
 
 def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
-    """Load a causal LM from a local folder or hub id; load an adapter on its base model.
+    """Load a causal LM from a local folder or hub id; an adapter is loaded onto its base model.
 
-    Raise AuditError if there is no causal LM, if the files' weights do not fit the model exactly,
-    or if the model's distributions disagree (`self_check`).
+    Raise AuditError if there is no causal LM, if the weights in the files do not fit the model
+    exactly, or if ways of querying the model disagree (`self_check`).
     """
     with translate_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
@@ -94,7 +94,7 @@ def _load_whole_model(name: str, options: LoadingOptions) -> HuggingFaceModel:
 
 
 def choose_loaded_dtype(name: str, options: LoadingOptions) -> str:
-    """Return the precision that `load_causal_lm` would use; for an adapter, the base model's."""
+    """Return the precision that `load_causal_lm` would use; for an adapter, its base model's."""
     if options.dtype != AUTO:
         return options.dtype
     base_and_revision = read_adapter_base(name)
@@ -106,7 +106,7 @@ def choose_loaded_dtype(name: str, options: LoadingOptions) -> str:
 
 
 def read_adapter_base(name: str) -> tuple[str, str | None] | None:
-    """Return the name and revision of the base model that is stored in an adapter folder.
+    """Return the name and revision of the base model that an adapter folder names.
 
     Return None if the folder has no adapter or the adapter names no base.
     """
@@ -124,7 +124,7 @@ def read_adapter_base(name: str) -> tuple[str, str | None] | None:
 def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -> str:
     """Return the folder or hub id of an adapter's base model.
 
-    Raise AuditError if the base is unknown, or if its folder does not exist or contains an adapter.
+    Raise AuditError if the base is unknown, or if its folder is missing or contains an adapter.
     """
     base = options.base or config.base_model_name_or_path
     if not base:
@@ -151,7 +151,7 @@ def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -
 
 
 def _refuse_adapter_beside_weights(folder: Path) -> None:
-    """Raise AuditError for a folder with both an adapter and a whole model."""
+    """Raise AuditError if a folder contains both an adapter and a whole model."""
     weights_file = next(
         (file for names in FORMATS for file in names if (folder / file).is_file()), None
     )
@@ -163,7 +163,7 @@ def _refuse_adapter_beside_weights(folder: Path) -> None:
 
 
 def _is_local_path(name: str) -> bool:
-    """Return whether `name` cannot be a hub id, which has at most one slash."""
+    """Return whether `name` must be a local path because it has too many slashes for a hub id."""
     local = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     return local or ("/" in name and Path(name).parent.is_dir())
 
@@ -174,9 +174,9 @@ def _is_local_path(name: str) -> bool:
 
 @contextmanager
 def translate_load_errors(name: str, description: str, options: LoadingOptions) -> Iterator[None]:
-    """Turn every library error inside this context into an AuditError.
+    """Replace every library error in the block with an AuditError.
 
-    Raise AuditError at once for an unknown dtype or a missing folder.
+    Raise AuditError at once if the dtype is unknown or the folder is missing.
     """
     if options.dtype not in (AUTO, *DTYPES):
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
@@ -194,8 +194,7 @@ def translate_load_errors(name: str, description: str, options: LoadingOptions) 
 def load_tokenizer_if_present(name: str, options: LoadingOptions) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer saved with the weights, or return None if there is none.
 
-    A benchmark of token ids needs no tokenizer. Raise AuditError for a tokenizer that cannot be
-    read.
+    A benchmark of token ids needs no tokenizer. Raise AuditError if the tokenizer cannot be read.
     """
     folder = Path(name)
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""Run LoRA adapters of one base model as an ensemble in mixed batches; load single adapters.
+"""Run LoRA adapters of one base model as an ensemble in mixed batches, and load single adapters.
 
 This module does not depend on privacy: defenses combine the parts' distributions.
 """
@@ -94,19 +94,21 @@ class LoraEnsemble(Ensemble):
         return _CachedMemberRows(self, prefixes.to(self._model.device), length, prompt)
 
     def member_next_log_probs(self, input_ids: Tensor, part: Tensor, cache: Cache) -> Tensor:
-        """Return the next-token log-probabilities of input b by part part[b], for all b: (B, V).
+        """Return the next-token log-probabilities (B, V) that part part[b] gives for each input b.
 
-        input_ids: (B, n) token ids or (B, n, d) embeddings, which continue the tokens in `cache`.
+        `input_ids` are token ids (B, n) or embeddings (B, n, d) that continue the tokens in
+        `cache`.
         """
         self._routing.part = part
         return self._model.log_probs_of_input(input_ids, 1, cache)[:, 0]
 
 
 class _CachedMemberRows(EnsembleMemberRows):
-    """Decoding rows that cache keys and values of each queried (row, part) pair in a slot.
+    """Decoding rows that cache the keys and values of each queried (row, part) pair in a slot.
 
-    A query reads only the positions that are not in the pair's slot. Pairs with equal first tokens
-    may share a slot until one of them is queried. If memory is full, a pair is not cached.
+    A query reads only the positions that are not yet in the pair's slot. Pairs that start with the
+    same tokens may share a slot until one of them is queried. If memory is full, pairs are not
+    cached.
     """
 
     def __init__(
@@ -167,9 +169,9 @@ class _CachedMemberRows(EnsembleMemberRows):
     def _extend_member_caches(
         self, input_ids: Tensor, row: Tensor, part: Tensor, begin: int
     ) -> Tensor:
-        """Return the next-token distribution of each pair (row[i], part[i]), (pairs, V).
+        """Return the next-token distribution of each pair (row[i], part[i]), of shape (pairs, V).
 
-        begin: the first position to read; earlier positions come from the cache.
+        `begin` is the first position to read; earlier positions come from the cache.
         """
         member_slots = self.slot[row, part]
         layers = []
@@ -204,9 +206,9 @@ class _CachedMemberRows(EnsembleMemberRows):
         self._count_users()
 
     def _exclusive_slots(self, layer: SlotLayer, cached_slots: Tensor) -> Tensor:
-        """Give each pair a slot that no other pair uses, and return the slots.
+        """Return a slot for each pair that no other pair uses.
 
-        A slot is -1 if memory is full. cached_slots: the current slot of each pair, or -1.
+        A slot is -1 if memory is full. `cached_slots` holds the current slot of each pair, or -1.
         """
         # -1 (no slot) looks up slot 0; the comparison before excludes it.
         is_exclusive = cached_slots >= 0
@@ -234,9 +236,12 @@ class _CachedMemberRows(EnsembleMemberRows):
 class MixedLoraRouting:
     """The ensemble part (adapter) of each batch row, for all layers that mix adapters.
 
-    It is set before each forward pass. part: (rows,) the part of each row; None: all parts have
-    equally many rows. blocks: the parts in the order of their blocks of rows; None: the parts
-    alternate from row to row.
+    It is set before each forward pass.
+
+    Attributes:
+        part: the part of each row, (rows,); None if all parts have the same number of rows.
+        blocks: the parts in the order of their blocks of rows; None if the parts alternate from row
+            to row.
     """
 
     part: Tensor | None = None  # (rows,); None: equally many rows for each part
@@ -247,9 +252,12 @@ class MixedLoraRouting:
 class MixedLora(nn.Module):
     """A linear layer `base` with a low-rank update for each ensemble part.
 
-    a, b: (parts, r, in) and (parts, out, r), the factors of the updates; part 0 has zeros. merged:
-    (parts, in, out), the layer's weight with each part's update, or None. Products have the
-    adapter's precision, as in PEFT.
+    Products are computed in the adapter's precision, as in PEFT.
+
+    Attributes:
+        a: first factor of each update, (parts, r, in); zeros for part 0.
+        b: second factor of each update, (parts, out, r); zeros for part 0.
+        merged: the layer's weight with each part's update added, (parts, in, out), or None.
     """
 
     a: Tensor
@@ -281,7 +289,7 @@ class MixedLora(nn.Module):
         return y.transpose(0, 1).flatten(0, 1)
 
     def _lora_output_by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
-        """Map x (parts, m, in) to (parts, m, out) with these parts' updates; None: all parts."""
+        """Map x (parts, m, in) to (parts, m, out) with the updates of `parts` (None: all)."""
         if self.merged is None:
             a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
@@ -295,7 +303,7 @@ class MixedLora(nn.Module):
 
 
 def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return y + x a^T b^T, in place without gradients."""
+    """Return y + x a^T b^T; without gradients, the sum is computed in place."""
     thin = torch.bmm(x, a.mT)
     if y.dtype != x.dtype:
         return (y + torch.bmm(thin, b.mT)).to(y.dtype)
@@ -330,7 +338,7 @@ def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
 
 
 def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLoraRouting) -> Any:
-    """Load the adapters with PEFT, then replace each LoRA layer by one mixed layer."""
+    """Load the adapters with PEFT, then replace each LoRA layer with one mixed layer."""
     if not adapters:
         raise AuditError("expected at least one ensemble member, got none")
     peft: Any = None
@@ -362,9 +370,9 @@ def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLora
 
 
 def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the member's scaled LoRA matrices, (r, in) and (out, r), by the base's layer name.
+    """Return a member's scaled LoRA matrices, (r, in) and (out, r), keyed by the base's layer name.
 
-    member: name of the adapter in `peft`. Raise AuditError if the member is not a plain LoRA.
+    `member` is the name of the adapter in `peft`. Raise AuditError if it is not a plain LoRA.
     """
     if any(
         config.peft_type != "LORA" or getattr(config, "modules_to_save", None)
@@ -399,8 +407,8 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
 def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     """Load the adapters in the sub-folders of `folder`, in name order, as members.
 
-    Each must be an adapter of the public model. The control adapter (`find_control_adapter`),
-    trained on all data, is not a member. Raise AuditError without members.
+    Each must be an adapter of the public model. The control adapter (`find_control_adapter`), which
+    is trained on all data, is not a member. Raise AuditError if there are no members.
     """
     if not folder.is_dir():
         raise AuditError(
@@ -426,9 +434,9 @@ def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 
 def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
-    """Load the control adapter in the members' folder (`find_control_adapter`).
+    """Load the control adapter from the members' folder (`find_control_adapter`).
 
-    Raise AuditError if the adapter is missing or has another base.
+    Raise AuditError if the adapter is missing or has a different base.
     """
     adapter = find_control_adapter(folder)
     if adapter is None:
@@ -467,7 +475,7 @@ def _require_single_device(public: HuggingFaceModel) -> None:
 
 
 def copy_sharing_weights(model: Any) -> Any:
-    """Return a copy of the model's modules that shares its parameters and buffers."""
+    """Return a copy of the model's modules that shares the original's parameters and buffers."""
     # deepcopy treats the entries of its memo, by id, as copied already.
     return copy.deepcopy(model, {id(p): p for p in [*model.parameters(), *model.buffers()]})
 
@@ -475,7 +483,7 @@ def copy_sharing_weights(model: Any) -> Any:
 def _check_adapter_base_matches(adapter: Path, public: str) -> None:
     """Raise AuditError if the adapter's base is not the public model.
 
-    A base matches if its folder, name or weights equal those of the public model.
+    A base matches if its folder, name or weights are those of the public model.
     """
     try:
         base = json.loads((adapter / "adapter_config.json").read_text()).get(

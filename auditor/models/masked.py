@@ -1,8 +1,8 @@
 """Query masked language models for the distributions of masked tokens.
 
 There are no decoding rows, because a masked LM does not continue texts. Only plans of papers, and
-defenses with `Defense.protect_masked`, accept such a model. Other modules choose texts and masked
-positions.
+defenses with `Defense.protect_masked`, accept such a model. Other modules choose the texts and the
+masked positions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _LONGEST = 1024  # tokens of the longest test text when a model is loaded
 class MaskedModel(ABC):
     """A model that predicts masked tokens.
 
-    Shapes: contexts (B, n) token ids; positions (B, m) of the m masked tokens of each context.
+    Shapes: contexts are token ids (B, n); positions (B, m) are those of the m masked tokens in each
+    context.
     """
 
     name: str
@@ -46,13 +47,13 @@ class MaskedModel(ABC):
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        """Return the distribution of each masked token, (B, m, V) nats.
+        """Return the distribution of each masked token, (B, m, V) in nats.
 
-        The model itself masks the tokens, so callers need not mask them.
+        The model masks the tokens itself, so callers need not do so.
         """
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        """Return the log-probability of each masked position's original token, (B, m) nats."""
+        """Return the log-probability of the original token at each masked position, (B, m) nats."""
         hidden = contexts.to(self.device).gather(1, positions.to(self.device))
         return self.log_probs(contexts, positions).gather(-1, hidden.unsqueeze(-1)).squeeze(-1)
 
@@ -102,9 +103,9 @@ class HuggingFaceMaskedModel(MaskedModel):
 def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     """Raise AuditError if the model's distributions on random tokens are inconsistent.
 
-    They must not depend on the batch or change when repeated, but must depend on tokens after the
-    masked position. Tested are the longest text, and texts just longer than each length at which
-    the model may read texts differently.
+    They must not depend on the batch or change when repeated, and they must depend on tokens after
+    the masked position. Two kinds of texts are tested: the longest one, and texts just above each
+    length at which the model may start to read texts differently.
     """
     noise = torch.Generator().manual_seed(SEED)
     special = torch.tensor(model.tokenizer.all_special_ids)

@@ -1,6 +1,6 @@
-"""Choose batch sizes by free memory, and halve a batch size that does not fit.
+"""Choose batch sizes that fit into free memory, and halve a batch size that does not fit.
 
-Batch sizes change only the run time, never a result.
+Batch sizes affect only the run time, never a result.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _SHARE = 4
 
 
 def choose_memory_budget(device: torch.device, most: int) -> int:
-    """Return the bytes that decoding rows may use: a quarter of the free memory of `device`.
+    """Return how many bytes decoding rows may use: a quarter of the free memory of `device`.
 
-    most: upper limit on a CPU, where larger batches are no faster.
+    `most` is the upper limit on a CPU, where larger batches are no faster.
     """
     share = measure_free_device_memory(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
 
 
 def measure_free_device_memory(device: torch.device) -> int:
-    """Return the bytes of memory that this process can still use on `device`, within its limits."""
+    """Return how many more bytes this process may use on `device`, within its limits."""
     if device.type == "cuda":
         # Reserved by this process, but unused.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -63,8 +63,8 @@ def release_unused_memory() -> None:
 def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
     """Return a function that runs `work` in a new thread.
 
-    After oneDNN fails to allocate memory for a kernel, its thread compiles no more kernels. The new
-    thread keeps the current context and gradient mode.
+    After oneDNN fails to allocate memory for a kernel, it compiles no more kernels in that thread.
+    The new thread keeps the current context and gradient mode.
     """
     context = copy_context()
     # A decorator, because a thread begins with gradients on. Its construction also sets the mode of
@@ -80,9 +80,9 @@ def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
 
 @dataclass
 class BatchSizeLimit:
-    """A batch size that is halved permanently whenever a batch does not fit into memory.
+    """A batch size that is permanently halved whenever a batch does not fit into memory.
 
-    minimum: the smallest batch size.
+    `minimum` is the smallest batch size.
     """
 
     size: int
@@ -91,8 +91,8 @@ class BatchSizeLimit:
     def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
         """Run `work(size)`, halving the size until the batch fits; return the size and the result.
 
-        most: maximum size. Raise out of memory only at size `minimum`, and all other errors of
-        `work`.
+        `most` is the largest size to try. An out-of-memory error is raised only at size `minimum`;
+        all other errors of `work` are raised at once.
         """
         size = self.size
         if most is not None:
@@ -122,7 +122,7 @@ class BatchSizeLimit:
     ) -> Iterator[tuple[slice, T]]:
         """Run `work` on slices of range(count) that fit into memory; yield slices with results.
 
-        Raise the errors of `run_within_memory`.
+        Raise the same errors as `run_within_memory`.
         """
         start = 0
         while start < count:
@@ -141,7 +141,8 @@ def group_equal_shapes(
 ) -> Iterator[list[int]]:
     """Yield batches of indices with equal (prefix, suffix) lengths, which need no padding.
 
-    lengths: (tokens of the prefix, tokens of the suffix). batch_size: maximum; None: no maximum.
+    `lengths` holds (tokens in the prefix, tokens in the suffix). `batch_size` is the largest batch;
+    None for no limit.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, shape in enumerate(lengths):

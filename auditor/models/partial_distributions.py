@@ -1,4 +1,4 @@
-"""Bound decoding probabilities if only the likeliest tokens are known, as from a server.
+"""Bound decoding probabilities if only the most likely tokens are known, as from a server.
 
 The bounds cover all distributions that agree with the reported values (formulas.md C3). They limit
 the partition function after temperature and the mass that truncation keeps.
@@ -24,13 +24,16 @@ _EDGE = 1e-6  # relative to a threshold: a token this close to it may be kept or
 
 @dataclass(frozen=True)
 class PartialDistribution:
-    """The reported part of n next-token distributions: one given token and the K likeliest tokens.
+    """The reported part of n next-token distributions: a given token and the K most likely tokens.
 
-    tokens: (n,) ids of the given tokens.
-    log_probs: (n,) log-probabilities of the given tokens, nats.
-    ranks: (n,) number of tokens at least as likely as the given token, including itself.
-    likeliest, top: (n, K) ids and log-probabilities of the K likeliest tokens, descending.
-    max_vocabulary: upper bound on the vocabulary size.
+    Attributes:
+        tokens: ids of the given tokens, (n,).
+        log_probs: log-probabilities of the given tokens in nats, (n,).
+        ranks: number of tokens at least as likely as the given token, counting the token itself,
+            (n,).
+        likeliest: ids of the K most likely tokens, in descending order, (n, K).
+        top: log-probabilities of the K most likely tokens, in descending order, (n, K).
+        max_vocabulary: upper bound on the vocabulary size.
     """
 
     tokens: Tensor
@@ -41,10 +44,10 @@ class PartialDistribution:
     max_vocabulary: int
 
     def truncation_ranks(self) -> Tensor:
-        """Return each given token's rank in the order of truncation, (n,), from 1.
+        """Return each given token's rank, from 1, in the order used by truncation, of shape (n,).
 
-        Equally likely tokens are ordered by id. A given token outside the K likeliest tokens gets
-        its worst possible rank.
+        Equally likely tokens are ordered by id. A given token that is not among the K most likely
+        gets its worst possible rank.
         """
         return torch.where(
             self._is_among_likeliest, 1 + self._surely_ranked_higher.sum(-1), self.ranks
@@ -52,12 +55,15 @@ class PartialDistribution:
 
     @property
     def _is_among_likeliest(self) -> Tensor:
-        """Return, for each given token, whether it is one of the K likeliest, (n,)."""
+        """True for each given token that is one of the K most likely tokens, (n,)."""
         return (self.likeliest == self.tokens.unsqueeze(-1)).any(-1)
 
     @property
     def _surely_ranked_higher(self) -> Tensor:
-        """Return whether each of the K likeliest tokens surely precedes the given token, (n, K)."""
+        """True for each of the K most likely tokens that certainly outranks the given token.
+
+        The shape is (n, K).
+        """
         log_probs = self.log_probs.unsqueeze(-1)
         ids = self.tokens.unsqueeze(-1)
         return (self.top > log_probs) | ((self.top == log_probs) & (self.likeliest < ids))
@@ -68,7 +74,7 @@ def reduce_to_partial_distribution(
 ) -> PartialDistribution:
     """Return the part of distributions (n, V) that a server would report.
 
-    tokens: (n,) the given tokens. count: number K of likeliest tokens to report.
+    `tokens` (n,) are the given tokens. `count` is K, the number of most likely tokens to report.
     """
     log_probs = distribution.gather(-1, tokens.unsqueeze(-1))
     top, likeliest = distribution.topk(min(count, distribution.shape[-1]), dim=-1)
@@ -83,7 +89,7 @@ def reduce_to_partial_distribution(
 
 
 def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> PartialDistribution:
-    """Concatenate partial distributions that report equally many tokens."""
+    """Concatenate partial distributions that report the same number of tokens."""
     columns = {}
     for name in ("tokens", "log_probs", "ranks", "likeliest", "top"):
         columns[name] = torch.cat([getattr(part, name) for part in parts])
@@ -96,8 +102,9 @@ def decoded_log_prob_bounds(
 ) -> tuple[Tensor, Tensor]:
     """Return lower and upper bounds on each given token's log-probability under `decoding`.
 
-    Each bound is (n,), float64 nats. Both equal the exact value (formulas.md A4) if the reported
-    tokens determine it. `decoding` must forbid no tokens, because a masked token has no known rank.
+    Each bound has shape (n,), in float64 nats. Both equal the exact value (formulas.md A4) if the
+    reported tokens determine it. `decoding` must not forbid tokens, because the rank of a masked
+    token is unknown.
     """
     assert not decoding.forbidden
     if decoding.is_ancestral:
@@ -125,7 +132,7 @@ def decoded_log_prob_bounds(
 
 
 def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, Tensor]:
-    """Return the bounds for greedy decoding: the likeliest token, of ties the lowest id.
+    """Return the bounds for greedy decoding (the most likely token; for ties, the lowest id).
 
     The lower bound is 0 only if no unreported token can be as likely as the given token.
     """
@@ -142,12 +149,15 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class _UntoldTokens:
-    """The unreported tokens of n distributions: their numbers, (n,), and ranges of shares.
+    """The unreported tokens of n distributions: how many there are, and how likely they can be.
 
-    A share is a token's probability divided by that of the likeliest token, and a mass is a sum of
-    shares. A weight is a share to the power `power`, which is 1 / temperature. middle: number of
-    tokens with shares in [given_share, cap]. n_less_likely: number of tokens with shares up to
-    `low`.
+    A share is a token's probability divided by that of the most likely token, and a mass is a sum
+    of shares. A weight is a share to the power `power`, which is 1 / temperature. All tensors are
+    (n,).
+
+    Attributes:
+        middle: number of tokens with shares in [given_share, cap].
+        n_less_likely: number of tokens with shares up to `low`.
     """
 
     power: float
@@ -158,7 +168,7 @@ class _UntoldTokens:
     low: Tensor
 
     def _total_weight_bounds(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds on the total weight of the unreported tokens, from bounds on their mass."""
+        """Bound the total weight of the unreported tokens, given bounds on their mass."""
         # A weight is a power of a share: convex at temperatures up to 1, which give equal shares
         # the least weight (Jensen).
         if self.power >= 1:
@@ -168,8 +178,8 @@ class _UntoldTokens:
     def _weigh_even_split(self, mass: Tensor) -> Tensor:
         """Return the total weight if the shares are as equal as their ranges allow.
 
-        By Jensen's inequality, this is the smallest weight if weights are convex in the share,
-        otherwise the largest.
+        By Jensen's inequality, this is the smallest weight if weights are convex in the share, and
+        the largest otherwise.
         """
         average = mass / (self.middle + self.n_less_likely).clamp(min=1)
         middle = self.middle * torch.maximum(self.given_share, average)
@@ -181,7 +191,7 @@ class _UntoldTokens:
         return count * (mass / count.clamp(min=1)).pow(self.power)
 
     def _weigh_uneven_split(self, mass: Tensor) -> Tensor:
-        """Bound the total weight if shares are as unequal as possible.
+        """Bound the total weight if the shares are as unequal as possible.
 
         Within each range of shares, a straight line (the chord) replaces the curve of weights.
         """
@@ -202,15 +212,19 @@ class _UntoldTokens:
 
 @dataclass(frozen=True)
 class _TemperedWeights:
-    """Weights of tokens after temperature, relative to the likeliest token; (n,) if not stated.
+    """Weights of tokens after temperature, relative to the most likely token.
 
-    log_own: log of the given token's weight; given_weight: that weight.
-    top: (n, K) weights of the K likeliest tokens.
-    extra: the given token's weight if it is not among these K tokens, else 0.
-    middle: number of unreported tokens at least as likely as the given token.
-    n_less_likely: number of less likely unreported tokens.
-    any_of: the greatest possible weight of one unreported token.
-    unknown: (least, greatest) total weight of the unreported tokens.
+    Attributes have shape (n,) unless another is given.
+
+    Attributes:
+        log_own: log of the given token's weight.
+        given_weight: the given token's weight.
+        top: weights of the K most likely tokens, (n, K).
+        extra: the given token's weight if it is not among these K tokens, otherwise 0.
+        middle: number of unreported tokens that are at least as likely as the given token.
+        n_less_likely: number of unreported tokens that are less likely.
+        any_of: largest possible weight of a single unreported token.
+        unknown: least and greatest possible total weight of the unreported tokens.
     """
 
     log_own: Tensor
@@ -256,7 +270,7 @@ class _TemperedWeights:
 
     @property
     def told_token_weight(self) -> Tensor:
-        """Return the total weight of the K likeliest tokens and the given token, (n,)."""
+        """Total weight of the K most likely tokens and the given token, (n,)."""
         return self.top.sum(-1) + self.extra
 
 
@@ -312,13 +326,15 @@ def _bound_top_p_kept(
     least: Tensor,
     most: Tensor,
 ) -> _Kept:
-    """Return four bounds on the effect of top-p after top-k, (n,) each.
+    """Bound the effect of top-p after top-k.
 
-    least, most: bounds on the total weight of the tokens that top-k kept.
+    `least` and `most` are bounds on the total weight of the tokens that top-k kept.
 
     Returns:
-        Whether the given token is certainly kept, and whether it may be kept.
-        The least and the greatest total weight of the kept tokens.
+        Whether the given token is certainly kept, (n,).
+        Whether the given token may be kept, (n,).
+        The least total weight of the kept tokens, (n,).
+        The greatest total weight of the kept tokens, (n,).
     """
     low = decoding.top_p * least * (1 - _EDGE)
     high = decoding.top_p * most * (1 + _EDGE)
@@ -340,9 +356,10 @@ def _bound_top_p_kept(
 
 
 def _nucleus_weight(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
-    """Return the weight of the smallest set of likeliest tokens that weighs at least `mass`.
+    """Return the weight of the smallest set of most likely tokens that weighs at least `mass`.
 
-    top: (n, K) weights of the K likeliest tokens. Return `beyond` if all K tokens weigh less.
+    `top` (n, K) holds the weights of the K most likely tokens. Return `beyond` if even all K tokens
+    weigh less.
     """
     cumulative = top.cumsum(-1)
     index = (cumulative < mass.unsqueeze(-1)).sum(-1)

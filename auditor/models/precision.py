@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """Return whether the device multiplies natively in bfloat16; if not, float32 is faster."""
+    """Return whether the device multiplies bfloat16 natively; if not, float32 is faster."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
@@ -33,23 +33,23 @@ def has_native_bfloat16(device: torch.device) -> bool:
 
 
 def read_saved_dtype(config: Any) -> str:
-    """Return the dtype of the saved weights according to `config`; "" if unsupported."""
+    """Return the dtype of the saved weights according to `config`, or "" if it is not supported."""
     saved = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
     return saved if saved in DTYPES else ""
 
 
 def choose_auto_dtype(config: Any, device: torch.device) -> str:
-    """Return the dtype for `auto`: bfloat16 if the weights and the device use it, else float32."""
+    """Return the dtype for `auto`: bfloat16 if both weights and device support it, else float32."""
     if read_saved_dtype(config) == "bfloat16" and has_native_bfloat16(device):
         return "bfloat16"
     return "float32"
 
 
 def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the input of the model's head as contiguous tensors, to save a copy of the weights.
+    """Return the model head's input as contiguous tensors, which saves a copy of the weights.
 
-    This runs before each call of the head. Inputs of a few float32 rows are left alone, because the
-    last digits of their logits would change.
+    This hook runs before each call of the head. Inputs of a few float32 rows are left unchanged,
+    because the last digits of their logits would change.
     """
     is_small = (
         inputs[0].ndim == 3 and inputs[0].shape[1] < _ROWS and inputs[0].dtype == torch.float32
@@ -60,9 +60,9 @@ def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[An
 
 
 class Float32SingleQueryAttention(TorchFunctionMode):
-    """A mode that computes attention with one query per sequence in float32.
+    """Mode in which attention with one query per sequence is computed in float32.
 
-    This is up to 7 times faster than 16 bits.
+    This is up to 7 times faster than in 16 bits.
     """
 
     def __torch_function__(
@@ -88,7 +88,8 @@ def dtype_effect_sentence(
 ) -> str:
     """Return a sentence that compares the model's precision with float32; "" for a float32 model.
 
-    model: a `HuggingFaceModel`. texts: (prefix, suffix) pairs, of which the first few are compared.
+    `model` is a `HuggingFaceModel`. `texts` are (prefix, suffix) pairs; only the first few are
+    compared.
     """
     plain = model.model
     quantised = getattr(plain.config, "quantization_config", None) is not None

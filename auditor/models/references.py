@@ -1,6 +1,6 @@
 """Load reference models, and the records that they were trained on, from `shard.json`.
 
-Reference models were trained like the attacked model.
+Reference models were trained in the same way as the attacked model.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _MODEL = ("config.json", "adapter_config.json")
 
 @dataclass(frozen=True)
 class ReferenceModels:
-    """Reference models.
+    """Reference models and their training records.
 
-    saw: for each model, the ids of the attacked records that it was trained on.
+    `saw` holds, for each model, the ids of the attacked records that it was trained on.
     """
 
     models: tuple[LanguageModel, ...]
     saw: tuple[frozenset[str], ...]
 
     def check_records_seen_by_references(self, attacked: Collection[str], where: str) -> None:
-        """Raise AuditError if the references cannot distinguish the attacked records.
+        """Raise AuditError if the reference models cannot distinguish members from non-members.
 
-        There must be at least 2 models, none trained on all records, and no record that all were
-        trained on. where: start of the error message.
+        There must be at least 2 models. No model may be trained on all records, and no record may
+        be in the training of all models. `where` is the start of the error message.
         """
         if len(self.models) < 2:
             raise AuditError(
@@ -51,7 +51,7 @@ class ReferenceModels:
 
 
 def find_reference_model_folders(folder: Path) -> list[Path]:
-    """Return the sub-folders that hold a model or an adapter, in name order."""
+    """Return the sub-folders that contain a model or an adapter, in name order."""
     return sorted(
         path for path in folder.glob("[!.]*/") if any((path / name).is_file() for name in _MODEL)
     )
@@ -62,9 +62,9 @@ def load_reference_models(
 ) -> ReferenceModels:
     """Load the models in the sub-folders of `folder`, in name order, and read each `shard.json`.
 
-    A `shard.json` lists the SHA-256 of each attacked text (prefix and suffix) in the model's
-    training. load: loads a model. attacked: record ids by SHA-256. Raise AuditError for any other
-    content.
+    A `shard.json` lists the SHA-256 of each attacked text (prefix and suffix) that the model was
+    trained on. `load` loads a model. `attacked` maps each SHA-256 to record ids. Raise AuditError
+    if a `shard.json` has any other content.
     """
     if not folder.is_dir():
         raise AuditError(

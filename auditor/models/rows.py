@@ -15,7 +15,7 @@ from auditor.models.decoding import Decoding
 class Rows(ABC):
     """The state of incremental decoding: one row for each distinct partial sequence of tokens.
 
-    Rows draw their tokens themselves, so a randomised defense can have separate randomness for each
+    Rows draw their tokens themselves, so a randomised defense can use separate randomness for each
     draw.
     """
 
@@ -24,7 +24,7 @@ class Rows(ABC):
 
     @abstractmethod
     def log_probs(self) -> Tensor:
-        """Return the next-token distribution of each row, (rows, V) nats."""
+        """Return the next-token distribution of each row, (rows, V) in nats."""
 
     @abstractmethod
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
@@ -39,23 +39,23 @@ class Rows(ABC):
         uniforms: Tensor,
         decoding: Decoding,
     ) -> tuple[Tensor, Tensor]:
-        """Draw one token for each entry of `row_of_draw` (draws,), the index of its row.
+        """Draw one token from row row_of_draw[i] for each draw i; `row_of_draw` is (draws,).
 
-        uniforms: (draws, CHANNELS) in [0, 1). Return the tokens, (draws,), and whether each uniform
-        was near a CDF boundary, (draws,).
+        `uniforms` (draws, CHANNELS) are in [0, 1). Return the tokens, (draws,), and whether each
+        uniform was near a CDF boundary, (draws,).
         """
         # The other channels are for randomised defenses.
         return decoding.draw(self.log_probs(), row_of_draw, uniforms[:, 0])
 
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
-        """Return the log-probability of each token in the distribution of its row, (tokens,) nats.
+        """Return the log-probability of each token in its row's distribution, (tokens,) nats.
 
-        row_of_token: (tokens,) the row of each token.
+        `row_of_token` (tokens,) gives the row of each token.
         """
         return self.log_probs()[row_of_token, tokens]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """Return these rows followed by the rows of `others`, to advance together.
+        """Return these rows followed by the rows of `others`; all of them then advance together.
 
         No row may have advanced yet. Prefixes may differ in length. The model must have
         `can_join_rows`.
@@ -65,11 +65,13 @@ class Rows(ABC):
 
 @dataclass(frozen=True)
 class Completions:
-    """Sampled suffixes, grouped by prefix, with equally many samples for each prefix.
+    """Sampled suffixes, grouped by prefix, with the same number of samples for each prefix.
 
-    tokens: (draws, length) token ids. log_probs: (draws, length) nats at temperature 1 without
-    truncation, None if not requested. path: (draws,) an id that is equal for equal samples of a
-    prefix. near_boundary: (draws,) number of tokens that rounding could have changed.
+    Attributes:
+        tokens: token ids, (draws, length).
+        log_probs: nats at temperature 1 without truncation, (draws, length); None if not requested.
+        path: an id that is the same for equal samples of a prefix, (draws,).
+        near_boundary: number of tokens that rounding could have changed, (draws,).
     """
 
     tokens: Tensor
@@ -90,9 +92,14 @@ def draw_row_completions(
 ) -> Completions:
     """Draw completions from rows after B prefixes, as `LanguageModel.completions` does.
 
-    Tokens and log-probabilities after the end of a shorter suffix are 0. uniforms: (B, K, length,
-    CHANNELS) in [0, 1). lengths: (B,) number of tokens to draw after each prefix. likelihood:
-    whether to return log-probabilities. vocab_size, device: those of the rows' model.
+    Tokens and log-probabilities after the end of a shorter suffix are 0.
+
+    Args:
+        uniforms: numbers in [0, 1), of shape (B, K, length, CHANNELS).
+        lengths: number of tokens to draw after each prefix, (B,).
+        likelihood: whether to return log-probabilities.
+        vocab_size: vocabulary size of the rows' model.
+        device: device of the rows' model.
     """
     n_prefixes, n_samples, longest = uniforms.shape[:3]
     noise = uniforms.to(device).flatten(0, 1)  # (draws, length, CHANNELS)

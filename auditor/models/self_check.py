@@ -1,9 +1,9 @@
-"""Check that all ways of querying a loaded model give one distribution.
+"""Check that all ways of querying a loaded model give the same distribution.
 
-The reference is transformers' own output for token ids, on random tokens and a few records. Outputs
-from input embeddings, from advanced and split rows, and of texts with more tokens must equal this
-reference. Logits must be finite. A wrong way of querying is disabled with a note if another way is
-right; otherwise AuditError is raised.
+The reference is transformers' own output for token ids, on random tokens and a few records. It must
+equal the outputs for input embeddings, for rows that advanced and split, and for longer texts.
+Logits must be finite. A wrong way of querying is disabled, with a note, if there is a right way;
+otherwise AuditError is raised.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found
 
 @contextmanager
 def keep_self_checks(folder: Path) -> Iterator[None]:
-    """Store the results of all self-checks inside this context in `folder`.
+    """Store the results of all self-checks made in the block in `folder`.
 
     The models' weights must not change.
     """
@@ -76,10 +76,10 @@ def configure_serving(
     """Check the model on texts of up to `reach` tokens, and choose how it computes decoding rows.
 
     Args:
-        reach: tokens of the run's longest text, with soft prompt; None if unknown.
+        reach: number of tokens in the run's longest text, soft prompt included; None if unknown.
         records: records of the run; a few are compared with transformers.
-        cache: a folder that stores the findings by the digest of the weights, so that a successful
-            check is not repeated.
+        cache: folder that stores results by the digest of the weights, so that a successful check
+            is not repeated.
 
     Returns:
         The new notes.
@@ -142,7 +142,8 @@ def _is_checked_base(
     """Return whether `other` is an adapter on `model` that passed its check with the same settings.
 
     The base then needs no check of its own: both share the code and configuration that compute
-    rows. reach: see `configure_serving`; room: tokens of the longest tested text.
+    rows. For `reach`, see `configure_serving`; `room` is the number of tokens in the longest tested
+    text.
     """
     is_as_fast = (
         other.served == model.served == "slots"
@@ -155,7 +156,7 @@ def _is_checked_base(
 def _check_adapter_base(model: HuggingFaceModel, adapter: HuggingFaceModel, room: int) -> None:
     """Copy the row settings of a checked adapter to its base model, and check the base's weights.
 
-    room: tokens of the longest tested text.
+    `room` is the number of tokens in the longest tested text.
     """
     reached, tolerance = _checked.get(model, (0, None))
     if not reached:
@@ -191,9 +192,10 @@ def _merge_adapter(model: HuggingFaceModel) -> None:
 class _SelfCheckTrial:
     """A self-check of one model on random tokens and a few records of the run.
 
-    room: tokens of the longest tested text.
-    reached, tolerance: tested length and tolerance of an earlier check, whose tests are not
-        repeated.
+    Attributes:
+        room: number of tokens in the longest tested text.
+        reached: length up to which an earlier check has tested; those tests are not repeated.
+        tolerance: tolerance of that earlier check.
     """
 
     def __init__(
@@ -229,8 +231,8 @@ class _SelfCheckTrial:
     def configure_model(self, is_reach_known: bool, may_merge: bool) -> None:
         """Check the model, and choose how it computes decoding rows.
 
-        is_reach_known: whether the run's longest text is known. may_merge: whether an adapter may
-        be merged.
+        `is_reach_known` says whether the length of the run's longest text is known, and `may_merge`
+        whether an adapter may be merged.
         """
         if not self.reached:
             self.check_causality()
@@ -307,10 +309,10 @@ class _SelfCheckTrial:
         return self.is_same_distribution(log_probs[0].detach(), self.own[0, half:]) and learns
 
     def limit_text_length(self, needed: bool) -> None:
-        """Limit texts to the length up to which the model reads all texts alike.
+        """Limit texts to the length up to which the model reads all texts in the same way.
 
-        Some models stretch the positions of longer texts, for example. needed: whether the run has
-        longer texts; then raise AuditError instead.
+        For example, some models stretch the positions of longer texts. If `needed` is True, the run
+        has longer texts; raise AuditError instead of limiting them.
         """
         for mark in self._new_marks():
             end = min(mark + 3, self.room)
@@ -331,7 +333,7 @@ class _SelfCheckTrial:
             return
 
     def choose_row_serving(self) -> None:
-        """Choose the fastest cache with which decoding rows give the distributions of whole texts.
+        """Choose the fastest cache with which decoding rows agree with whole texts.
 
         Raise AuditError if no cache does.
         """
@@ -363,7 +365,7 @@ class _SelfCheckTrial:
             )
 
     def enable_exact_prefix_sharing(self) -> None:
-        """Enable the cache of common text beginnings if it changes no distribution."""
+        """Enable the cache of shared prefixes if it changes no distribution."""
         if self.model.activation:
             return
         begins = sorted(
@@ -389,7 +391,7 @@ class _SelfCheckTrial:
         )
 
     def _joined_rows_are_exact(self) -> bool:
-        """Return whether joined rows of two prefix lengths have exact distributions."""
+        """Return whether joined rows of two prefix lengths give exact distributions."""
         marks = [mark + len(STEPS) for mark in self._marks()]
         long = min(self.room, max([AT_LOAD, *marks])) - len(STEPS)
         if long < 2:
@@ -417,7 +419,7 @@ class _SelfCheckTrial:
         return True
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
-        """Return whether caching the shared first `begin` tokens of texts leaves logits exact."""
+        """Return whether logits stay exact if the `begin` leading tokens of texts are cached."""
         last = min(self.room - begin, AT_LOAD // 2)
         texts, model = self.texts[:, : begin + last].clone(), self.model
         texts[1, :begin] = texts[0, :begin]
@@ -442,7 +444,7 @@ class _SelfCheckTrial:
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
-        """Yield prefix lengths whose rows pass each critical length, and the maximum length."""
+        """Yield prefix lengths for rows that cross each critical length, and the maximum length."""
         lengths = [2] if not self.reached else []
         lengths += [mark - 1 for mark in self._new_marks()]
         if max((len(prefix + suffix) for prefix, suffix in self.records), default=0) < self.room:
@@ -451,18 +453,17 @@ class _SelfCheckTrial:
         yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
 
     def _marks(self) -> list[int]:
-        """Return the critical lengths, from which on the model may read texts differently."""
+        """Return the critical lengths, at which the model may start to read texts differently."""
         return list_tested_lengths(self.model.model.config, self.room)
 
     def _new_marks(self) -> list[int]:
-        """Return the critical lengths that no earlier check covered."""
+        """Return the critical lengths that no earlier check has covered."""
         return [mark for mark in self._marks() if mark >= self.reached]
 
     def _rows_agree_behind(self, begin: int, soft: bool = False) -> bool:
-        """Return whether rows after a prefix of `begin` tokens have the distributions of whole
-        texts.
+        """Return whether rows after a prefix of `begin` tokens agree with whole texts.
 
-        soft: whether a soft prompt precedes the prefix.
+        `soft` says whether a soft prompt precedes the prefix.
         """
         prompt = None
         if soft:
@@ -477,10 +478,10 @@ class _SelfCheckTrial:
         )
 
     def _rows_follow_invocations(self) -> bool:
-        """Return whether rows switch an activated LoRA on at the same tokens as PEFT.
+        """Return whether rows switch an activated LoRA on at the same tokens as PEFT does.
 
-        An invocation is the sequence of tokens that switches the LoRA on. The check uses texts with
-        an invocation in the prefix, right after the prefix, and nowhere.
+        An invocation is the sequence of tokens that switches the LoRA on. In the checked texts, it
+        is in the prefix, right after the prefix, or missing.
         """
         invocation = self.model.activation.invocation
         begin = len(invocation) + 1
@@ -532,9 +533,7 @@ class _SelfCheckTrial:
         return True
 
     def _whole_context_log_probs(self, contexts: Tensor) -> Tensor:
-        """Return transformers' next-token log-probabilities of contexts (B, n) without a cache, (B,
-        V).
-        """
+        """Return transformers' next-token log-probabilities (B, V) of contexts (B, n), uncached."""
         logits = []
         for context in contexts:
             logits.append(self.model.logits_without_cache(context.unsqueeze(0), 1)[0])

@@ -31,11 +31,11 @@ Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     """Return the largest distance (RMS, nats) that rounding may cause for logits (..., V).
 
-    The tolerance is the sum of 16 eps and of 256 float32 eps, both times the spread of the logits,
-    and of the rounding of the largest logit. The first covers several times the observed error:
-    each of the 2 x layers additions to the residual stream rounds by about eps, as in a random
-    walk. The second is for float32 sums, which depend on shapes. Unrelated distributions are 1.4
-    spreads apart.
+    The tolerance is the sum of three terms: 16 eps times the spread of the logits, 256 float32 eps
+    times the spread, and the rounding error of the largest logit. The first term is several times
+    the observed error: each of the 2 x layers additions to the residual stream rounds by about eps,
+    as in a random walk. The second term covers float32 sums, which depend on shapes. For
+    comparison, unrelated distributions are 1.4 spreads apart.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:
@@ -48,7 +48,7 @@ def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
 
 
 def list_tested_lengths(config: Any, limit: int) -> list[int]:
-    """Return the configured lengths below `limit` at which the model may change its reading."""
+    """Return the configured lengths below `limit` from which the model may read differently."""
     lengths: set[int] = set()
 
     def collect(values: Mapping[str, Any]) -> None:
@@ -137,7 +137,10 @@ def choose_compared_records(model: HuggingFaceModel, records: Records, room: int
 
 
 def self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> str:
-    """Return a digest of a self-check's weights, settings, libraries, device and texts."""
+    """Return a digest of everything that a self-check depends on.
+
+    That is the weights, settings, libraries, device and texts.
+    """
     versions = list(map(importlib.metadata.version, ("torch", "transformers")))
     kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"
     fields = [

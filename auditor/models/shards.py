@@ -1,4 +1,4 @@
-"""Read and write the files of an ensemble: its unit of protection and each member's records."""
+"""Read and write an ensemble's files: its unit of protection, and each member's records."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ WHOLE = "whole"  # sub-folder of an ensemble: one adapter on all records, by the
 
 
 def find_control_adapter(folder: Path) -> Path | None:
-    """Return the control adapter in the members' folder; None if there is none.
+    """Return the control adapter in the members' folder, or None if there is none.
 
-    The control is trained like a member, but on the records of all members.
+    The control adapter is trained like a member, but on the records of all members.
     """
     control = folder / WHOLE
     if (control / "adapter_config.json").is_file():
@@ -33,7 +33,7 @@ def write_ensemble_metadata(
 ) -> None:
     """Write a file with an ensemble's method, promise, unit of protection and number of members.
 
-    unit: `record` or `user`; one shard has all data of a unit.
+    `unit` is `record` or `user`; all data of one unit are in the same shard.
     """
     record = {
         "method": method,
@@ -46,9 +46,9 @@ def write_ensemble_metadata(
 
 
 def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
-    """Return (unit, number of members) from the ensemble's file; "" and None without a file.
+    """Return (unit, number of members) from the ensemble's file, or ("", None) if there is no file.
 
-    Raise AuditError for another format.
+    Raise AuditError if the file has a different format.
     """
     path = folder / ENSEMBLE
     if not path.is_file():
@@ -70,7 +70,7 @@ def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
 
 
 def record_digests(texts: Iterable[str]) -> list[str]:
-    """Return the SHA-256 of each distinct text, sorted; shards are compared by these digests."""
+    """Return the sorted SHA-256 of each distinct text, by which shards are compared."""
     return sorted({hashlib.sha256(text.encode()).hexdigest() for text in texts})
 
 
@@ -80,9 +80,9 @@ def write_shard_record_list(member: Path, texts: Iterable[str]) -> None:
 
 
 def read_shard_record_list(member: Path) -> list[str] | None:
-    """Return the digests written by `write_shard_record_list`; None without a file.
+    """Return the digests written by `write_shard_record_list`, or None if there is no file.
 
-    Raise AuditError for another format.
+    Raise AuditError if the file has a different format.
     """
     path = member / SHARD
     if not path.is_file():

@@ -1,7 +1,7 @@
-"""Cache keys and values of the common beginning of texts, within and across batches.
+"""Cache the keys and values of the prefix that texts share, within and across batches.
 
-Similar records share a system turn, a template or a soft prompt. The cache holds only one
-beginning at a time.
+Similar records share a system turn, a template or a soft prompt. The cache holds only one prefix at
+a time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ Read = Callable[[Tensor, int, Cache], Tensor]
 
 
 class SharedPrefixCache:
-    """A cache of the keys and values of the common beginning of texts.
+    """A cache of the keys and values of the prefix that texts share.
 
-    Texts are token ids (B, n), or embeddings (B, n, d) with a soft prompt. read_texts: runs the
-    model; layers: number of layers. version: returns an id of the weights; entries of another
-    version are ignored. least: minimum length of a beginning.
+    Texts are token ids (B, n), or embeddings (B, n, d) with a soft prompt.
+
+    Args:
+        read_texts: runs the model.
+        layers: number of layers.
+        version: returns an id of the weights; values cached with other weights are ignored.
+        least: shortest prefix to cache, in positions.
     """
 
     def __init__(
@@ -44,10 +48,10 @@ class SharedPrefixCache:
     def layers_holding_prefix(
         self, texts: Tensor, last: int, length: int
     ) -> tuple[int, list[SlotLayer]]:
-        """Return how many first positions are cached, and layers with their keys and values.
+        """Return the number of cached leading positions, and layers with their keys and values.
 
-        At least `last` positions of each text stay uncached, and too short a beginning is not
-        cached. length: capacity of the layers in positions.
+        At least the `last` trailing positions of each text stay uncached, and short prefixes are
+        not cached. `length` is the capacity of the layers in positions.
         """
         if self._of != (version := self._version()):
             self._held = None
@@ -72,7 +76,7 @@ class SharedPrefixCache:
         ]
 
     def _read_and_hold_prefix(self, text: Tensor, n_cached: int, count: int) -> None:
-        """Cache the first `count` positions of a text. The first `n_cached` are already cached."""
+        """Cache the first `count` positions of a text, of which `n_cached` are already cached."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if n_cached and self._held is not None:
             layers.clear()
@@ -85,7 +89,7 @@ class SharedPrefixCache:
 
 
 def shared_prefix_length(texts: Tensor, text: Tensor) -> int:
-    """Return how many first positions of `text` (m [, d]) all `texts` (B, n [, d]) share."""
+    """Return how many leading positions all `texts` (B, n [, d]) share with `text` (m [, d])."""
     if texts.shape[2:] != text.shape[1:] or texts.dtype != text.dtype:
         return 0
     size = min(texts.shape[1], len(text))

@@ -1,4 +1,4 @@
-"""Store keys and values of decoding rows in preallocated, reusable slots."""
+"""Store the keys and values of decoding rows in preallocated, reusable slots."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class SlotLayer(CacheLayerMixin):
     """Keys and values of one layer, with one slot per sequence and room for `length` positions.
 
-    Tokens are written in place, and sequences can split. transformers' DynamicCache copies the
-    whole cache at every token, and its StaticLayer has a fixed batch.
+    Tokens are written in place, and sequences can split. In comparison, transformers' DynamicCache
+    copies the whole cache at every token, and its StaticLayer has a fixed batch.
     """
 
     is_sliding = False
@@ -48,9 +48,10 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def copy_slots(self, source: Tensor, destination: Tensor, slots: int) -> None:
-        """Copy slots `source` to slots `destination`.
+        """Copy the slots `source` to the slots `destination`.
 
-        slots: number of slots needed afterwards. The layer grows at least twofold if it has fewer.
+        `slots` is the number of slots needed afterwards. If the layer has fewer, it at least
+        doubles.
         """
         assert self.keys is not None and self.values is not None
         # The device of this layer.
@@ -80,7 +81,7 @@ class SlotLayer(CacheLayerMixin):
     def copy_first_positions_of_slots(self, slots: Tensor, filled: int, length: int) -> SlotLayer:
         """Return a new layer with the first `filled` positions of these slots.
 
-        length: the new layer's capacity in positions.
+        `length` is the new layer's capacity in positions.
         """
         new = SlotLayer(length, filled)
         for name in ("keys", "values") if filled else ():
@@ -95,7 +96,7 @@ class SlotLayer(CacheLayerMixin):
     ) -> None:
         """Copy the batch rows `rows` of another layer into `slots` of this layer.
 
-        capacity: the number of slots to which this layer grows.
+        This layer grows to `capacity` slots.
         """
         assert layer.keys is not None and layer.values is not None
         rows = rows.to(layer.keys.device)
@@ -113,9 +114,9 @@ class SlotLayer(CacheLayerMixin):
 
     @classmethod
     def join_layers(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
-        """Join layers into one layer with all their slots, aligned so that all end at one position.
+        """Join layers into one layer with all their slots, aligned to end at the same position.
 
-        more: number of positions to allocate after the end.
+        `more` is the number of positions to allocate after the end.
         """
         filled = max(layer.filled for layer in layers)
         new = cls(filled + more, filled)
@@ -137,9 +138,12 @@ class SlotLayer(CacheLayerMixin):
     def gather_slots(
         cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int
     ) -> SlotLayer:
-        """Return a layer with one slot of each given layer.
+        """Return a layer made of one slot from each given layer.
 
-        rows: (layer, slot). filled: positions copied per slot. length: capacity in positions.
+        Args:
+            rows: (layer, slot) pairs.
+            filled: number of positions to copy per slot.
+            length: capacity of the new layer in positions.
         """
         new = cls(length, filled)
         for name in ("keys", "values"):
@@ -164,9 +168,9 @@ class SlotLayer(CacheLayerMixin):
 
 
 class PaddedCache(Cache):
-    """A cache in which all slots end at one position.
+    """A cache in which all slots end at the same position.
 
-    empty: (slots,) number of unused positions at the start of each slot.
+    `empty` (slots,) is the number of unused positions at the start of each slot.
     """
 
     def __init__(self, layers: Sequence[SlotLayer], empty: Tensor) -> None:
@@ -174,7 +178,7 @@ class PaddedCache(Cache):
         self.empty = empty
 
     def mask_and_positions(self, length: int) -> dict[str, Tensor]:
-        """Return model arguments for `length` more tokens: attention mask and position ids."""
+        """Return the model arguments for `length` more tokens: attention mask, position ids."""
         end = self.get_seq_length() + length
         positions = torch.arange(end, device=self.empty.device) - self.empty.unsqueeze(-1)
         return {"attention_mask": (positions >= 0).long(), "position_ids": positions[:, -length:]}
@@ -183,15 +187,16 @@ class PaddedCache(Cache):
 def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Assign each child of the rows a slot from 0 to children - 1.
 
-    The first child of a row keeps the row's slot; the others get copies.
+    The first child of a row keeps the row's slot; its other children get copies of the slot.
 
     Args:
-        parents: (children,) row of each child.
-        slots: (rows,) slot of each row.
+        parents: row of each child, (children,).
+        slots: slot of each row, (rows,).
 
     Returns:
         The slot of each child, (children,).
-        The source slots and the destination slots of the copies.
+        The source slots of the copies.
+        The destination slots of the copies.
     """
     count = len(parents)
     old = slots[parents]

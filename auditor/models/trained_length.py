@@ -20,11 +20,14 @@ _WHOLE = (
 
 @dataclass(frozen=True)
 class TrainedLength:
-    """The number of tokens of a row that a trainer uses: its first or its last `tokens`.
+    """The number of tokens of each row that a trainer uses: the first or the last `tokens`.
 
-    from_end: whether the last tokens are used. source: the setting, for messages. tokens_before,
-    tokens_after: number of special tokens that the trainer adds around a text without a chat
-    template; `tokens` includes them.
+    Attributes:
+        from_end: whether the last tokens are used.
+        source: the setting, for messages.
+        tokens_before: number of special tokens that the trainer adds before a text without a chat
+            template; included in `tokens`.
+        tokens_after: number of special tokens that it adds after such a text; included in `tokens`.
     """
 
     tokens: int
@@ -35,7 +38,7 @@ class TrainedLength:
 
     @property
     def beyond_phrase(self) -> str:
-        """A phrase for messages: why a part of a row is left out."""
+        """Phrase for messages that says why part of a row is left out."""
         side = "last" if self.from_end else "first"
         return (
             f"beyond the {side} {self.tokens:,} tokens of a row, which were trained on "
@@ -43,9 +46,9 @@ class TrainedLength:
         )
 
     def span_of(self, n_tokens: int, templated: bool = False) -> tuple[int, int]:
-        """Return (start, end) of the trained tokens in a row of `n_tokens` tokens.
+        """Return the start and end of the trained tokens in a row of `n_tokens` tokens.
 
-        templated: whether a chat template formatted the row.
+        `templated` says whether a chat template formatted the row.
         """
         if self.from_end:
             return max(
@@ -55,11 +58,11 @@ class TrainedLength:
 
 
 def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
-    """Return the `max_length` in a trainer's saved arguments, or None.
+    """Return the `max_length` in a trainer's saved arguments, or None if there is none.
 
     Also return a note if the file cannot be read. In TRL's `SFTConfig` (1.16) the default is 1,024.
-    Rows are cut at the end, or at the start with `truncation_mode="keep_end"`. With packing, only
-    the strategy `bfd` cuts rows. DPO and other trainers have the same argument.
+    Rows are cut at the end, or at the start with `truncation_mode="keep_end"`. With packing, rows
+    are cut only by the strategy `bfd`. DPO and other trainers have the same argument.
     """
     path = folder / FILE
     if not path.is_file():
@@ -85,7 +88,7 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
 
 
 def read_trainer_arguments(folder: Path) -> dict[str, Any] | None:
-    """Return the trainer's arguments in a model folder; None if the file cannot be read."""
+    """Return the trainer's arguments in a model folder, or None if the file cannot be read."""
     try:
         return _read_pickled_fields(folder / FILE)
     except Exception:  # a foreign file: `read_trained_length` reports its error

@@ -13,8 +13,8 @@ def check_tokens_within_vocabulary(
 ) -> None:
     """Raise AuditError if a text contains a token id outside the model's vocabulary.
 
-    description: source of the texts for messages, such as "the data"; size: vocabulary size of the
-    model's distribution.
+    `description` names the texts in messages, such as "the data"; `size` is the vocabulary size of
+    the model's distribution.
     """
     largest = max((max(tokens) for tokens in texts if len(tokens)), default=0)
     if largest >= size:
@@ -28,10 +28,14 @@ def check_tokens_within_vocabulary(
 def check_same_vocabulary_size(
     description: str, name: str, model_size: int, owner: str, size: int
 ) -> None:
-    """Raise AuditError if two models that read one text have different vocabulary sizes.
+    """Raise AuditError if two models that read the same text have different vocabulary sizes.
 
-    description: the option that names the model, such as "--public". name, model_size: the model's
-    name and size. size, owner: the expected size and its owner, such as "the target's".
+    Args:
+        description: option that names the model, such as "--public".
+        name: name of the model.
+        model_size: vocabulary size of the model.
+        owner: owner of the expected size, such as "the target's".
+        size: expected size.
     """
     if model_size != size:
         raise AuditError(

@@ -1,17 +1,17 @@
 """Score texts by the change of weights from a reference model to a model trained from it.
 
-The score of a text is the inner product of the change with minus the gradient of the text's loss at
-the reference's weights, divided by the norm of this gradient:
+The score of a text is the inner product of the weight change and the negative gradient of the
+text's loss at the reference's weights, divided by the norm of the gradient:
 
     score = <theta - theta_0, -g> / ||g||,    g = d loss(text; theta_0) / d theta.
 
-DP-SGD moves the weights along minus the clipped gradients of its records, so the score is higher
-for included texts (gradient canaries of Nasr et al. 2023 and Steinke et al. 2023, Section 6, with
-the finished weights in place of each step's release). It sees what the loss sees to first order,
-but no curvature, and it weighs each text as clipping does.
+DP-SGD moves the weights along the negative clipped gradients of its records, so the score is higher
+for included texts. These are the gradient canaries of Nasr et al. 2023 and Steinke et al. 2023,
+Section 6, with the finished weights instead of each step's release. The score sees, to first order,
+what the loss sees, but no curvature, and it weighs each text as clipping does.
 
-Only trained parameters count. A LoRA layer adds s B A to a weight, with B = 0 before the training;
-its parameter is B, with A as trained.
+Only trained parameters count. A LoRA layer adds s B A to a weight, with B = 0 before training; its
+parameter is B, and A is the trained one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _NEEDS = "needs the weights of the model and of its reference for score=gradient
 class _TrainedWeight:
     """A trained parameter of the reference model.
 
-    change: the trained value minus the value before the training, (out, in); for LoRA B, (out, r).
-    factor: for LoRA s A, (r, in), else None.
-    is_transposed: whether the weight is stored as (in, out), as GPT-2's linear layers do.
+    Attributes:
+        change: trained value minus the value before training, (out, in); for LoRA, of B (out, r).
+        factor: for LoRA, s A (r, in); otherwise None.
+        is_transposed: whether the weight is stored as (in, out), as in GPT-2's linear layers.
     """
 
     change: Tensor
@@ -47,7 +48,7 @@ class _TrainedWeight:
     is_transposed: bool = False
 
     def add_step(self, weight: Tensor, step: Tensor) -> Tensor:
-        """Return the weight after a step of the trained parameter."""
+        """Return the weight after adding a step to the trained parameter."""
         update = step
         if self.factor is not None:
             update = step @ self.factor
@@ -59,8 +60,8 @@ class _TrainedWeight:
 class WeightChange:
     """The change of weights from the reference to the target.
 
-    Raise NotApplicable if a model has no weights here, if weights differ in name or shape, if the
-    adapter is no plain LoRA, or if no weight changed.
+    Raise NotApplicable if the weights of a model are not available here, if weights differ in name
+    or shape, if the adapter is not a plain LoRA, or if no weight changed.
     """
 
     def __init__(self, target: LanguageModel, reference: LanguageModel) -> None:
@@ -83,7 +84,7 @@ class WeightChange:
             raise NotApplicable(f"{_NEEDS}, which differ, and got equal weights")
 
     def score_text(self, prefix: Tokens, suffix: Tokens) -> float:
-        """Return the score of the suffix given the prefix; 0 for a gradient of 0."""
+        """Return the score of the suffix given the prefix; 0 if the gradient is 0."""
         steps = [
             torch.zeros_like(change.change, requires_grad=True) for change in self._changes.values()
         ]
@@ -117,7 +118,7 @@ class WeightChange:
 
 
 def _get_weights_model(model: LanguageModel) -> HuggingFaceModel:
-    """Return the model with weights inside the wrapper that adds a prefix token, if any."""
+    """Return the model that has the weights, without the wrapper that may add a prefix token."""
     inner = model
     if isinstance(model, WrappingModel) and model.prefix_token != model.model.prefix_token:
         inner = model.model
@@ -129,7 +130,7 @@ def _get_weights_model(model: LanguageModel) -> HuggingFaceModel:
 
 
 def _list_whole_changes(trained: Any, weights: dict[str, Tensor]) -> dict[str, _TrainedWeight]:
-    """Return the changes of a whole model's parameters, each of two tied ones once."""
+    """Return the parameter changes of a whole model; tied parameters count only once."""
     trained_weights = dict(trained.named_parameters())
     unlike = set(trained_weights) - set(weights)
     for name in trained_weights.keys() & weights.keys():
@@ -145,9 +146,7 @@ def _list_whole_changes(trained: Any, weights: dict[str, Tensor]) -> dict[str, _
 
 
 def _list_adapter_changes(trained: Any, weights: dict[str, Tensor]) -> dict[str, _TrainedWeight]:
-    """Return the changes of the layers with a plain LoRA adapter, by the weight's name in the
-    base.
-    """
+    """Return the changes of layers with a plain LoRA adapter, keyed by the base's weight names."""
     changes = {}
     covered = set()
     for path, layer in trained.base_model.model.named_modules():

@@ -80,9 +80,9 @@ _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def resolve_model_device(device: str) -> torch.device:
-    """Return the device for models; `auto` selects the accelerator if there is one.
+    """Return the device for models; `auto` means the accelerator, if there is one.
 
-    Raise AuditError for a device that does not exist.
+    Raise AuditError if the device does not exist.
     """
     best = None
     if torch.accelerator.is_available():
@@ -113,9 +113,9 @@ def resolve_model_device(device: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Weights:
-    """A loaded model that has exactly the weights of its files.
+    """A loaded model that has exactly the weights in its files.
 
-    notes: sentences on changes to the weights while loading.
+    `notes` are sentences about changes made to the weights during loading.
     """
 
     model: PreTrainedModel
@@ -125,9 +125,8 @@ class Weights:
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     """Load a model with all its weights onto its device.
 
-    dtype `auto` means float32 here; call `resolve_dtype_option` first for the usual meaning. Raise
-    AuditError for another kind of model, and for weights that are missing, extra or of the wrong
-    shape.
+    Here dtype `auto` means float32; call `resolve_dtype_option` first for the usual meaning. Raise
+    AuditError if the model is of another kind, or if weights are missing, extra or wrongly shaped.
     """
     device = resolve_model_device(options.device)
     options = options.resolve_auto_dtype()
@@ -173,7 +172,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
 def digest_weights(model: PreTrainedModel) -> str:
     """Return the SHA-256 (hex) of the names, shapes and bytes of all weights in memory.
 
-    `state_dict()` is avoided, because bitsandbytes 0.50 changes weights and scales in it.
+    `state_dict()` is avoided, because in bitsandbytes 0.50 it changes weights and scales.
     """
     digest = hashlib.sha256()
     for name, tensor in _list_stored_tensors(model):
@@ -196,7 +195,7 @@ def _list_stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Te
 
 
 def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
-    """Return bitsandbytes' scales of a weight: per block for 4 bits, per row for 8 bits."""
+    """Return bitsandbytes' scales for a weight: per block in 4 bits, per row in 8 bits."""
     state = getattr(weight, "quant_state", None)
     if state is not None:
         return dict(state.as_dict(packed=True))
@@ -208,7 +207,7 @@ def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
 
 
 def resolve_dtype_option(name: str, options: LoadingOptions) -> LoadingOptions:
-    """Return the loading options of a whole model (no adapter), with dtype `auto` resolved."""
+    """Return the loading options for a whole model (not an adapter), with dtype `auto` resolved."""
     if options.dtype != AUTO:
         return options
     # First, so that a missing accelerator is rejected.
@@ -224,7 +223,7 @@ def resolve_dtype_option(name: str, options: LoadingOptions) -> LoadingOptions:
 def _list_loading_difference_notes(
     kind: Kind, name: str, config: Any, options: LoadingOptions
 ) -> tuple[str, ...]:
-    """Return notes if the loaded precision or kind of model differs from the saved one."""
+    """Return a note if the loaded precision differs from the saved one, and if the kind differs."""
     notes = []
     architectures = " ".join(getattr(config, "architectures", None) or ())
     if kind == "causal" and "MaskedLM" in architectures:
@@ -239,10 +238,10 @@ def _list_loading_difference_notes(
 
 
 def _weight_formats_notes(name: str) -> tuple[str, ...]:
-    """Return notes on a folder with weights in two formats, one of which may be outdated.
+    """Return a note if a folder has weights in two formats, because one may be outdated.
 
-    Raise AuditError for a single file and shards in one format: saving does not remove older
-    weights, so either could be right.
+    Raise AuditError if a folder has both a single file and shards in one format: saving does not
+    remove older weights, so either could be right.
     """
     sets = []
     for names in FORMATS:
@@ -268,7 +267,7 @@ def refuse_missing_or_foreign_weights(
     mismatched: Collection[tuple[str, Any, Any]] = (),
     of: str = "model",
 ) -> None:
-    """Raise AuditError with the names of missing, extra and wrongly shaped weights, if any."""
+    """Raise AuditError if weights are missing, extra or wrongly shaped; the message names them."""
     missing = set(missing) - {key for key, _, _ in mismatched}
     foreign = sorted(key for key in unexpected if not _HARMLESS.search(key))
     if mismatched:
@@ -303,17 +302,17 @@ def _weight_shape_text(sizes: Any) -> str:
 
 
 def format_training_wrapper_names(keys: Collection[str]) -> str:
-    """Return a phrase that lists the training wrappers named in these weight keys; "" if none."""
+    """Return a phrase that lists the training wrappers in these weight names, or "" if none."""
     return ", ".join(sorted({wrapper for key in keys for wrapper in _WRAPPER.findall(key)}))
 
 
 def _refuse_unsupported_models(
     kind: Kind, name: str, config: Any, options: LoadingOptions, known: Collection[str]
 ) -> None:
-    """Raise AuditError unless the model is a causal or masked LM, as `kind` requires.
+    """Raise AuditError unless the model is a causal or masked LM, whichever `kind` requires.
 
-    transformers would draw missing weights at random, and would load a masked LM as a causal LM
-    that sees the tokens it predicts.
+    transformers would fill in missing weights at random, and would load a masked LM as a causal LM
+    that sees the tokens that it predicts.
     """
     expected = f"expected a {kind} LM, got {name!r},"
     architectures = " ".join(getattr(config, "architectures", None) or ())
@@ -352,7 +351,7 @@ def _refuse_unsupported_models(
 
 
 def _format_extra_input(config: Any) -> str:
-    """Return a phrase for input that the model was trained with besides tokens; "" if none."""
+    """Return a phrase about input other than tokens that the model was trained with, or ""."""
     if config.model_type == "roc_bert" and (config.enable_shape or config.enable_pronunciation):
         return "how each character looks and sounds"
     if config.model_type in ("xlm", "flaubert") and config.n_langs > 1 and config.use_lang_emb:
@@ -361,10 +360,9 @@ def _format_extra_input(config: Any) -> str:
 
 
 def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `from_pretrained` arguments in the `--model-arg` flags; JSON values are decoded.
+    """Return the `from_pretrained` arguments in the `--model-arg` flags, with JSON values decoded.
 
-    Raise AuditError for arguments that have their own flag, and for quantisation without its
-    library.
+    Raise AuditError if an argument has its own flag, or if quantisation lacks its library.
     """
     arguments = {}
     for key, value in flags.items():

@@ -18,7 +18,7 @@ _SAME = (
 
 
 def _make_forwarding_method(question: str) -> Any:
-    """Return a method that calls the wrapped model's method named `question`."""
+    """Return a method that calls the method named `question` of the wrapped model."""
 
     def answer(self: WrappingModel, *of: Any, **more: Any) -> Any:
         return getattr(self.model, question)(*of, **more)
@@ -27,10 +27,10 @@ def _make_forwarding_method(question: str) -> Any:
 
 
 class WrappingModel(LanguageModel):
-    """A model that wraps another model, by default with its name, sizes and capabilities.
+    """A model that wraps another model, by default with the same name, sizes and capabilities.
 
-    A subclass implements `start` and `log_probs`. These two methods compute all other answers, so
-    no answer bypasses a defense.
+    A subclass implements `start` and `log_probs`. All other answers are computed by these two
+    methods, so no answer bypasses a defense.
     """
 
     def __init__(self, model: LanguageModel) -> None:
