@@ -142,8 +142,7 @@ class CanarySpace:
     # --- character by character ---
 
     def state_after_text(self, text: str) -> State | None:
-        """Return the parser's state after `text`, or None if no text of the space starts with it.
-        """
+        """Return the parser's state after `text`; None if no text of the space starts with it."""
         state: State | None = (0, "")
         for character in text:
             if state is not None:
