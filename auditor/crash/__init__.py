@@ -1,1 +1,1 @@
-"""A private training loop of one's own, held against its claim."""
+"""Check the user's own private training loop against its privacy claim."""

@@ -1,8 +1,8 @@
-"""Check the steps of a training against its privacy claim, with one check per fault.
+"""Check the steps of a training against its privacy claim; each check looks for one fault.
 
-A check returns the measured number and the smallest violation that it could detect. This file
-checks which records are read and whether the claim's accounting is right. Other files have the
-other checks.
+A check returns the measured number and the smallest violation that it could detect. The checks in
+this file are on the records that steps read and on the claim's accounting; the others are in
+`checks_of_*`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from auditor.crash.verdicts import (
 
 
 def run_all_crash_test_checks(runs: WatchedTrainings) -> list[LoopCheck]:
-    """Return the result of every check of these trainings, in the order of a report."""
+    """Run every check on these trainings, and return the results in the order of the report."""
     whitened = whiten_unequal_noise(runs)
     return [check(whitened) for check in CHECKS]
 
@@ -92,7 +92,7 @@ def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
-    """Check that records are read as often as the claimed sampling rate implies."""
+    """Check that steps read each record as often as the claimed sampling rate implies."""
     draws = runs.first_training.n * len(runs.steps_but_first_of_each_training)
     times_read = int(runs.count_record_reads().sum())
     q = runs.claim.sample_rate
@@ -119,7 +119,7 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
 def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     """Check that batch sizes vary as in Poisson sampling.
 
-    Shuffled batches, which all have one size, give less privacy than the claim computes.
+    Shuffled batches are all of the same size; they give less privacy than the claim computes.
     """
     q, n = runs.claim.sample_rate, runs.first_training.n
     sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])
@@ -154,7 +154,7 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
-    """Check that all records are read about equally often."""
+    """Check that steps read all records about equally often."""
     t = len(runs.steps_but_first_of_each_training)
     # The higher of the claimed and the observed rate: `check_sampling_rate` reports a rate that is
     # too high for all records.
@@ -204,7 +204,7 @@ def check_step_count(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the claimed epsilon follows from the claimed noise, rate and steps."""
+    """Check that the claimed epsilon follows from the claimed noise, sampling rate and steps."""
     value, derived = runs.claim.epsilon, runs.claim.compute_implied_epsilon()
     if value is None:
         return LoopCheck(
@@ -232,9 +232,9 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the returned weights are those of the last step.
+    """Check that the returned weights are those after the last step.
 
-    The claim does not cover a choice of weights by their loss on private records.
+    The claim does not cover choosing weights by their loss on private records.
     """
     name = "evaluation on private records"
     would = "a step but the last given back, of trainings that evaluate"

@@ -1,4 +1,4 @@
-"""Check for leaks outside the noisy gradient: batch effects, returned weights, prints, seeds."""
+"""Check for leaks that bypass the noisy gradient, such as batch effects, prints and seeds."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
 
 @functools.cache
 def _list_guessable_normals() -> Floats:
-    """Return the first 16 normal numbers that torch draws with each small seed, (seeds, 16).
+    """Return the first 16 normal numbers that torch draws from each small seed, as (seeds, 16).
 
     Each row is scaled to length 1. Every tensor of at least 32 normal numbers begins with these 16.
     """
@@ -80,7 +80,7 @@ def _list_guessable_normals() -> Floats:
 
 
 def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
-    """Find the small seed that best explains the noise of a tensor in a first step.
+    """Find the small seed that best explains the noise of any tensor in any training's first step.
 
     Return the seed, its p-value, and the tensor's name.
     """
@@ -124,9 +124,9 @@ _counted_check = functools.partial(LoopCheck, source=COUNTED)
 
 
 def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a record's logits do not depend on the other records of its batch.
+    """Check that a record's logits do not depend on the other records in its batch.
 
-    If they do, clipping cannot bound the effect of the record on a gradient. Causes are batch norm,
+    If they do, clipping cannot bound the record's effect on a gradient. Causes are batch norm,
     attention to padding, and experts of fixed capacity.
     """
     name = "each record by itself"
@@ -153,9 +153,9 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
-    """Check that records change the returned weights only through the steps.
+    """Check that records affect the returned weights only through the steps.
 
-    A replay of equal steps without the last record must give an equal model.
+    A replay of the same steps without the last record must return the same model.
     """
     name = "weights follow the steps"
     would = "any other effect of the left-out record"
@@ -207,9 +207,9 @@ def _is_weight_equal_ignoring_nan(weight: torch.Tensor, other: torch.Tensor) -> 
 
 
 def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
-    """Check that records change the printed text only through the steps.
+    """Check that records affect the printed text only through the steps.
 
-    A training that prints the loss of a private record fails this check, for example.
+    For example, a training that prints the loss of a private record fails this check.
     """
     name = "printed text"
     would = "a number in standard output or a log that depends on the left-out record"
@@ -234,7 +234,7 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _list_mixed_steps(runs: WatchedTrainings) -> list[ObservedStep]:
-    """Return the steps whose batches have both given records and other texts.
+    """Return the steps whose batches contain both given records and texts of unknown origin.
 
     The first step of each training is omitted.
     """
@@ -242,7 +242,7 @@ def _list_mixed_steps(runs: WatchedTrainings) -> list[ObservedStep]:
 
 
 def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every row of a batch is a given record.
+    """Check that every row of a batch is one of the given records.
 
     A training that splits records into rows clips and samples each part separately.
     """
@@ -260,7 +260,7 @@ def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a step with an empty batch of Poisson sampling has the usual noise."""
+    """Check that a step adds the usual noise if Poisson sampling gave it an empty batch."""
     name = "empty batches"
     would = "one that is left out, is filled with a made-up row, or has no noise"
     if runs.few_error:

@@ -1,10 +1,10 @@
 """Check that a record's gradient does not depend on the other texts of its batch.
 
-If the loss is a mean over the tokens of a batch, a record's weight is its share of the batch's
-tokens. If the training does not undo this mean, the weight is also divided by the batch's number of
-records. Clipping hides both effects if gradients exceed the clipping norm. If gradients are
-shorter, one more text shortens all of them. The record then moves the sum by more than its own
-clipped gradient.
+If the loss is a mean over the tokens of a batch, a record is weighted by its share of the batch's
+tokens. Its weight is also divided by the batch's number of records, unless the training undoes the
+mean. Clipping hides both effects if gradients exceed the clipping norm. If gradients are shorter,
+adding a text to the batch shortens all of them. The added record then moves the sum by more than
+its own clipped gradient.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DIVIDED = 1.5  # clipping norms: longer gradients were made so for a mean that 
 
 
 def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a record's clipped gradient does not depend on the other texts of its batch."""
+    """Check that a record's clipped gradient does not depend on the other texts in its batch."""
     would = "a loss that is a mean over the tokens or the records of a batch"
     if not runs.company:
         message = "no clipping norm is claimed with which gradients could be compared"
@@ -100,7 +100,7 @@ def _list_least_errors(
     fits: dict[tuple[str, str], tuple[float, float]],
     claim: LoopClaim,
 ) -> list[float]:
-    """Return the smallest standard error of each kind of batch mean that these gradients can show.
+    """Return the least standard error for each kind of batch mean that these gradients can show.
 
     Gradients much longer than the clipping norm show a mean that the training does not undo.
     Shorter gradients show a mean that the training undoes. fits: coefficient and standard error by
@@ -116,10 +116,10 @@ def _list_least_errors(
 
 
 def measure_reach_share(trace: TrainingTrace, claim: LoopClaim) -> float:
-    """Return the length of records' contributions as a share of the length that the claim implies.
+    """Return the length of the records' contributions over the length that the claim implies.
 
-    Return 1 if the share may be 1/2 or more, up to two standard errors. The share is at least that
-    of a loop that averages the gradients of a batch: one over the mean batch size.
+    Return 1 if this share is within two standard errors of 1/2, or above. Otherwise return at least
+    1 / mean batch size, the share of a loop that averages the gradients of a batch.
     """
     steps = trace.measured_steps
     estimate = estimate_mean_reach(steps)
@@ -140,12 +140,12 @@ def _fit_company_weight(
     weight: str,
     by_pass: bool,
 ) -> tuple[float, float] | None:
-    """Estimate how much records' contributions follow a mean over their batch.
+    """Estimate how strongly records' contributions follow a mean over their batch.
 
-    A record's own gradient norm and length, and a constant divisor, are no fault; the fit allows
-    for them. weight: kind of mean, from `_WEIGHTS`. by_pass: whether a batch is one forward pass
-    instead of a step. Return the coefficient and its standard error, in units of the noise; None if
-    all batches are equal.
+    A contribution may depend on the record's own gradient norm and length and on a constant
+    divisor; the fit allows for these. weight: kind of mean, from `_WEIGHTS`. by_pass: True if a
+    batch is one forward pass, False if it is one step. Return the coefficient and its standard
+    error, in units of the noise; None if all batches are equal.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     sizes = []
@@ -180,7 +180,8 @@ def _fit_company_weight(
 def _solve_first_coefficient(normal: Floats, products: Floats) -> tuple[float, float] | None:
     """Return a fit's first coefficient and its standard error; None if it is undetermined.
 
-    normal, products: (columns, columns) and (columns,) of the normal equations; (): no equation.
+    normal, products: (columns, columns) and (columns,), the two sides of the normal equations; both
+    () if there is no equation.
     """
     if not normal.ndim or not normal[0, 0] > 0:
         return None
@@ -196,7 +197,7 @@ def _solve_first_coefficient(normal: Floats, products: Floats) -> tuple[float, f
 def _weigh_company(
     parts: Sequence[Sequence[int]], records: Sequence[int], n_tokens: Floats, weight: str
 ) -> Floats | None:
-    """Return the factor that a mean over the batch puts on each record's gradient, (records,).
+    """Return the factor that a batch mean applies to each record's gradient, of shape (records,).
 
     parts: the records of each batch; weight: kind of mean, from `_WEIGHTS`. Return None if a record
     was read twice.

@@ -1,4 +1,4 @@
-"""Check that every tensor's noise is Gaussian, fresh, and of a size that reveals no secrets."""
+"""Check that every tensor has fresh Gaussian noise whose size reveals no secret."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SURELY_SILENT = 3
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     """Check that every tensor has noise, of any size.
 
-    Other checks measure records' contributions in units of this noise.
+    Other checks use this noise as the unit for records' contributions.
     """
     name = "noise in every tensor"
     would = "a tensor without noise"
@@ -73,7 +73,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
-    """Return the names of tensors that have no noise in any step, or surely none in one step."""
+    """Find the tensors that have no noise in any step, or certainly have none in some step."""
     silent = set()
     largest: dict[str, float] = {}
     freedoms: dict[str, int] = {}
@@ -89,9 +89,9 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
 
 
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
-    """Divide each tensor by its noise, if tensors have unequal noise; return the trainings.
+    """Divide each tensor by its own noise if tensors have unequal noise, and return the trainings.
 
-    Trainings with equal noise stay unchanged, because estimated divisors would add errors.
+    If the noise is equal, trainings stay unchanged, because estimated divisors would add errors.
     """
     shares = runs.noise_shares
     if not _has_unequal_noise(runs, shares):
@@ -191,7 +191,7 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
 def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     """Check that tensors, steps and trainings have independent noise.
 
-    Every training has its own seed.
+    Every training has its own seed, so trainings must not share noise.
     """
     name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
@@ -242,8 +242,9 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
 def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float, tuple[int, int]]:
     """Find the largest correlation between two rows.
 
-    noises: (rows, d). free: the dimensions in which a row's direction is uniform, given another
-    row. Return the correlation, its p-value among all pairs of rows, and the two rows' indices.
+    noises: (rows, d). free: the number of dimensions in which a row's direction is uniform, given
+    any other row. Return the correlation, its p-value corrected for the number of pairs, and the
+    indices of the two rows.
     """
     if free <= 1:  # no tensor is trained in every step
         return 0.0, 1.0, (0, 0)
@@ -259,15 +260,15 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
 
 
 def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
-    """Return the degrees of freedom of a step's noise that the records' gradients leave.
+    """Return the degrees of freedom that the records' gradients leave to a step's noise.
 
-    of: the elements of the noise to count.
+    of: the elements of the noise for which to count.
     """
     return float((step.spread[of] ** 2).sum())
 
 
 def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, list[float]]:
-    """Return the noise in the tensors that all steps share, (steps, d).
+    """Return the noise in the tensors that all steps share, of shape (steps, d).
 
     Also return the degrees of freedom of each step's noise.
     """
@@ -292,9 +293,9 @@ _Pair = tuple[Floats, Floats, float]  # noise, noise, and the first one's dimens
 
 
 def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
-    """Yield pairs of tensors of one size: noise, noise, and the first one's degrees of freedom.
+    """Yield the noises of any two tensors of the same size, with the first's degrees of freedom.
 
-    Both have the same noise if the training reseeds the generator for each tensor.
+    The two noises are the same if the training reseeds the generator for each tensor.
     """
     spans = sorted(step.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
@@ -310,11 +311,11 @@ def _pair_successive_noises(runs: WatchedTrainings) -> Iterator[_Pair]:
 
 
 def _pool_noise_correlations(pairs: Iterable[_Pair]) -> tuple[float, float]:
-    """Return the correlation over all pairs and its p-value; (0, 1) without pairs.
+    """Return the correlation over all pairs, and its p-value; (0, 1) if there are no pairs.
 
-    pairs: (noise a, noise b, degrees of freedom of a). Given b, the product a @ b has at most the
-    variance (b @ b)(a @ a) / (degrees of freedom of a). The length of a would be too large a
-    divisor, because similar gradients take the same directions from both tensors.
+    pairs: (noise a, noise b, degrees of freedom of a). Given b, the variance of a @ b is at most (b
+    @ b)(a @ a) / (degrees of freedom of a). The number of elements of a would be too large a
+    divisor, because similar gradients remove the same directions from both tensors.
     """
     product = size = variance = 0.0
     for a, b, free in pairs:
@@ -380,8 +381,8 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
 def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
     """Check that the noise's size follows a public schedule.
 
-    Trainings on equally many records must have equal noise at each step. Otherwise the size depends
-    on chance, as in adaptive clipping, or on the records; this check cannot tell which.
+    Trainings on the same number of records must have equal noise at each step. Otherwise the size
+    depends on chance, as in adaptive clipping, or on the records; this check cannot tell which.
     """
     name = "noise by a schedule"
     would = "noise whose size differs between trainings"
@@ -408,9 +409,9 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
-    """Group the steps with noise by their index in the training.
+    """Group the steps that have noise by their index in the training.
 
-    Indices that only one training has are left out.
+    An index that occurs in only one training is omitted.
     """
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
     places = []
@@ -422,7 +423,7 @@ def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
 
 
 def _is_noise_size_public(runs: WatchedTrainings) -> bool:
-    """Return whether trainings agree on the noise's size at each step, up to estimation error.
+    """Return whether all trainings have the same noise size at each step, up to estimation error.
 
     The log of an estimated size has variance 1 / (2 degrees of freedom).
     """
@@ -439,7 +440,7 @@ def _is_noise_size_public(runs: WatchedTrainings) -> bool:
 
 
 def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
-    """Check that the noise's size does not reveal the secret batch size."""
+    """Check that the noise's size does not reveal the batch size, which is secret."""
     pairs = []
     for step in runs.steps_with_noise:
         if step.records:

@@ -1,6 +1,4 @@
-"""Check each record's reach: the length of its contribution to a gradient, in units of the
-noise.
-"""
+"""Check each record's reach: how far it moves a gradient, in units of the noise."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ _Chosen = Callable[[int, ObservedStep], bool]
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record moves the gradient by at most the claimed clipping norm.
 
-    This is checked for each specimen model and for all models together. In units of the noise, the
-    bound is 1 / noise multiplier.
+    The check covers each specimen model separately and all models together. In units of the noise,
+    the bound is 1 / noise multiplier.
     """
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
@@ -80,12 +78,13 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
 
 
 def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
-    """Return the observed noise multiplier and its 95% interval; None if the data leave it open.
+    """Return the observed noise multiplier and its 95% interval; None if the data do not bound it.
 
-    The multiplier is 1 / b, where b bounds a record's reach: the length of its contribution to the
-    gradient, in units of the noise. Short gradients reach less than b, so the mean reach is too
-    small. The fit assumes that reaches rise with the gradient's norm up to an unknown clipping
-    norm, and equal b above. Return None if reaches may rise up to the longest gradient.
+    The multiplier is 1 / b if b bounds each record's reach: the length of its contribution to the
+    gradient, in units of the noise. Records with short gradients reach less than b, so the mean
+    reach would underestimate b. The fit assumes that the reach rises with the gradient's norm up to
+    an unknown clipping norm, and equals b above. Return None if the reach may still rise at the
+    longest gradient.
     """
     steps = [step for step in runs.steps_with_noise if step.norms.any()]
     if not steps:
@@ -128,9 +127,9 @@ _OUTSIDE = float(stats.chi2.isf(0.05, 2))
 def _fit_bound_above_clipping_norm(
     weighted: Sequence[tuple[ObservedStep, Floats, float]], clipping_norm: float
 ) -> tuple[float, float, float]:
-    """Fit the bound of reaches that rise with the gradient's norm up to this clipping norm.
+    """Fit the bound on reaches, assuming that they rise with the norm up to this clipping norm.
 
-    weighted: (step, weights of its mean reach, standard deviation of this mean). Return the bound,
+    weighted: (step, weights for its mean reach, standard deviation of this mean). Return the bound,
     its standard error, and the squared length that the fit explains, in units of the noise.
     """
     share_sum = reach_sum = square = product = 0.0
@@ -148,10 +147,10 @@ def _fit_bound_above_clipping_norm(
 
 
 def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | None:
-    """Return the mean reach of records with long gradients, and its standard error.
+    """Return the mean reach of the records with the longest gradients, and its standard error.
 
-    A reach is the length of a contribution to the gradient, in units of the noise. A gradient is
-    long if its norm is in the top quarter of its training so far.
+    A reach is the length of a contribution to the gradient, in units of the noise. The longest
+    gradients are those with norms in the top quarter of the training so far.
     """
     ranks = rank_training_norms(runs.traces)
     return estimate_mean_reach(runs.steps, lambda step: ranks[id(step)] >= 0.75)
@@ -160,7 +159,8 @@ def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | Non
 def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     """Check that no kind of record moves the gradient further than the claim permits.
 
-    Kinds: long, short, first, last and lone records, and records at the edge of a batch.
+    The kinds are the longest and the shortest records, the first and the last record of the data or
+    of a batch, and a record that has a batch to itself.
     """
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
     steps = [*runs.steps, *runs.small_steps]
@@ -203,8 +203,8 @@ def _find_worst_violation(
 ) -> WorstViolation:
     """Return the record whose contribution exceeds the bound by the most standard errors.
 
-    mean: the mean contribution as a multiple of the bound, for the message. chosen: selects the
-    records to search.
+    mean: the mean contribution as a multiple of the bound, for the message. chosen: returns whether
+    to consider a record of a step.
     """
     violations = []
     for step in (*runs.steps, *runs.small_steps):
@@ -237,7 +237,7 @@ def _find_worst_violation(
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record's contribution depends on neither its gradient's norm nor its batch.
 
-    Below the bound a contribution may rise with the norm, because clipping leaves short gradients
+    A contribution within the bound may rise with the norm, because clipping leaves short gradients
     unchanged.
     """
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
@@ -285,10 +285,10 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _fit_norm_rise(runs: WatchedTrainings, promised: float) -> tuple[float, float] | None:
-    """Estimate how far contributions both rise with the gradient's norm and exceed `promised`.
+    """Estimate whether contributions both rise with the gradient's norm and exceed `promised`.
 
-    The slope and the excess of the top quarter over the bound are estimated. Return (estimate,
-    standard error) of the less significant of the two, because either alone is no fault.
+    The two estimates are the slope, and the excess of the top quarter over the bound. Return the
+    less significant one with its standard error, because either by itself is no fault.
     """
     line = _fit_line(runs.steps, _compute_log_norms)
     top = _estimate_longest_reach(runs)
@@ -312,10 +312,10 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 def _fit_share_rise(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
-    """Return the slope of contributions over records' shares in a summed gradient, and its error.
+    """Fit the slope of contributions against records' shares in a summed gradient, with its error.
 
-    A slope shows that a training clips the sum instead of each record. Return None if there is
-    another explanation: a large constant part, the records' gradient norms, or equal shares in all
+    A slope shows that the training clips the sum instead of each record. Return None if something
+    else may explain it: a large constant part, the records' gradient norms, or equal shares in all
     sums. parts: the records of each sum.
     """
     line = _fit_line(steps, lambda step: _compute_record_shares(step, parts(step)))
@@ -331,10 +331,10 @@ def _fit_share_rise(
 
 
 class _Line(NamedTuple):
-    """A straight line through contributions, as a function of one column.
+    """Describe a straight line through contributions, as a function of one column.
 
-    slope: the column's coefficient and its standard error; explained: the squared length of the
-    fitted values, in units of the noise.
+    slope: the coefficient of the column, and its standard error.
+    explained: the squared length of the fitted values, in units of the noise.
     """
 
     slope: tuple[float, float]
@@ -343,7 +343,7 @@ class _Line(NamedTuple):
 
 
 def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Floats:
-    """Return each gradient's norm divided by that of the sum to which it belongs, (records,).
+    """Return each gradient's norm over that of the sum to which it belongs, of shape (records,).
 
     parts: the records of each sum.
     """
@@ -369,9 +369,9 @@ def _fit_line(
 ) -> _Line | None:
     """Fit a straight line through the contributions of all steps; None if it is undetermined.
 
-    column: returns the x values of a step, (records,). The fit is generalised least squares,
-    because the contributions of one step are correlated: their covariance is the inverse Gram
-    matrix of the records' unit gradients.
+    column: returns the x values of a step, of shape (records,). The fit is generalised least
+    squares, because the contributions of one step are correlated: their covariance is the inverse
+    Gram matrix of the records' unit gradients.
     """
     # Normal equations, each step weighted by its Gram matrix.
     a = np.zeros((2, 2))

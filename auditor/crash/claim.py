@@ -1,4 +1,4 @@
-"""Read the claim of a private training: noise, clipping, sampling, steps and epsilon."""
+"""Read the privacy claim of a training: noise, clipping, sampling, steps and epsilon."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ SAMPLING = ("poisson", "shuffled", "allocation")
 
 @dataclass(frozen=True)
 class LoopClaim:
-    """The privacy claim of one training, for one record added or removed.
+    """State the privacy claim of one training, for one record added or removed.
 
     noise_multiplier: standard deviation of the noise over the clipping norm.
     max_grad_norm: clipping norm of a record's gradient.
     sample_rate: probability that a step reads a given record.
     steps: number of updates of the weights.
-    epsilon: the reported epsilon at delta; None: computed from the other fields.
-    sampling: how a batch is drawn, one of `SAMPLING`. Under `allocation`, each record joins
-        randomly and independently as many steps of a pass as the rate says.
+    epsilon: the reported epsilon at delta; if None, computed from the other fields.
+    sampling: how a batch is drawn, one of `SAMPLING`. Under `allocation`, each record joins a
+        random set of steps in each pass, as many as the rate implies, independently of other
+        records.
     public_size: whether the number of records is public; epsilon then holds for replacing one
         record by an empty record.
     """
@@ -74,8 +75,8 @@ class LoopClaim:
         """Build a claim from a LoopClaim, a mapping of its fields, or a pair (model, claim).
 
         A mapping may have the key `engine`, an Opacus engine whose accountant supplies missing
-        fields. with_epsilon: whether to read the engine's epsilon too, which takes a second. Raise
-        AuditError if the claim is invalid.
+        fields. with_epsilon: whether to read the engine's epsilon too, which takes about a second.
+        Raise AuditError if the claim is invalid.
         """
         if isinstance(claim_or_pair, tuple) and len(claim_or_pair) == 2:
             claim_or_pair = claim_or_pair[1]
@@ -111,9 +112,9 @@ class LoopClaim:
     def compute_implied_epsilon(self, quick: bool = False) -> float:
         """Return the epsilon that the claim's noise, rate, steps and sampling imply.
 
-        quick: return a value that is about 10% higher, in less time. Shuffled batches hide no
-        record among others, so each pass counts as one step on all data. Allocation is counted in
-        the same way; it hides more, so its result is an upper bound.
+        quick: True to return a value that is about 10% higher, but in less time. Shuffled batches
+        do not hide a record among others, so each pass counts as one step on all data. Allocation
+        is counted likewise; because it hides records better, this is an upper bound.
         """
         rate = self.sample_rate
         steps = self.steps
@@ -151,9 +152,9 @@ def _read_opacus_claim(engine: Any, delta: Any) -> dict[str, Any]:
 
 
 def compute_claimed_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
-    """Return epsilon of the Poisson-subsampled Gaussian mechanism for one record added or removed.
+    """Return epsilon of a Poisson-subsampled Gaussian mechanism if one record is added or removed.
 
-    Return infinity without noise.
+    Return infinity if the noise is 0.
     """
     if not noise > 0:
         return math.inf

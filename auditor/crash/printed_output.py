@@ -22,10 +22,10 @@ _Lines = dict[str, list[tuple[str, ...]]]
 
 @dataclass
 class PrintedText:
-    """The text that a training printed on standard output, standard error and the root logger.
+    """Hold the text that a training printed to standard output, standard error and the root logger.
 
-    before_step: whether the training is between the model's forward pass and its step. early: text
-    printed in that time, which may describe the gradient that the step will release.
+    before_step: True between the model's forward pass and the step. early: the text printed in this
+    time, which may describe the gradient that the step will release.
     """
 
     before_step: bool = False
@@ -40,7 +40,7 @@ class PrintedText:
 
     @contextmanager
     def capture_printed_text_context(self) -> Iterator[None]:
-        """Capture all text printed inside the context, and still print it."""
+        """Capture all text printed inside the context, but still print it."""
         handler = logging.StreamHandler(_Tee(None, self.append_before_or_after_step))
         # The root logger receives all loggers except those that do not propagate.
         logging.getLogger().addHandler(handler)
@@ -77,9 +77,9 @@ class _Tee(io.TextIOBase):
 
 
 def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, str] | None:
-    """Return the first line whose numbers differ between two texts, from each text, or None.
+    """Return the first line whose numbers differ, as it is in either text; None if none differs.
 
-    again: the text of a repeated training. Numbers that differ from this text too are ignored,
+    again: the text of a repeated training. Numbers that also differ from this text are ignored,
     because they may be times.
     """
     first, second, third = map(_read_line_numbers, (first_text, other, again))

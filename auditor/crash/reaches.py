@@ -1,9 +1,10 @@
 """Estimate each record's reach: the length of its contribution to a gradient, in noise units.
 
 Reaches are coefficients of the least squares fit of a step's released gradient on its records' unit
-gradients. Each estimate is unbiased, whatever the other reaches are. If every reach is within the
-bound, a sum of reaches with nonnegative weights is at most the bound times the sum of weights. The
-reaches need not be equal. Weights depend only on gradients computed before the step's noise.
+gradients. Each estimate is unbiased, whatever the reaches of the other records are. If every reach
+is within the bound, a sum of reaches with nonnegative weights is at most the bound times the sum of
+weights. The reaches need not be equal. Weights depend only on gradients computed before the step's
+noise.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def estimate_mean_reach(
     steps: Sequence[ObservedStep],
     choose: ChooseRecords = lambda step: np.ones(len(step.gram), dtype=np.bool_),
 ) -> Estimate | None:
-    """Return the mean reach of the chosen records and its standard error; None without noise.
+    """Estimate the chosen records' mean reach and its standard error; None if there is no noise.
 
     A reach is the length of a record's contribution to a gradient, in units of the noise. The
-    estimate is unbiased for any reaches of the other records.
+    estimate is unbiased, whatever the reaches of the other records are.
     """
     sums = []
     for step in steps:
@@ -51,7 +52,7 @@ def estimate_mean_reach(
 def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     """Return the mean reach over all steps, and its standard error.
 
-    sums: (sum of weights, weighted sum of reaches) of each step. Each weighted sum has variance 1
+    sums: (sum of weights, weighted sum of reaches) for each step. Each weighted sum has variance 1
     given the earlier steps, so the total over T steps has variance T.
     """
     if not sums:
@@ -65,8 +66,8 @@ def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
 def weigh_records(gram: Floats, chosen: Bools) -> tuple[Floats, float]:
     """Return the weights that make the chosen records' mean reach most precise.
 
-    Weights are at least 0. gram: (records, records) of unit gradients, the inverse of the reaches'
-    covariance. Also return the standard deviation of the weighted sum.
+    Weights are at least 0. gram: (records, records) Gram matrix of the unit gradients, which is the
+    inverse of the reaches' covariance. Also return the standard deviation of the weighted sum.
     """
     precision = gram[np.ix_(chosen, chosen)]
     if not chosen.all():
@@ -90,9 +91,9 @@ def weigh_records(gram: Floats, chosen: Bools) -> tuple[Floats, float]:
 
 
 def rank_training_norms(traces: Sequence[Trace]) -> dict[int, Floats]:
-    """Return the ranks of each step's gradient norms, (records,), by `id` of the step.
+    """Return the ranks of each step's gradient norms, (records,), keyed by the step's `id`.
 
-    A rank is the share of smaller norms in the training so far.
+    A rank is the share of norms in the training so far that are smaller.
     """
     ranks = {}
     for trace in traces:
@@ -108,11 +109,12 @@ def estimate_tensor_reaches(
 ) -> list[Estimate | None]:
     """Estimate the mean reach of records if a training clips each tensor separately.
 
-    Return an estimate for all trainings together, then one for each training. noise_shares: each
-    tensor's noise over that of all tensors. With clipping by tensor, a contribution is a multiple
-    of the record's gradient in each tensor. A contribution of length 1 or less then adds at most
-    b(u) along a direction u, where b(u) is the root of the summed squares of the positive inner
-    products of u with the record's unit gradients.
+    Return an estimate for all trainings together, followed by one for each training. noise_shares:
+    each tensor's noise over that of all tensors. If each tensor is clipped separately, a
+    contribution is a multiple of the record's gradient in each tensor, with a different factor per
+    tensor. A contribution of length 1 or less then adds at most b(u) along a direction u, where
+    b(u) is the root of the summed squares of the positive inner products of u with the record's
+    unit gradients.
     """
     sums = [_sum_tensor_reaches(steps, noise_shares) for steps in trainings]
     together = list(itertools.chain.from_iterable(sums))
@@ -122,11 +124,11 @@ def estimate_tensor_reaches(
 def _sum_tensor_reaches(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> list[tuple[float, float]]:
-    """Return (sum of the records' bounds b(u), released gradient along u) for each step.
+    """Return, for each step, the sum of the records' bounds b(u) and the released gradient along u.
 
     b(u): see `estimate_tensor_reaches`. In each tensor, the unit vector u points along the sum of
-    the records' unit gradients. How much of u is in a tensor depends on earlier steps, never on the
-    step's own noise.
+    the records' unit gradients. The tensors' shares of u depend on earlier steps, never on the
+    noise of the step itself.
     """
     sums = []
     products: dict[str, float] = {}
@@ -155,10 +157,11 @@ def _sum_tensor_reaches(
 
 
 def _project_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Floats]:
-    """Project the released gradient and all unit gradients on each tensor's summed gradient.
+    """Project the released gradient and all unit gradients onto each tensor's summed gradient.
 
-    shares: (tensors,) noise. Return (tensors,) in units of each tensor's noise, and (tensors,
-    records) with negative values set to 0.
+    shares: (tensors,) each tensor's noise. Return the released gradient's projections, (tensors,),
+    in units of that noise, and those of the unit gradients, (tensors, records), with negative
+    values set to 0.
     """
     norms = np.sqrt(np.diagonal(step.tensor_grams, axis1=1, axis2=2))
     inverse = np.where(norms > 0, 1 / np.where(norms > 0, norms, 1.0), 0.0)
@@ -178,8 +181,9 @@ def is_clipping_per_tensor(
 ) -> bool:
     """Return whether the training clips each tensor separately.
 
-    Then a step combines the tensors' gradients in other proportions than any record does. Without
-    such clipping, the part of a step that only separate tensors explain is noise, and chi-squared.
+    A step then combines the tensors' gradients in proportions that differ from every record's.
+    Without such clipping, the part of a step that only separate tensors could explain is noise, and
+    its square is chi-squared.
     """
     excess = 0.0
     freedom = 0
@@ -199,11 +203,11 @@ def is_clipping_per_tensor(
 
 
 def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
-    """Return the squared length of a gradient's part in a span, and the span's dimension.
+    """Return the squared length of a gradient's part within a span, and the span's dimension.
 
     The gradient has noise of size 1. grams: (parts, records, records) inner products of the
-    gradients that span; products: (parts, records), theirs with the gradient. Both results are sums
-    over parts.
+    gradients that span it; products: (parts, records), their inner products with the gradient. Both
+    results are sums over parts.
     """
     values, vectors = np.linalg.eigh(grams)
     used = values > _ROUNDING * np.maximum(values[:, -1:], 1e-300)
@@ -215,8 +219,8 @@ def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
 def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> ObservedStep:
     """Return the step with each tensor divided by its own noise.
 
-    A reach then measures a contribution in units of the noise that hides it, as the Gaussian
-    mechanism does. noise_shares: each tensor's noise over that of all tensors.
+    A reach is then in units of the noise that hides the contribution, as for the Gaussian
+    mechanism. noise_shares: each tensor's noise over that of all tensors.
     """
     if not step.scale or not len(step.tensor_grams):
         return step

@@ -44,7 +44,7 @@ _SAYS = (
 def format_crash_test_lines(test: CrashTest, again: str) -> Iterator[str]:
     """Yield the lines of a report: verdict, broken checks, detectable violations, and limits.
 
-    again: the command of this test. Each broken check is shown with the command that repeats it.
+    again: the command of this test. Every broken check comes with the command that repeats it.
     """
     yield f"RESULT  {write_headline(test)}"
     yield f"LOOP    {describe_observed_loop(test)}"
@@ -74,7 +74,7 @@ def _describe_detectable_violation(check: LoopCheck) -> str:
 
 
 def describe_observed_loop(test: CrashTest) -> str:
-    """Describe the loop's observed noise, rate and steps, and the resulting epsilon."""
+    """Describe the loop's observed noise, sampling rate and steps, and the epsilon they imply."""
     loop = test.loop
     if loop.noise_multiplier is None:
         noise = "not seen"
@@ -96,7 +96,7 @@ def describe_observed_loop(test: CrashTest) -> str:
 
 
 def describe_one_run_bound(test: CrashTest) -> str:
-    """Describe the lower bound of epsilon from one training, and the largest possible bound."""
+    """Describe the lower bound on epsilon from one training, and the largest possible bound."""
     bound = test.one_run
     if bound is None:
         return "no time was left for a bound of epsilon from one training."
@@ -182,7 +182,7 @@ def _sort_worst_first(test: CrashTest) -> list[LoopCheck]:
 
 
 def build_crash_test_document(test: CrashTest, source: str, again: str) -> Document:
-    """Return the report as a document, for the page and the Markdown file.
+    """Build the report's document, from which the page and the Markdown file are rendered.
 
     again: the command of this test.
     """
@@ -223,7 +223,7 @@ def build_crash_test_document(test: CrashTest, source: str, again: str) -> Docum
 
 
 def render_crash_test_json(test: CrashTest, again: str) -> str:
-    """Return the verdict, claim, observed loop and every check with its reproduction as JSON."""
+    """Render verdict, claim, observed loop and every check with its reproduction as JSON."""
     checks = []
     for check in test.checks:
         if check.verdict == BROKEN:
@@ -258,7 +258,7 @@ def _replace_infinities(value: Any) -> Any:
 
 
 def render_crash_test_junit(test: CrashTest, again: str) -> str:
-    """Return JUnit XML with a test case per check: failed if broken, skipped if undecided."""
+    """Render JUnit XML with a test case per check: failed if broken, skipped if undecided."""
     cases = []
     for check in test.checks:
         case = ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})

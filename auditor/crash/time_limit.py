@@ -1,4 +1,4 @@
-"""End a training, and the processes that it started, when its time is over."""
+"""End a training, and the processes that it started, when its time is up."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _AGAIN = 5.0  # seconds from alarm to alarm
 
 
 class _OutOfTime(BaseException):
-    """Exception that ends a training at its time limit; `except Exception` does not catch it."""
+    """Signal that a training is out of time; `except Exception` does not catch this exception."""
 
 
 @contextmanager
 def training_time_limit_context(until: float) -> Iterator[None]:
     """End the code in the block and its processes at the time `until`, and raise AuditError.
 
-    until: on the clock `time.monotonic`. The alarm repeats every few seconds, in case the training
-    catches it. Alarms work only in Python's main thread; in other threads, the model's next forward
-    pass ends the training.
+    until: as by `time.monotonic()`. The alarm repeats every few seconds, in case the training
+    catches the exception. Alarms work only in Python's main thread; in other threads, the model's
+    next forward pass ends the training.
     """
     over = False
 
@@ -72,7 +72,7 @@ def list_training_processes(
 ) -> list[psutil.Process]:
     """List all descendant processes of this process, except multiprocessing's resource tracker.
 
-    before: processes to leave out, with their descendants.
+    before: processes to omit, together with their descendants.
     """
     tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     processes = list[psutil.Process]()

@@ -1,6 +1,4 @@
-"""Test a Hugging Face Trainer's privacy, with its settings and callbacks, on our model and
-records.
-"""
+"""Test the privacy of a Hugging Face Trainer with its settings, on our own model and records."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ def is_transformers_trainer(value: Any) -> bool:
 def wrap_trainer(trainer: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
     """Return `train(model, records)`, which runs a copy of this Trainer.
 
-    If the claim states no steps, the Trainer's steps are used. Raise AuditError if the Trainer was
-    given an optimizer, because that would train another model.
+    If the claim states no steps, the Trainer's steps are used. Raise AuditError if the Trainer
+    already has an optimizer, which would train a different model.
     """
     if trainer.optimizer is not None:
         raise AuditError(
@@ -104,7 +102,7 @@ def _build_trainer_dataset(trainer: Any, records: Any) -> Any:
 
 
 def _choose_collator(trainer: Any) -> Any:
-    """Return the Trainer's collator if it can pad our tokens, or a right-padding collator."""
+    """Return the Trainer's collator if it can pad our tokens, else a right-padding collator."""
     collator = trainer.data_collator
     if hasattr(collator, "pad_token_id"):
         collator = copy.copy(collator)
@@ -125,7 +123,7 @@ def _pad_crash_records(rows: Any) -> dict[str, torch.Tensor]:
 
 
 class _Caught(BaseException):
-    """Exception that ends a script when its Trainer is about to train."""
+    """End a script when its Trainer is about to train."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
@@ -134,8 +132,7 @@ class _Caught(BaseException):
 
 @contextmanager
 def catch_trainer_before_training_context(trainers: list[Any]) -> Iterator[None]:
-    """End the code in the block when a Trainer is about to train, and append that Trainer to
-    `trainers`."""
+    """End the block's code when a Trainer is about to train; append the Trainer to `trainers`."""
     from transformers import Trainer
 
     def train(trainer: Any, *_: Any, **__: Any) -> None:
@@ -151,7 +148,7 @@ def catch_trainer_before_training_context(trainers: list[Any]) -> Iterator[None]
 def find_trainer(entry: Callable[[], Any]) -> Any:
     """Return the Trainer that a user's function returns or is about to train.
 
-    Raise AuditError if there is none.
+    Raise AuditError if it does neither.
     """
     trainers: list[Any] = []
     with catch_trainer_before_training_context(trainers):

@@ -30,14 +30,15 @@ Record = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Specimen:
-    """The model and the records that a crash test gives to a training.
+    """Define the model and the records that a crash test gives to a training.
 
-    scales: (end of a weight's name, factor). Large factors move much of a gradient into some
-        tensors, which shows if a tensor is missing from the clipped norm.
-    alike: whether all records have one text, so that a batch moves the model as far as possible.
-    one_hot: whether one entry holds 88% of a gradient's squared norm, which shows if a norm covers
-        only some entries.
-    lengths: tokens of the records' texts, used in turn.
+    scales: (ending of a weight's name, factor). Large factors concentrate the gradient in some
+        tensors, which reveals whether the clipped norm omits a tensor.
+    alike: whether all records have the same text, so that a batch moves the model as far as
+        possible.
+    one_hot: whether one entry holds 88% of a gradient's squared norm, which reveals whether the
+        clipped norm covers only some entries.
+    lengths: numbers of tokens of the records' texts, used in turn.
     """
 
     scales: tuple[tuple[str, float], ...] = ()
@@ -62,7 +63,7 @@ class Specimen:
         return model
 
     def scale_weights(self, factor: float) -> Specimen:
-        """Return a specimen whose scales are multiplied by this factor."""
+        """Return a copy of the specimen with all scales multiplied by this factor."""
         return replace(self, scales=tuple((end, scale * factor) for end, scale in self.scales))
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
@@ -129,14 +130,14 @@ SPECIMENS = (
 
 
 def build_specimen(training: int) -> Specimen:
-    """Return the specimen of a training (numbered from 0). Trainings use all specimens in turn."""
+    """Return the specimen for a training (numbered from 0); trainings use the specimens in turn."""
     return SPECIMENS[training % len(SPECIMENS)]
 
 
 def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
     """Build a model of about 5,000 parameters from this seed.
 
-    It has untied weights, no dropout (so a gradient depends only on its record), and only layers
+    It has untied weights, no dropout (so that a record's gradient does not vary), and only layers
     that Opacus supports: linear, embedding, layer norm.
     """
     size: dict[str, Any] = {
@@ -161,8 +162,8 @@ def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
 def make_company_specimen(clipping_norm: float) -> Specimen:
     """Build a specimen whose gradients are mostly shorter than the clipping norm.
 
-    Texts have unequal lengths. Clipping leaves short gradients unchanged, so the effect of other
-    records in the batch stays visible.
+    Texts have unequal lengths. Clipping leaves short gradients unchanged, so that the effect of
+    other records in the batch remains visible.
     """
     # bounds of the log factor of the last norm and the last layer
     low = -12.0
@@ -197,8 +198,8 @@ def make_crash_records(
 ) -> list[Record]:
     """Make records of token ids, each with a unique first token that identifies the record.
 
-    is_same_rest: whether all records continue with the same text. lengths: numbers of tokens after
-    the first, used in turn.
+    is_same_rest: whether all records have the same text after the first token. lengths: numbers of
+    tokens after the first, used in turn.
     """
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(1, _WORDS, (max(lengths),), generator=generator).tolist()
@@ -214,7 +215,7 @@ def make_crash_records(
 
 
 def find_row_records(ids: Tensor) -> list[int | None]:
-    """Return for each row of `ids` (b, n) the index of its record, or None if it is no record."""
+    """Return the index of the record in each row of `ids` (b, n); None if a row is not a record."""
     # argmax of a row without such a token is 0, and that token names no record either.
     firsts = ids.gt(_WORDS - 1).float().argmax(1)
     tokens = ids.gather(1, firsts.unsqueeze(1)).squeeze(1).tolist()
@@ -223,7 +224,7 @@ def find_row_records(ids: Tensor) -> list[int | None]:
 
 @dataclass(frozen=True)
 class SpecimenRecordGradients:
-    """Reference gradients of single records, for given weights of a model.
+    """Compute reference gradients of single records, for given weights of a model.
 
     twin: a copy of the model.
     """
@@ -235,11 +236,13 @@ class SpecimenRecordGradients:
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], indices: list[int], names: list[str]
     ) -> dict[str, Tensor]:
-        """Return by tensor name the gradients of some records' losses, (len(indices), *shape).
+        """Return the gradients of some records' losses, keyed by tensor name.
 
-        weights: of one model, (*shape), or of one for each record, (len(indices), *shape); indices:
-        the records; names: the tensors. A loss is the mean negative log-likelihood in nats, over
-        all tokens except the record's first.
+        A gradient has shape (len(indices), *shape).
+
+        weights: of a single model, (*shape), or of a model per record, (len(indices), *shape);
+        indices: of the records; names: of the tensors. A loss is the mean negative log-likelihood
+        (nats) over all tokens except the record's first.
         """
         rows = pad_specimen_tokens(self.records, indices)
         # One copy of the weights for each record, so that one backward pass, which is faster than
@@ -258,7 +261,7 @@ class SpecimenRecordGradients:
     def _compute_mean_nll(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
         """Return the mean negative log-likelihood of one record, without an attention mask.
 
-        Padding follows the record, and a causal model never reads ahead.
+        No mask is needed, because padding follows the record and a causal model never reads ahead.
         """
         more: dict[str, Any] = {"input_ids": row.unsqueeze(0), "use_cache": False}
         logits = functional_call(self.twin, weights, (), more).logits[0, :-1]
@@ -266,7 +269,7 @@ class SpecimenRecordGradients:
 
 
 def pad_specimen_tokens(records: list[Record], indices: list[int]) -> Tensor:
-    """Return padded token ids of some records, (len(indices), longest)."""
+    """Return the padded token ids of some records, of shape (len(indices), longest)."""
     rows = [records[i]["input_ids"] for i in indices]
     width = max(map(len, rows))
     return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
@@ -274,7 +277,7 @@ def pad_specimen_tokens(records: list[Record], indices: list[int]) -> Tensor:
 
 @contextmanager
 def empty_draws_context(n: int) -> Iterator[None]:
-    """Make every fourth torch draw of `n` uniform numbers return values just below 1.
+    """Make every fourth torch draw of `n` uniform numbers return only values just below 1.
 
     Such a draw selects no record. Poisson sampling can give an empty batch, so a training must
     handle it.

@@ -49,11 +49,12 @@ _LEAST = len(training_specimen.SPECIMENS)  # trainings, if there is time
 
 @dataclass(frozen=True)
 class ObservedLoop:
-    """The observed noise, sampling rate and steps of a training loop.
+    """Hold the observed noise, sampling rate and steps of a training loop.
 
-    epsilon: our accountant's result at the observed noise, rate and steps; inf: unbounded.
+    epsilon: our accountant's result for the observed noise, rate and steps; inf if unbounded.
     low, high: the 95% interval of epsilon, from the intervals of noise multiplier and sampling
         rate.
+
     noise_multiplier and epsilon are None if no record's contribution was observed.
     """
 
@@ -67,11 +68,11 @@ class ObservedLoop:
 
 @dataclass(frozen=True)
 class OneRun:
-    """A lower bound of epsilon with 95% confidence, from guesses about one training.
+    """Hold a lower bound on epsilon with 95% confidence, from guesses about one training.
 
     A coin decided for each record whether it was in the training.
-    best: the bound if every guess were right.
-    claimed: the claimed epsilon of this training.
+    best: the bound that would follow if every guess were right.
+    claimed: the epsilon that this training claims.
     canaries, guesses, right: number of records, of guesses and of right guesses.
     """
 
@@ -85,12 +86,12 @@ class OneRun:
 
 @dataclass(frozen=True)
 class CrashTest:
-    """The results of the crash test of a private training.
+    """Hold the results of the crash test of a private training.
 
     checks: result of each check; loop: the observed training loop.
-    seconds: duration; seed: seed of the test.
-    one_run: a lower bound of epsilon from one training (None: time ran out).
-    epsilon: a lower bound of the real epsilon; None if there is no evidence against the claim.
+    seconds: duration of the test; seed: its seed.
+    one_run: a lower bound on epsilon from one training; None if time ran out.
+    epsilon: a lower bound on the real epsilon; None if there is no evidence against the claim.
     """
 
     claim: LoopClaim
@@ -130,7 +131,7 @@ class CrashTest:
 
     @property
     def exceeds_claim_without_fault(self) -> bool:
-        """True if the interval of epsilon lies above the claim although no check is broken."""
+        """True if the interval for epsilon lies above the claim although no check is broken."""
         return (
             not self.broken_checks
             and self.loop.low is not None
@@ -158,7 +159,7 @@ def crash_test(
     minutes: time limit; tell: called with the number of finished trainings and the total.
 
     The test repeats trainings until it has about a thousand gradients. Raise AuditError if the
-    training ignores its model or its records, states no claim, or exceeds the minutes.
+    training ignores its model or its records, states no claim, or exceeds the time limit.
     """
     start = time.monotonic()
     until = start + 60 * minutes
@@ -211,9 +212,9 @@ def _watch_further_trainings(
     until: float,
     tell: Callable[[int, int], None],
 ) -> list[TrainingTrace]:
-    """Watch trainings with other seeds until there are enough gradients; return all traces.
+    """Watch trainings with new seeds until there are enough gradients; return all traces.
 
-    start, until: start and end of the test. tell: see `crash_test`.
+    start, until: times at which the test starts and must end. tell: see `crash_test`.
     """
     traces = [first]
     # The number depends on how much is read, not on the results: the level holds. At least two:
@@ -232,7 +233,7 @@ def _watch_further_trainings(
 def _replay_shifted_seed(
     train: Train, first: TrainingTrace, seed: int, until: float
 ) -> ObservedStep:
-    """Replay the first step with seed + 2^32, and return it.
+    """Replay the training's first step with seed + 2^32, and return the step.
 
     until: time limit. Raise AuditError if the unchanged seed does not repeat the first step.
     """
@@ -257,8 +258,9 @@ def _replay_shortened_training(
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
     """Replay the steps of the first training without its last record.
 
-    If the number of records is public, replace the last record instead. If the printed text
-    changes, also return a replay on the original records. until: time limit.
+    If the number of records is public, replace the last record instead of removing it. If the
+    printed text changes, also return a replay on the original records; otherwise None. until: time
+    limit.
     """
     n = training_specimen.RECORDS - (not claim.public_size)
     fewer, _ = run_watched_training(
@@ -274,10 +276,10 @@ def _replay_shortened_training(
 def _train_companies(
     train: Train, claim: LoopClaim, seed: int, until: float
 ) -> tuple[TrainingTrace, ...]:
-    """Run trainings on one long text among short texts; return their traces.
+    """Run trainings on a long text among short texts; return their traces.
 
     The texts' gradients are shorter than the claimed clipping norm, so correct clipping leaves them
-    unchanged. until: time limit, on the clock `time.monotonic`.
+    unchanged. until: time limit, as by `time.monotonic()`.
     """
     if not claim.max_grad_norm:
         return ()
@@ -308,9 +310,9 @@ def _train_companies(
 
 
 def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
-    """Return the median gradient norm of the first step, divided by the intended norm.
+    """Return the median gradient norm in the first step over the intended norm.
 
-    Return 1 without gradients.
+    Return 1 if there are no gradients.
     """
     norms = next((step.norms for step in trace.steps if step.norms.any()), None)
     if norms is None:
@@ -321,7 +323,7 @@ def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
 def _train_few_records(
     train: Train, stated: object, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace | None, int | None, str]:
-    """Train on one record more than a batch holds on average, so that some batches are empty.
+    """Train on one more record than a batch holds on average, so that some batches are empty.
 
     Many loops raise an exception on an empty batch. Return the trace, the claimed steps, and "".
     After an exception, return None for both and a message.
@@ -349,8 +351,9 @@ def _train_few_records(
 def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> OneRun:
     """Bound epsilon by guessing which records a training read (`statistics/one_run.py`).
 
-    A fair coin includes each record. The guess is "included" for the records that contribute most.
-    claim: for all trainings; None: use the claim that this training returns. until: time limit.
+    A fair coin decides whether each record is included. The guess is "included" for the records
+    that contribute most. claim: the claim about all trainings; None if this training returns its
+    claim. until: time limit.
     """
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
     chosen = list(map(int, np.flatnonzero(coins)))
@@ -372,9 +375,9 @@ def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> 
 
 
 def derive_training_seed(seed: int, training: int) -> int:
-    """Return a 32-bit seed for a training (numbered from 0), different for every test.
+    """Return a 32-bit seed for a training (numbered from 0) of a test.
 
-    seed: the seed of the test. The result is a number that no person would choose.
+    seed: the seed of the test. Each test has its own seeds, which no person would choose.
     """
     # an odd factor: injective
     return (seed * (_MOST + 2 + _IN_DIVIDED_COMPANY) + training + 1) * 2654435769 % 2**32
@@ -383,8 +386,8 @@ def derive_training_seed(seed: int, training: int) -> int:
 def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
     """Return the observed noise, rate and steps of the loop, and the epsilon that they imply.
 
-    If a broken check implies a larger epsilon, for a kind of record or a single record, return that
-    epsilon.
+    If a broken check implies a larger epsilon for a kind of record or for a single record, that
+    epsilon is returned instead.
     """
     broken_checks = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
@@ -416,10 +419,10 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
 def _bound_observed_epsilon(
     runs: WatchedTrainings, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
 ) -> tuple[float, float]:
-    """Return the 95% interval of epsilon, from the intervals of noise multiplier and sampling rate.
+    """Return the 95% interval for epsilon, from those for the noise multiplier and sampling rate.
 
-    noise: the noise multiplier and its interval. more: fields of the claim. The two errors are
-    independent, and the quick accountant computes the effect of each.
+    noise: the noise multiplier and its interval. more: fields of the claim. The errors of the two
+    are independent; the quick accountant computes the effect of each.
     """
 
     middle = runs.compute_noise_epsilon(noise[0], quick=True, **more)
@@ -443,11 +446,11 @@ def _count_records_read(traces: list[TrainingTrace]) -> int:
 
 
 def _count_planned(traces: list[TrainingTrace]) -> int:
-    """Return how many trainings give _ENOUGH gradients, at least one for each specimen."""
+    """Return how many trainings give `_ENOUGH` gradients, but at least one per specimen."""
     n_enough = math.ceil(_ENOUGH * len(traces) / _count_records_read(traces))
     return min(_MOST, max(_LEAST, n_enough))
 
 
 def _has_time_left(begun: float, until: float) -> bool:
-    """Return whether at least half of the time is left."""
+    """Return whether at least half of the time limit is left."""
     return time.monotonic() - begun < (until - begun) / 2

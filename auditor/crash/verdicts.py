@@ -1,8 +1,8 @@
-"""Define the shared parts of all checks: watched trainings, verdicts, and the significance level.
+"""Define what all checks share: watched trainings, verdicts and the significance level.
 
 Every p-value is one-sided against the claim. Bonferroni's rule divides the significance level among
-the checks. This bounds the probability of calling an honest training broken. Estimates are sums
-over thousands of noise elements, so approximately normal.
+the checks. This bounds the probability that an honest training is called broken. Estimates are
+approximately normal, because they are sums over thousands of noise elements.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ PLANTED = "by a planted fault"
 
 @dataclass(frozen=True)
 class WatchedTrainings:
-    """The observed trainings of a crash test, with several seeds and all specimens.
+    """Hold the observed trainings of a crash test, with several seeds and all specimens.
 
     traces: the trainings for most checks.
-    fewer: a replay of the first training's steps without its last record, or with another last
+    fewer: a replay of the first training's steps without its last record, or with a different last
         record if the number of records is public.
-    repeated_training: a replay of the first training, if `fewer` prints other text.
-    small_training: a training on one record more than a batch holds; few_claimed: the steps that it
-        claims; few_error: message of its exception.
-    other_seed: the first step under a seed with equal lowest 32 bits.
+    repeated_training: a replay of the first training, if `fewer` prints a different text.
+    small_training: a training on one record more than a batch holds; few_claimed: the number of
+        steps that it claims; few_error: the message of its exception.
+    other_seed: the first step with a different seed that has the same lowest 32 bits.
     company: trainings with gradients shorter than the clipping norm, on texts of unequal lengths.
-    whitened_shares: by tensor, the noise that divided the tensor (None: undivided).
+    whitened_shares: the noise by which each tensor was divided, keyed by tensor; None if undivided.
     """
 
     claim: LoopClaim
@@ -73,9 +73,9 @@ class WatchedTrainings:
 
     @property
     def steps_but_first_of_each_training(self) -> list[ObservedStep]:
-        """All steps except the first of each training.
+        """All steps except the first step of each training.
 
-        Before its first step, a training may read records only to try out the model.
+        Before its first step, a training may read records just to try out the model.
         """
         return [step for trace in self.traces for step in trace.steps[1:]]
 
@@ -93,7 +93,7 @@ class WatchedTrainings:
     def noise_shares(self) -> dict[str, float]:
         """Each tensor's noise, divided by the noise of all tensors.
 
-        Steps are pooled, weighted by degrees of freedom.
+        The ratio is averaged over steps, weighted by degrees of freedom.
         """
         if self.whitened_shares is not None:
             return self.whitened_shares
@@ -113,7 +113,7 @@ class WatchedTrainings:
         return dict(sorted(shares.items()))
 
     def count_record_reads(self) -> Ints:
-        """Return how many steps, except first ones, read each record, (records,)."""
+        """Count the steps that read each record, without first steps, of shape (records,)."""
         counts = np.zeros(self.first_training.n, dtype=np.int64)
         for step in self.steps_but_first_of_each_training:
             counts[step.distinct_records] += 1
@@ -133,9 +133,9 @@ class WatchedTrainings:
 
     @property
     def sampling_rate_interval(self) -> tuple[float, float]:
-        """Clopper and Pearson's exact 95% interval of the sampling rate.
+        """Clopper and Pearson's exact 95% interval for the sampling rate.
 
-        Both ends are equal if batches are not drawn at random.
+        Its two ends are equal if batches are not drawn at random.
         """
         rate = self.observed_sampling_rate
         if self.claim.sampling != "poisson" or rate >= 1:
@@ -149,7 +149,7 @@ class WatchedTrainings:
     def compute_noise_epsilon(
         self, noise: float, quick: bool = False, **more: int | float | str
     ) -> float:
-        """Return epsilon at this noise multiplier and the observed rate and steps.
+        """Return the epsilon at this noise multiplier and the observed sampling rate and steps.
 
         more: fields of the claim that replace the observed values.
         """
@@ -162,7 +162,7 @@ class WatchedTrainings:
         return claim.compute_implied_epsilon(quick)
 
     def locate_step(self, step: ObservedStep) -> tuple[int, int]:
-        """Return the (training, step) indices of this step, both from 0."""
+        """Return the indices, from 0, of the step's training and of the step in it."""
         return next(
             (i, j)
             for i, t in enumerate(self.traces)
@@ -173,7 +173,7 @@ class WatchedTrainings:
 
 @dataclass(frozen=True)
 class WorstViolation:
-    """The position in the trainings at which the largest violation occurred.
+    """Locate the largest violation in the trainings.
 
     measured, expected: the observed and the permitted value, in words. training, step, record:
     indices from 0; None if the violation concerns the entire training.
@@ -189,13 +189,13 @@ class WorstViolation:
 
 @dataclass(frozen=True)
 class LoopCheck:
-    """The result of one check.
+    """Hold the result of one check.
 
-    verdict: BROKEN, NO_FAULT or UNKNOWN; said: the observation.
+    verdict: BROKEN, NO_FAULT or UNKNOWN; said: the observation in words.
     would_see: the smallest violation that the check detects with 80% probability; source: how this
         is known.
-    epsilon: the real epsilon that a violation implies; inf: unbounded.
-    witness: the worst violation, if broken.
+    epsilon: the real epsilon that a violation implies; inf if unbounded.
+    witness: the worst violation, if the check is broken.
     """
 
     name: str
@@ -218,9 +218,9 @@ def judge_p_value(
     epsilon: Callable[[], float] | None = None,
     source: str = STATISTIC,
 ) -> LoopCheck:
-    """Return a check that is broken if p is below its share of the significance level.
+    """Judge a check as broken if p is below the check's share of the significance level.
 
-    fault, fine: the observation to report if the check is broken, or not. would_see: see
+    fault, fine: the observation to report if the check is broken and if it is not. would_see: see
         `LoopCheck`.
     witness, epsilon: called only for a broken check, because accounting takes a second.
     """
@@ -255,7 +255,7 @@ def get_unbounded_epsilon() -> float:
 
 
 def count_detectable_errors(among: int = 1) -> float:
-    """Return the smallest violation that is detected with 80% probability, in standard errors.
+    """Return how many standard errors a violation must have to be detected with 80% probability.
 
     among: number of tests that share the check's significance level.
     """

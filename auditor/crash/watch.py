@@ -1,6 +1,6 @@
-"""Watch a training from outside: the records that the model reads, and each step's gradient.
+"""Watch a training from outside: which records the model reads, and the gradient of each step.
 
-The watch uses torch's hooks and does not edit the training. It decomposes every privatised
+The watch uses torch's hooks and does not change the training. It decomposes every privatised
 gradient:
 
     gradient = scale * (sum over the batch's records of (reach * unit gradient) + noise)
@@ -45,19 +45,19 @@ _TOGETHER = 16  # steps whose records' gradients one query computes
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """An observed update of the weights, decomposed into contributions of records and noise.
+    """Hold an observed update of the weights, decomposed into records' contributions and noise.
 
-    records: records read since the previous step, with repeats; passes: those of each forward pass.
+    records: those read since the previous step, with repeats; passes: those in each forward pass.
     rate: the learning rate.
-    scale: the noise's standard deviation per element (0: only rounding); scales: by tensor, its
-        deviation and degrees of freedom.
+    scale: the noise's standard deviation per element (0 if there is only rounding); scales: this
+        deviation and its degrees of freedom, keyed by tensor.
     reaches: (records,) lengths of the contributions, in units of the noise.
-    gram: (records, records) of the unit gradients; norms: (records,) before clipping.
+    gram: (records, records) Gram matrix of the unit gradients; norms: (records,) before clipping.
     noise: (d,) the part of the gradient outside the span of the records' gradients.
-    spread: (d,) each element's standard deviation over the noise's.
-    shapes: by tensor, its elements in `noise`.
-    foreign: number of rows read, other than records.
-    tensor_grams, tensor_products: inner products of the gradients, by tensor.
+    spread: (d,) each element's standard deviation, relative to that of the full noise.
+    shapes: the number of elements in `noise`, keyed by tensor.
+    foreign: number of rows read that belong to no record.
+    tensor_grams, tensor_products: inner products of the gradients, for each tensor.
     """
 
     records: tuple[int, ...]  # records read since the previous step, with repeats
@@ -86,13 +86,16 @@ class ObservedStep:
 
     @property
     def distinct_records(self) -> list[int]:
-        """The records read since the previous step, each once, ascending."""
+        """The distinct records read since the previous step, in ascending order."""
         return sorted(set(self.records))
 
 
 @dataclass(frozen=True)
 class _TakenStep:
-    """A step that is not decomposed yet. weights: by tensor, from before the step."""
+    """Hold a step that is not decomposed yet.
+
+    weights: those before the step, keyed by tensor.
+    """
 
     records: tuple[int, ...]
     passes: tuple[tuple[int, ...], ...]
@@ -103,16 +106,16 @@ class _TakenStep:
 
 @dataclass
 class TrainingTrace:
-    """The observations of one training.
+    """Hold the observations of one training.
 
     n: number of records; steps: its updates of the weights.
     evaluated: records read without a gradient.
-    elsewhere: the first step whose weights differ from those after the previous step.
-    returned: the step whose weights were returned (None: no step's).
-    overflowed: (step, tensor) with numbers that are not finite.
-    released: each step's gradients, by tensor; state: the final weights and buffers.
+    elsewhere: the first step that starts from weights that the previous step did not leave.
+    returned: the step whose weights were returned; None if no step left these weights.
+    overflowed: each (step, tensor) with numbers that are not finite.
+    released: each step's gradients, keyed by tensor; state: the final weights and buffers.
     printed: printed text.
-    batch_effect: relative change of a record's logits with the rest of its batch.
+    batch_effect: relative change of a record's logits if the rest of its batch changes.
     """
 
     n: int
@@ -134,14 +137,14 @@ class TrainingTrace:
 
     @property
     def measured_steps(self) -> list[ObservedStep]:
-        """The steps that read records and have noise, the unit of contributions."""
+        """The steps that read records and have noise, which is the unit of contributions."""
         return [step for step in self.steps if step.scale and step.records]
 
 
 class StepWatch:
-    """A watch that decomposes every step of a training.
+    """Watch a training and decompose its every step.
 
-    Raise AuditError if the training exceeds its time.
+    Raise AuditError if the training exceeds its time limit.
     """
 
     def __init__(
@@ -156,8 +159,8 @@ class StepWatch:
         """Create a watch of a training.
 
         until: time limit; most: maximum number of steps. everyone: whether to measure the
-        contributions of all records, including records that were not read. replayed: gradients that
-        the optimizer receives instead of the real gradients, which are still observed.
+        contributions of all records, including those not read. replayed: gradients that the
+        optimizer receives instead of the real gradients; the real gradients are still observed.
         """
         self._model = model
         self._records = records
@@ -180,7 +183,7 @@ class StepWatch:
 
     @contextmanager
     def install_hooks_temporarily(self) -> Iterator[None]:
-        """Watch the code inside the context; always remove the hooks at its end."""
+        """Watch the code inside the context, and always remove the hooks at its end."""
         _let_hooks_see_base_steps()
         hooks = [
             self._model.register_forward_pre_hook(self._note_forward_records, with_kwargs=True),
@@ -242,7 +245,7 @@ class StepWatch:
             self._together = ids.detach().cpu(), logits.detach().cpu()
 
     def _measure_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
-        """Return how much a record's logits change with its batch, relative to their size."""
+        """Return how much a record's logits change with its batch, relative to the logits' size."""
         if self._together is None:
             return None
         changes = []
@@ -265,7 +268,7 @@ class StepWatch:
         return max(changes, default=None)
 
     def _list_model_gradients(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Return the gradients in the optimizer of the model's weights, by name."""
+        """Return the optimizer's gradients of the model's weights, keyed by weight name."""
         names = {id(value): name for name, value in self._model.named_parameters()}
         gradients = {}
         for group in optimizer.param_groups:
@@ -328,7 +331,8 @@ class StepWatch:
     def _take_back_outer_step(self) -> None:
         """Discard the outer step of an optimizer that calls its base class's step.
 
-        A subclass may clip and add noise before this call, so only the inner step counts.
+        A subclass may clip and add noise before it calls its base class, so only the inner step
+        counts.
         """
         outer = self._taken.pop()
         self.trace.released.pop()
@@ -351,7 +355,7 @@ class StepWatch:
         return torch.cat([value.detach().flatten() for value in self._parameters])
 
     def find_final_step(self) -> None:
-        """Store the returned weights, and find the last step that left these weights."""
+        """Store the returned weights, and find the last step that ended with these weights."""
         self.trace.state = _copy_tensors(self._model.state_dict().items())
         now = self._flatten_weights()
         for at, weights in enumerate(self._after):
@@ -361,7 +365,8 @@ class StepWatch:
     def decompose_taken_steps(self) -> None:
         """Decompose the gradients of all steps since the last call.
 
-        The gradients of all their records are computed at once, each with the weights of its step.
+        The gradients of all records in these steps are computed at once, each with its step's
+        weights.
         """
         if not self._taken or self._gradients is None:
             return
@@ -390,7 +395,7 @@ class StepWatch:
         self._taken = []
 
     def _decompose_step(self, step: _TakenStep, gradients: Tensor) -> ObservedStep:
-        """Return the next observed step. gradients: (d, records)."""
+        """Decompose a step into contributions and noise; gradients: (d, records)."""
         index = len(self.trace.steps)
         gradients_taken = self.trace.released[index]
         released = torch.cat([value.double().flatten() for value in gradients_taken.values()])
@@ -442,10 +447,11 @@ class StepWatch:
 def _measure_noise_scales(
     names: Iterable[str], released: Tensor, residuals: Iterable[Tensor], free: Iterable[int]
 ) -> dict[str, tuple[float, int]]:
-    """Return each tensor's noise deviation (0: only rounding) and degrees of freedom, by name.
+    """Return each tensor's noise deviation and degrees of freedom, keyed by name.
 
-    released: (d,) the step's gradient; residuals: its part outside the records' gradients, by
-    tensor; free: the degrees of freedom of these parts.
+    The deviation is 0 if there is only rounding. released: (d,) the step's gradient; residuals: its
+    part outside the span of the records' gradients, for each tensor; free: the degrees of freedom
+    of each part.
     """
     least = _SILENT * float(released.abs().max())
     scales = {}
@@ -472,9 +478,9 @@ def _copy_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tens
 
 
 def _let_hooks_see_base_steps() -> None:
-    """Make hooks see the steps of torch's own optimizers when subclasses call them.
+    """Make hooks see a step of a torch optimizer when its subclass calls it.
 
-    Subclasses may add noise before the call.
+    A subclass may add noise before the call.
     """
     kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     for kind in kinds:
@@ -484,11 +490,11 @@ def _let_hooks_see_base_steps() -> None:
 
 
 def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
-    """Copy the model without hooks.
+    """Copy a watched model without its hooks.
 
     Opacus hooks every layer, and our own hooks would count our reads. The copy also drops a
-    replaced `forward`, which would still run the original (autocast, TRL's chunked loss). Batch
-    norms use running statistics, because batch statistics mix the records' gradients.
+    replaced `forward` (autocast, TRL's chunked loss), which would still run the original model.
+    Batch norms use running statistics, because batch statistics mix the records' gradients.
     """
     twin = copy.deepcopy(model)
     twin.__dict__.pop("forward", None)
@@ -516,9 +522,8 @@ def _project_out_record_gradients(
 
     released: (d,); gradients: (d, k); sizes: (tensors,), with sum d.
 
-    Returns:
-        The part outside the gradients' span, (d,), and its degrees of freedom, (tensors,).
-        The share of each element's standard deviation that is left, (d,).
+    Returns: The part outside the gradients' span, (d,); its degrees of freedom, (tensors,); and the
+        remaining share of each element's standard deviation, (d,).
     """
     if not gradients.shape[1]:
         return released, list(sizes), torch.ones_like(released)
@@ -545,8 +550,8 @@ def fit_reaches(inner_products: Floats, products: Floats) -> tuple[Floats, Float
     """Fit a gradient as a sum of multiples of unit gradients, by least squares.
 
     inner_products: (..., records, records) of the records' gradients; products: (..., records),
-    theirs with the fitted gradient. Return the multiples (reaches), the Gram matrix of the unit
-    gradients, and the norms.
+    their inner products with the fitted gradient. Return the multiples (reaches), the Gram matrix
+    of the unit gradients, and the norms.
     """
     norms = np.sqrt(np.diagonal(inner_products, axis1=-2, axis2=-1))
     # a gradient of 0, as of LoRA's first matrix initially, stays 0
@@ -573,18 +578,19 @@ def run_watched_training(
     specimen: training_specimen.Specimen | None = None,
     empty_draws: bool = False,
 ) -> tuple[TrainingTrace, Any]:
-    """Run one training on n records under a seed; return its trace and its return value.
+    """Run one training on n records with a seed; return its trace and its return value.
 
-    training: index that selects model and records.
+    training: index that selects the model and the records.
     chosen: the records that the training gets; contributions are still measured for all n.
-    most: end the training after this number of steps, and return None as its value.
+    most: number of steps after which to end the training; its return value is then None.
     replayed: see `StepWatch`.
     other_last: whether to reorder the last record's words.
-    specimen: model and records, instead of those of the index.
+    specimen: the model and records to use instead of those that `training` selects.
     empty_draws: whether to use `empty_draws_context`.
 
-    Raise AuditError if the training reads none of its records, takes no observed step, returns
-    another model, or exceeds its time limit `until`. End all processes that it left running.
+    Raise AuditError if the training reads none of its records, takes no observed step, returns a
+    different model, or exceeds its time limit `until`. End all processes that the training left
+    running.
     """
     specimen = specimen or training_specimen.build_specimen(training)
     model = specimen.build_crash_test_model()
@@ -644,4 +650,4 @@ def _require_given_model(model: nn.Module, returned: Any) -> None:
 
 
 class _EnoughSteps(BaseException):
-    """Exception that ends a training after enough steps; `except Exception` does not catch it."""
+    """End a training after enough steps; `except Exception` does not catch this exception."""
