@@ -1,1 +1,1 @@
-"""Whether a deletion from a store removed the text and the vectors: layers, each with a control."""
+"""Examine whether a deletion from a store removed the text and the vectors, layer by layer."""

@@ -1,4 +1,4 @@
-"""Search copies of stores, released text and a model for deleted records, layer by layer.
+"""Search copies of stores, released text and a model, layer by layer, for deleted records.
 
 A layer is a way to read a store, such as its tables or its bytes.
 """
@@ -37,14 +37,14 @@ _MOST_SEARCHES = 100  # deleted records, and as many kept: without an index each
 
 @dataclass(frozen=True)
 class Erasure:
-    """The results of the search for deleted records in all stores.
+    """Hold the results of the search for deleted records in all stores.
 
-    n_deleted, n_control, n_kept: number of deleted records, of kept records that are searched for
-        as the control, and of all kept records.
-    facts: by store, the versions for which the verdicts hold.
+    n_deleted, n_control, n_kept: numbers of deleted records, of kept records searched for as the
+        control, and of all kept records.
+    facts: the versions for which the verdicts hold, keyed by store.
     verdicts: one for each layer (a way to read a store) and kind of content.
-    digests: SHA-256 by file of records, stores and released text.
-    users: by name of a deleted record, its person; empty without --user-column.
+    digests: SHA-256 of the files of records, stores and released text, keyed by file.
+    users: each deleted record's person, keyed by the record's name; empty without --user-column.
     """
 
     n_deleted: int
@@ -71,7 +71,7 @@ class Erasure:
 
     @property
     def users_left(self) -> list[str]:
-        """The people with a record that is still there."""
+        """The people with a deleted record that is still there."""
         return sorted({self.users[name] for name in self.leftovers if name in self.users})
 
 
@@ -84,10 +84,10 @@ def examine_stores(
     model: str | None = None,
     nonmembers: str | None = None,
 ) -> Erasure:
-    """Judge each layer of each store, of released text and of a model.
+    """Search the stores, released text and a model, and return a verdict on each layer.
 
     arguments: stores, as `PATH`, `KIND:PATH` or an address; tell: called with progress messages;
-    nonmembers: file of records that the model was not trained on. Raise AuditError for an invalid
+    nonmembers: a file of records that the model was not trained on. Raise AuditError for an invalid
     store or file.
     """
     kinds = list(map(find_store_kind, arguments))
@@ -127,7 +127,7 @@ def examine_stores(
 
 @contextmanager
 def _copied_store_context(kind: type[Store], source: str) -> Iterator[Store]:
-    """Yield a copy of the store, which is removed after the block."""
+    """Yield a copy of the store, and remove the copy after the block."""
     with open_scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:
         yield kind.open(source, scratch)
 
@@ -182,7 +182,7 @@ def _choose_evenly(records: frozenset[int]) -> list[int]:
 
 
 def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:
-    """Return one verdict for all files in which no record was found.
+    """Return a joint verdict for all files in which no record was found.
 
     label: name of the store; kind: kind of content.
     """

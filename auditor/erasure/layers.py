@@ -1,7 +1,7 @@
-"""Judge the layers of a store: deleted records are gone, still there, or the test cannot tell.
+"""Judge each layer of a store: deleted records are gone or still there, or the test cannot tell.
 
 A layer is a way to read a store, such as its tables or the bytes of a file. Kept records are the
-control: if a layer does not show them, the absence of deleted records proves nothing.
+control: if a search does not find them in a layer, not finding deleted records proves nothing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MOST_TEXTS = 20_000  # other texts to compare word by word
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a layer's content.
+    """Hold a part of a layer's content.
 
-    place: its position, for reports; content: bytes, texts, or vectors (n, dimensions); start:
-        offset of bytes in their file.
+    place: its position, for reports; content: bytes, texts, or vectors (n, dimensions); start: the
+        offset in the file, if the content is bytes.
     """
 
     place: str
@@ -44,17 +44,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layer:
-    """A way to read a store, such as its tables or the bytes of a file.
+    """Describe a way to read a store, such as its tables or the bytes of a file.
 
-    read_pieces: returns the content.
+    read_pieces: a function that returns the content.
     kinds: the kinds of content that the layer may show.
-    locate: returns the table at a byte offset of a file.
+    locate: a function that returns the table at a byte offset of a file.
     other_texts: whether the layer may have texts derived from a record.
-    searched: indices of the records that the layer can show (None: all).
-    text_bytes: lengths of the texts that the layer can show, in bytes (None: all).
-    quotes: whether the layer has only a sample of records; the visible kept records are the
-        control.
-    doubt: why the absence of a deleted record proves nothing, or "".
+    searched: indices of the records that the layer can show; None for all.
+    text_bytes: lengths of the texts that the layer can show, in bytes; None for all.
+    quotes: whether the layer has only a sample of the records; the control is then the kept records
+        that are found.
+    doubt: why not finding a deleted record proves nothing, or "".
     """
 
     name: str
@@ -70,13 +70,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """The verdict on a layer of a store for one kind of content.
+    """State the verdict on a layer of a store for one kind of content.
 
-    n_deleted, n_control: number of deleted and of kept records that a search can find, because they
-        have unique windows or vectors.
+    n_deleted, n_control: numbers of deleted and of kept records that a search can find, because
+        they have unique windows or vectors.
     n_control_seen: number of kept records found.
-    leftovers: by name of a deleted record, the encoding and position at which it was found.
-    why: the reason why the test cannot tell; remedy: calls that remove the leftovers.
+    leftovers: the encoding and position at which a deleted record was found, keyed by its name.
+    why: the reason why the search cannot tell; remedy: calls that remove the leftovers.
     """
 
     store: str
@@ -102,10 +102,10 @@ class LayerVerdict:
 
 @dataclass
 class _Sightings:
-    """The contents of records that a search of one layer found.
+    """Hold the contents of records that a search of one layer found.
 
-    places: for each kind of content, the position of each record found, by the record's index.
-    other_texts: texts found that are no records of --kept, as an ordered set.
+    places: the positions of records found, keyed by kind of content and then by record index.
+    other_texts: texts found that are not records of --kept, as an ordered set.
     """
 
     places: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
 
 
 def _list_possible(layer: Layer, kind: str, records: ErasureRecords) -> frozenset[int] | None:
-    """Return the records that a layer could show, or None if there is nothing to judge."""
+    """Return the records that a layer could show; None if the layer needs no verdict."""
     if kind == VECTORS:
         if all(record.vector is None for record in records.targets):
             return None
@@ -189,9 +189,9 @@ def _gather_other_texts(
 
 
 def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) -> None:
-    """Search for records' vectors by direction only, because libraries rescale or round vectors.
+    """Search for records' vectors by direction only, because libraries rescale and round vectors.
 
-    sightings: receives the records found.
+    sightings: the object to which records found are added.
     """
     vectors = np.asarray(piece.content)
     if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:
@@ -212,9 +212,10 @@ def judge_places(
     records: ErasureRecords,
     remedy: str = "",
 ) -> LayerVerdict:
-    """Return a verdict from the deleted records found and the share of kept records found.
+    """Judge a layer by the deleted records found and the share of kept records found.
 
-    places: the positions of the records found; possible: the records that the layer could show.
+    places: positions of the records found, keyed by record; possible: the records that the layer
+    could show.
     """
     deleted = possible & records.deleted
     control = possible - records.deleted
@@ -244,8 +245,8 @@ def _judge_other_texts(
 ) -> list[LayerVerdict]:
     """Judge whether other texts in a layer, such as summaries, contain passages of records.
 
-    Passages of kept records are searched for too, as the control. A deleted record is skipped if
-    its own text is in the layer.
+    As the control, passages of kept records are searched for too. A deleted record is skipped if
+    its entire text is in the layer.
     """
     texts = list(sightings.other_texts)
     verbatim = records.deleted & set(sightings.places.get(TEXT, {}))

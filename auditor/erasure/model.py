@@ -1,7 +1,7 @@
-"""Test a model for deleted records: its completions, ranks of personal data, and membership.
+"""Test a model for deleted records: by completions, by ranks of personal data and by membership.
 
-One run of `audit` on the deleted and the kept records gives all numbers. Its folder, which contains
-texts, is removed.
+All numbers come from one run of `audit` on the deleted and the kept records. The run's folder
+contains texts, so it is removed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _SCORE = name_score_column("loss")  # fixed before any label is seen, so that p-
 def judge_model(
     model: Any, records: ErasureRecords, nonmembers: str | None, alternatives: int = 999
 ) -> list[LayerVerdict]:
-    """Return the verdict on each test of a model, which is a folder, a hub id or an object.
+    """Return the verdict of each test of a model (a folder, a hub id or an object).
 
-    nonmembers: a file of records that the model was not trained on, for membership; alternatives:
-    number of values with which personal data are ranked. Raise AuditError if the model or the file
-    cannot be used.
+    nonmembers: a file of records that the model was not trained on, for the membership test;
+    alternatives: the number of random values among which each personal value is ranked. Raise
+    AuditError if the model or the file cannot be used.
     """
     from auditor.api import audit
 
@@ -91,9 +91,10 @@ def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iter
 def _find_completed(
     folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return, by record, whether greedy decoding completes a part that no other record has.
+    """Return whether greedy decoding completes a unique part of each record, keyed by record.
 
-    folder, finding, row: the run's folder and results.
+    A part is unique if no other record contains it. folder, finding, row: the run's folder and
+    results.
     """
     texts = private_texts.read_secret_texts(folder)
     is_completed = dict[int, bool]()
@@ -108,7 +109,7 @@ def _find_completed(
 def _find_ranked_first(
     folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return, by record with personal data, whether the model ranks any value above chance."""
+    """Return whether the model ranks any value of each record above chance, keyed by record."""
     kinds = list(Identifiers.metrics)
     # A kind whose alternatives are not exchangeable with the true values has no measurement.
     accepted = {measurement.name for measurement in finding.measurements}
@@ -132,7 +133,7 @@ def _find_ranked_first(
 def _find_members(
     folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return, by record, whether the record is likelier than records that were not trained on."""
+    """Return whether each record is likelier than records not trained on, keyed by record."""
     scores = _average_parts(row.values_by_secret(_SCORE, members=True))
     others = _average_parts(row.values_by_secret(_SCORE, members=False))
     conformal = roc.compute_conformal_p_values(
@@ -154,9 +155,9 @@ def _average_parts(values: Mapping[str, float]) -> Mapping[int, float]:
 def _list_discoveries(
     p_values: Mapping[int, Sequence[float]], records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return, by record, whether its p-values are significant among the deleted or kept records.
+    """Return whether each record is a significant discovery among the deleted or the kept records.
 
-    p_values: by record, the p-values of its parts.
+    p_values: the p-values of each record's parts, keyed by record.
     """
     is_listed = dict[int, bool]()
     for is_deleted in (True, False):
@@ -174,5 +175,5 @@ def _list_discoveries(
 
 
 def _get_record(id: str) -> int:
-    """Return the record of a secret, whose id is `row-ROW`, or `row-ROW-PART` for a part."""
+    """Return the record ROW of a secret with the id `row-ROW` or, for a part, `row-ROW-PART`."""
     return int(id.split("-")[1])

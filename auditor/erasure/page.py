@@ -1,6 +1,4 @@
-"""Render the results of `audit erase` in a terminal, HTML or JSON, without the text of any
-record.
-"""
+"""Render the results of `audit erase` for a terminal, HTML or JSON, without records' texts."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ _RULE = (
 
 
 def state_result(erasure: Erasure) -> str:
-    """Return a sentence with the verdict over all layers."""
+    """State the verdict over all layers in a sentence."""
     deleted = format_count(erasure.n_deleted, "deleted record")
     if erasure.verdict == STILL_THERE:
         return f"still there: {erasure.n_left:,} of {deleted} in some layer{_count_users(erasure)}"
@@ -44,7 +42,7 @@ def state_result(erasure: Erasure) -> str:
 
 
 def _count_users(erasure: Erasure) -> str:
-    """Return a phrase on the people whose records are still there; "" without --user-column."""
+    """Return a phrase about the people whose records are still there; "" without --user-column."""
     if not erasure.users:
         return ""
     people = format_count(len(set(erasure.users.values())), "person", "people")
@@ -52,7 +50,7 @@ def _count_users(erasure: Erasure) -> str:
 
 
 def list_terminal_lines(erasure: Erasure) -> Iterator[str]:
-    """Yield the verdict, the layers (worst first), and the limits."""
+    """Yield lines with the verdict, the layers (worst first) and the limits of the search."""
     yield f"RESULT  {state_result(erasure)}"
     for verdict in sort_verdicts(erasure):
         place = f"{verdict.store}, {verdict.layer}, {verdict.kind}"
@@ -81,9 +79,7 @@ def sort_verdicts(erasure: Erasure) -> list[LayerVerdict]:
 
 
 def describe_verdict(verdict: LayerVerdict) -> str:
-    """Return the numbers of deleted and kept records found, or the reason why the layer cannot
-    tell.
-    """
+    """Describe how many deleted and kept records were found, or why the search cannot tell."""
     control = f"{verdict.n_control_seen:,} of {verdict.n_control:,} kept ones seen"
     if verdict.verdict == CANNOT_TELL:
         return f"cannot tell: {verdict.why}"
@@ -104,7 +100,7 @@ def list_names(verdict: LayerVerdict) -> str:
 
 
 def make_document(erasure: Erasure, command: str) -> Document:
-    """Return the page: the verdict, all layers, and the versions for which they hold."""
+    """Build the page: the verdict, all layers, and the versions for which the verdict holds."""
     head = ("Layer", "Of", "Verdict", "Where, and which", "Removed by")
     by_store: dict[str, list[tuple[str, ...]]] = {}
     for verdict in sort_verdicts(erasure):
@@ -142,9 +138,9 @@ def _list_user_facts(erasure: Erasure) -> Iterator[tuple[str, str]]:
 
 
 def make_decision(erasure: Erasure) -> Decision:
-    """Return a gate's decision, with a ruling on each layer.
+    """Make a gate's decision, with a ruling on each layer.
 
-    A layer has held if the records are gone, and failed if a record is still there.
+    A layer passes if the records are gone, and fails if a record is still there.
     """
     rulings = []
     for verdict in sort_verdicts(erasure):

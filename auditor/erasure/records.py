@@ -1,6 +1,6 @@
 """Read all deleted records, and a sample of kept records as the control.
 
-Each file is JSONL with `text`, and optionally `id` and `embedding` or `vector`.
+Each file is JSONL whose rows have `text`, and optionally `id` and `embedding` or `vector`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALIKE = 0.999  # cosine at which two vectors count as equal, as int8 and float16
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record to search for. vector: (dimensions,), or None; user: the record's person."""
+    """Hold a record to search for; vector: (dimensions,), or None; user: the record's person."""
 
     name: str
     text: str
@@ -42,11 +42,12 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class ErasureRecords:
-    """The deleted records, followed by a sample of kept records.
+    """Hold the deleted records, followed by a sample of the kept records.
 
-    windows: index of their unique byte windows.
-    likest: (records,), the highest cosine of a vector with another record's vector.
-    directions: (records, dimensions), vectors of length 1; NaN without a vector.
+    windows: the index of the records' unique byte windows.
+    likest: (records,), the highest cosine of a record's vector with any other record's vector.
+    directions: (records, dimensions), the vectors scaled to length 1; NaN if a record has no
+    vector.
     n_kept: number of all kept records; kept_texts: hashes of all kept texts.
     sources: the files that were read.
     """
@@ -69,7 +70,7 @@ class ErasureRecords:
 
     @cached_property
     def with_vectors(self) -> frozenset[int]:
-        """The indices of the records whose vector differs from all other records' vectors."""
+        """The indices of the records whose vectors differ from those of all other records."""
         usable = ~np.isnan(self.directions[:, 0]) & (self.likest < 1 - 1e-6)
         return frozenset(np.flatnonzero(usable).tolist())
 
@@ -79,8 +80,8 @@ def read_erasure_records(
 ) -> ErasureRecords:
     """Read the files of deleted and of remaining records.
 
-    user_column: the column of --deleted with each record's person. Raise AuditError if a file is
-    invalid or a deleted record is kept.
+    user_column: the column in the file of deleted records with each record's person. Raise
+    AuditError if a file is invalid or a deleted record is kept.
     """
     removed = _read_deleted(deleted, user_column)
     by_text = {record.text: i for i, (_, record) in enumerate(removed)}
@@ -125,10 +126,10 @@ def read_erasure_records(
 
 
 def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int]) -> Floats:
-    """Return the highest cosine of each direction with any of the vectors, (directions,).
+    """Return each direction's highest cosine with any of the vectors, of shape (directions,).
 
-    A direction's own vector is skipped. owner_indices: (vectors,), the index of the direction to
-    which a vector belongs; -1 for none.
+    The vector of the direction itself is skipped. owner_indices: (vectors,), the index of each
+    vector's own direction; -1 if it has none.
     """
     highest = np.full(len(directions), -1.0)
     owners = np.asarray(owner_indices, dtype=int)
@@ -170,7 +171,7 @@ def _require_equal_dimensions(targets: Sequence[StoredRecord]) -> None:
 
 
 def _read_deleted(path: Path, user_column: str | None) -> list[tuple[int, StoredRecord]]:
-    """Read the deleted records with their row numbers; skip repeated texts."""
+    """Read the deleted records with their row numbers, skipping repeated texts."""
     records = dict[str, tuple[int, StoredRecord]]()
     for row, value in enumerate(_stream_rows("--deleted", path)):
         record = _parse_record("--deleted", path, row, value, deleted=True)
@@ -190,7 +191,7 @@ def _read_deleted(path: Path, user_column: str | None) -> list[tuple[int, Stored
 def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
     """Read an evenly spaced sample of the kept records, with their row numbers.
 
-    Other rows are not parsed.
+    The rows in between are not parsed.
     """
     _check_file("--kept", path)
     source = f"--kept {str(path)!r}"

@@ -33,14 +33,15 @@ _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{12,}|
 
 @dataclass(frozen=True)
 class Store:
-    """The base of all stores, such as a vector database on disk.
+    """Define the base of all stores, such as a vector database on disk.
 
-    path: the copy to examine, which a store may change.
-    package, tested: the library that reads the store, and prefixes of the tested versions.
-    kinds: content that such a store may have.
-    holds_no: by kind, a pattern of files whose format cannot have such content; the report mentions
-        such files only if records are found.
-    remedies: (pattern of layer and position, call that removes leftovers); each call was tested.
+    path: the copy to examine; reading it may change it.
+    package, tested: the library that reads the store, and prefixes of its tested versions.
+    kinds: the kinds of content that such a store may have.
+    holds_no: patterns of files whose format cannot have a kind of content, keyed by kind; the
+        report mentions these files only if it finds records in them.
+    remedies: (pattern of layer and position, call that removes leftovers there); each call was
+        tested.
     schemes: URL schemes of a store on a server, such as `postgresql`.
     """
 
@@ -61,22 +62,22 @@ class Store:
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether the path is a store of this kind, by file names and first bytes."""
+        """Return whether the path is a store of this kind, by its file names and leading bytes."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise AuditError if the copy is damaged, or if its version is unknown to this tool."""
+        """Raise AuditError if the copy is damaged or has a version that this tool does not know."""
 
     def describe(self) -> list[str]:
         """Return versions and settings of the library that wrote the store.
 
-        The verdicts hold only for these.
+        The verdicts hold only for these versions and settings.
         """
         version = self.package_version
         return [f"{self.package} {version}"] if version else []
 
     def list_layers(self) -> Iterator[Layer]:
-        """Yield all layers, bytes first."""
+        """Yield all layers, those of file bytes first."""
         yield from self.list_file_layers()
         if self.package and not self.package_version:
             return
@@ -93,9 +94,7 @@ class Store:
         return type(self).search_nearest is not Store.search_nearest
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
-        """Yield the stored vectors that the library finds nearest to each of these vectors,
-        (n, d).
-        """
+        """Yield the stored vectors that the library finds nearest to each query vector, (n, d)."""
         return iter(())
 
     @property
@@ -108,9 +107,7 @@ class Store:
             return None
 
     def check_package(self) -> None:
-        """Raise AuditError if the installed version of the library was not tested with this
-        store.
-        """
+        """Raise AuditError if the installed version of the library is not a tested one."""
         version = self.package_version
         if version and not version.startswith(self.tested):
             raise AuditError(
@@ -142,7 +139,7 @@ class Store:
         return [path for path in paths if path.stat().st_size]
 
     def list_file_layers(self) -> Iterator[Layer]:
-        """Yield a layer for each file. Files with generated names share one layer."""
+        """Yield a layer for each file; files with generated names share a layer."""
         groups: dict[str, list[Path]] = {}
         for path in self.list_files():
             group = _MADE_UP.sub("*", str(path.relative_to(self.folder)))
@@ -160,14 +157,12 @@ class Store:
         return str(path.relative_to(self.folder))
 
     def find_locator(self, path: Path) -> Callable[[int], str] | None:
-        """Return a function from a byte offset in this file to a table name; None if there are no
-        tables.
-        """
+        """Return a function from a byte offset in this file to a table name; None if no tables."""
         return None
 
 
 def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
-    """Yield the bytes of files in blocks; a block begins with the end of the previous block.
+    """Yield the bytes of files in overlapping blocks: each repeats the end of the previous block.
 
     files: (path, name for reports).
     """
@@ -182,7 +177,7 @@ def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
 
 
 def list_store_kinds() -> dict[str, type[Store]]:
-    """Return the stores by name, sorted, with plain files last."""
+    """Return the store classes, keyed and sorted by name, with plain files last."""
     package = importlib.import_module("auditor.erasure.stores")
     kinds = dict[str, type[Store]]()
     for module in pkgutil.iter_modules(package.__path__):
@@ -193,9 +188,9 @@ def list_store_kinds() -> dict[str, type[Store]]:
 
 
 def find_store_kind(argument: str) -> tuple[type[Store], str]:
-    """Return the store class, and the path or address, of `PATH`, `KIND:PATH` or `SCHEME://...`.
+    """Split `PATH`, `KIND:PATH` or `SCHEME://...` into the store's class and its path or address.
 
-    Raise AuditError for other paths.
+    Raise AuditError if no store kind matches.
     """
     kinds = list_store_kinds()
     prefix, colon, rest = argument.partition(":")
@@ -221,8 +216,8 @@ def find_store_kind(argument: str) -> tuple[type[Store], str]:
 def copy_store(path: Path, scratch: Path) -> Path:
     """Copy a store, and return the path of the copy.
 
-    If the store is a file, files whose names begin with its name are copied too. Raise AuditError
-    for an empty store, a locked store, or a store that changes meanwhile.
+    If the store is a file, all files whose names begin with the store's name are copied. Raise
+    AuditError if the store is empty, is locked, or changes meanwhile.
     """
     if path.is_dir():
         files = sorted(entry for entry in path.rglob("*") if entry.is_file())

@@ -1,6 +1,6 @@
-"""Find records in bytes by unique windows: pieces of 32 bytes of a text or a vector.
+"""Find records in bytes by their unique windows: 32-byte pieces of a text or a vector.
 
-A store splits records at its pages and blocks, so a search for entire records would fail.
+A store splits records at page and block boundaries, so a search for entire records would fail.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORD = re.compile(r"\w{9,}")
 
 @dataclass(frozen=True)
 class Origin:
-    """The record from which a window was cut.
+    """Describe the record from which a window was cut.
 
     record: index of the record; kind: kind of content; form: the encoding of the record.
     """
@@ -44,7 +44,7 @@ class Origin:
 
 
 def write_text_forms(text: str) -> Mapping[str, bytes]:
-    """Return a text in each encoding that stores use, by name.
+    """Return a text in each encoding that stores use, keyed by the encoding's name.
 
     The encodings are UTF-8 and, if different, JSON and lower case.
     """
@@ -57,15 +57,15 @@ def write_text_forms(text: str) -> Mapping[str, bytes]:
 
 
 def _drop_equal_forms(forms: dict[str, bytes]) -> Mapping[str, bytes]:
-    """Return each distinct encoding once, under its first name."""
+    """Keep only the first of several encodings with the same bytes."""
     names = {content: name for name, content in reversed(forms.items())}
     return {name: content for name, content in forms.items() if names[content] == name}
 
 
 def write_vector_forms(values: Floats) -> Mapping[str, bytes]:
-    """Return a vector (dimensions,) in each encoding that stores use, by name.
+    """Return a vector (dimensions,) in each encoding that stores use, keyed by the encoding's name.
 
-    Each encoding is written unscaled and with length 1.
+    Each encoding is written twice: unscaled, and scaled to length 1.
     """
     single = values.astype("<f4")
     length = np.sqrt((single * single).sum(dtype=np.float32))
@@ -109,9 +109,7 @@ def _cut_windows(content: bytes) -> Iterator[bytes]:
 
 
 def _cut_words(text: str) -> Iterator[bytes]:
-    """Yield the last 8 bytes of each long word, because an index may leave out a word's
-    beginning.
-    """
+    """Yield the last 8 bytes of each long word, because an index may omit its prefix."""
     for word in _WORD.findall(text.casefold()):
         yield word.encode()[-_WORD_SIZE:]
 
@@ -123,10 +121,10 @@ def _hash_words(words: NDArray[np.uint64], factor: np.uint64) -> Ints:
 
 @dataclass
 class WindowIndex:
-    """An index from a window's bytes to its record; after `finish`, each window has one record.
+    """Map a window's bytes to its record; after `finish`, each window has exactly one record.
 
-    A search hashes the first word of all windows of a buffer at once, and then the last word of the
-    few possible windows. The index reads 130 MB a second; the Aho-Corasick automaton of
+    A search hashes the first word of all windows in a buffer at once, and then the last word of the
+    few possible matches. The index reads 130 MB a second; the Aho-Corasick automaton of
     `occurrences` reads 2 MB a second.
     """
 
@@ -150,9 +148,9 @@ class WindowIndex:
                 self._shared.add(window)
 
     def discard_shared(self, texts: Sequence[str], record: int | None = None) -> None:
-        """Mark windows that occur in these texts, but were cut from another record than `record`.
+        """Mark windows that occur in these texts but were cut from a record other than `record`.
 
-        `finish` discards them.
+        `finish` discards marked windows.
         """
         forms = []
         for text in texts:
@@ -163,9 +161,9 @@ class WindowIndex:
                 self._shared.add(window)
 
     def finish(self) -> None:
-        """Discard windows that several records share.
+        """Discard all windows that `discard_shared` or `add` found in several records.
 
-        Call this method after adding the last record, and again after the last text.
+        Call this method after adding the last record, and again after the last text to discard.
         """
         for window in self._shared:
             self.origins.pop(window, None)
@@ -181,7 +179,7 @@ class WindowIndex:
     ) -> Iterator[tuple[int, bytes, Origin]]:
         """Yield (offset, window, origin) for each window found in the bytes.
 
-        kinds: windows to find; windows of other kinds may be yielded too.
+        kinds: the kinds of windows to find; other kinds may be yielded too.
         """
         if not self._tables:
             self._fill_tables()

@@ -1,1 +1,1 @@
-"""One file a kind of store: what `audit erase` can look into."""
+"""Each file defines a kind of store that `audit erase` can examine."""

@@ -23,7 +23,7 @@ _NO_VECTORS = r"/header\.bin|/length\.bin|/link_lists\.bin|\.pickle"
 
 
 class ChromaStore(SQLiteStore):
-    """A folder of chromadb.PersistentClient."""
+    """Read a folder written by chromadb.PersistentClient."""
 
     name = "chroma"
     package = "chromadb"

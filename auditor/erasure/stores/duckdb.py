@@ -15,7 +15,7 @@ from auditor.erasure.stores.sqlite import quote, read_start
 
 
 class DuckDBStore(Store):
-    """A database file, and its `.wal` next to it."""
+    """Read a database file and the `.wal` file next to it."""
 
     name = "duckdb"
     package = "duckdb"

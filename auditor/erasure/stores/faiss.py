@@ -21,9 +21,7 @@ _MAGIC = (b"IxF", b"IwF", b"IwS", b"IwP", b"IxS", b"IxP", b"IHN", b"IHS", b"IxM"
 
 
 class FaissStore(Store):
-    """A file of faiss.write_index, and files of inverted lists next to it whose names begin
-    alike.
-    """
+    """Read a file of faiss.write_index, and files of inverted lists that share its name's start."""
 
     name = "faiss"
     package = "faiss-cpu"

@@ -8,7 +8,7 @@ from auditor.erasure.store import Store
 
 
 class FileStore(Store):
-    """Files that other store kinds do not recognise."""
+    """Read files that no other kind of store recognises."""
 
     name = "files"
 

@@ -21,7 +21,7 @@ _NO_RECORDS = r"/_versions/|/_transactions/|/_deletions/"
 
 
 class LanceDBStore(Store):
-    """A folder of lancedb.connect: one folder NAME.lance for each table."""
+    """Read a folder of lancedb.connect, which has a folder NAME.lance for each table."""
 
     name = "lancedb"
     package = "lancedb"

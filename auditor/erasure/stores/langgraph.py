@@ -15,7 +15,7 @@ from auditor.erasure.windows import TEXT, WORDS
 
 
 class LangGraphStore(SQLiteStore):
-    """A database of langgraph-checkpoint-sqlite's SqliteSaver."""
+    """Read a database written by langgraph-checkpoint-sqlite's SqliteSaver."""
 
     name = "langgraph"
     package = "langgraph-checkpoint-sqlite"
@@ -58,7 +58,7 @@ class LangGraphStore(SQLiteStore):
 
 
 def _list_texts(value: Any) -> Iterator[str]:
-    """Yield every text in a state, from messages and from items of containers."""
+    """Yield every text in a state, also from messages and from the items of containers."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Read Parquet: rows, and the dictionaries of columns, which may hold values of dropped rows."""
+"""Read Parquet: rows, and column dictionaries, which may still hold values of dropped rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AT_ONCE = 10_000  # rows
 
 
 class ParquetStore(Store):
-    """A Parquet file, or a folder of them."""
+    """Read a Parquet file or a folder of Parquet files."""
 
     name = "parquet"
     package = "pyarrow"
@@ -56,7 +56,7 @@ class ParquetStore(Store):
 
 
 def list_text_columns(path: Path) -> list[str]:
-    """Return the columns of texts, with or without a dictionary."""
+    """Return the names of the text columns, with or without a dictionary."""
     schema = parquet.read_schema(path)
     return [field.name for field in schema if is_text(_get_value_type(field.type))]
 

@@ -1,4 +1,4 @@
-"""Read a PostgreSQL server: rows, planner's statistics, nearest neighbours and files."""
+"""Read a PostgreSQL server: rows, the planner's statistics, nearest neighbours and files."""
 
 from __future__ import annotations
 
@@ -96,9 +96,10 @@ _IDENTIFIER = "SELECT system_identifier FROM pg_control_system()"
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a table.
+    """Describe a column of a table.
 
-    schema, table, name: not quoted; type, category: of pg_type; storage: pg_attribute.attstorage.
+    schema, table, name: without quotes; type, category: from pg_type; storage: from
+    pg_attribute.attstorage.
     """
 
     schema: str
@@ -115,11 +116,11 @@ class _Column:
 
 @dataclass(frozen=True)
 class PostgreSQLStore(Store):
-    """A server's database, `postgresql://USER@HOST:PORT/DATABASE`.
+    """Read a server's database, `postgresql://USER@HOST:PORT/DATABASE`.
 
     path: a copy of the server's files, or an empty folder.
-    address: for the driver; relations: rows of _RELATIONS; settings: of the server, by name;
-        reason: why the server's files cannot be read, or "".
+    address: the address for the driver; relations: the rows of _RELATIONS; settings: the server's
+        settings, keyed by name; reason: why the server's files cannot be read, or "".
     """
 
     address: str = ""
@@ -173,7 +174,7 @@ class PostgreSQLStore(Store):
 
     @contextmanager
     def _begin(self) -> Iterator[Any]:
-        """Yield a connection in a transaction that cannot write, and close it after the block."""
+        """Yield a connection in a read-only transaction, and close it after the block."""
         try:
             import psycopg
         except ImportError:
@@ -240,7 +241,7 @@ class PostgreSQLStore(Store):
                 yield from _split_lengths(layer, limit, doubt)
 
     def _doubt_long_texts(self) -> str:
-        """Return why no deleted long text may be visible although kept ones are, or ""."""
+        """Return why deleted long texts may be invisible although kept ones are visible, or ""."""
         with self._begin() as connection:
             for column in self._columns:
                 is_text = column.category in _TEXT_CATEGORIES and column.type not in _NUMBER_LISTS
@@ -268,7 +269,7 @@ class PostgreSQLStore(Store):
         return False
 
     def _name_relations(self) -> dict[str, tuple[str, str]]:
-        """Return the layer and the place of each relation's file, by path."""
+        """Return the layer and position (for reports) of each relation's file, keyed by path."""
         names = {}
         for path, schema, name, kind, owner_schema, owner in self.relations:
             place = f"{_KINDS.get(kind, kind)} {name}"
@@ -290,7 +291,7 @@ class PostgreSQLStore(Store):
             return [_Column(*row) for row in connection.execute(_COLUMNS)]
 
     def _list_indexes(self) -> dict[str, tuple[str, ...]]:
-        """Return the kinds of content that an index may have, by the index's layer."""
+        """Return the kinds of content that each index may have, keyed by the index's layer."""
         indexes: dict[str, tuple[str, ...]] = {}
         with self._begin() as connection:
             for schema, name, type, category, column_schema, table, column in connection.execute(
@@ -311,7 +312,7 @@ class PostgreSQLStore(Store):
         return indexes
 
     def _find_largest_plain_text(self) -> int:
-        """Return the length in bytes below which PostgreSQL compresses no text."""
+        """Return the length in bytes below which PostgreSQL does not compress any text."""
         limit = _LARGEST_ROW
         by_table: dict[str, list[_Column]] = {}
         for column in self._columns:
@@ -422,9 +423,9 @@ def _ask_least(connection: Any, question: str, limit: int) -> int:
 
 
 def _split_lengths(layer: Layer, limit: int, doubt: str) -> Iterator[Layer]:
-    """Yield the layer for short texts, and again for texts that PostgreSQL may compress or move.
+    """Yield the layer twice: for short texts, and for texts that PostgreSQL may compress or move.
 
-    limit: length of the shortest long text, in bytes; doubt: why the absence of a long text proves
+    limit: length of the shortest long text, in bytes; doubt: why not finding a long text proves
         nothing, or "".
     """
     if layer.kinds == (WORDS,):  # words are keys of their own
@@ -444,10 +445,9 @@ def _split_lengths(layer: Layer, limit: int, doubt: str) -> Iterator[Layer]:
 
 
 def _copy_data_directory(directory: str, identifier: int, scratch: Path) -> str:
-    """Copy the server's data files to `scratch`. Return why this is impossible, or "" if it is
-    done.
+    """Copy the server's data files to `scratch`; return why this is impossible, or "".
 
-    identifier: the server's system identifier. A directory with another one is not copied.
+    identifier: the server's system identifier; a directory with a different one is not copied.
     """
     if not directory:
         return "the server does not tell this user its data_directory (role pg_read_all_settings)"

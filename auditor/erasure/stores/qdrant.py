@@ -1,4 +1,4 @@
-"""Read Qdrant's local mode: points, in one SQLite file per collection."""
+"""Read Qdrant's local mode: points, which are in one SQLite file per collection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_RECORDS = r"meta\.json|\.lock"
 
 
 class QdrantStore(SQLiteStore):
-    """A folder of QdrantClient(path=...)."""
+    """Read a folder written by QdrantClient(path=...)."""
 
     name = "qdrant"
     package = "qdrant-client"

@@ -22,7 +22,7 @@ FREE = "free space"
 
 
 class SQLiteStore(Store):
-    """A database file, and `-wal` and `-journal` next to it."""
+    """Read a database file, and the `-wal` and `-journal` files next to it."""
 
     name = "sqlite"
     holds_no: ClassVar[Mapping[str, str]] = {TEXT: r"-shm$", VECTORS: r"-shm$"}
@@ -106,7 +106,7 @@ def read_start(path: Path, n_bytes: int) -> bytes:
 
 
 def read_page_counts(path: Path) -> tuple[int, int]:
-    """Return the page size in bytes, and the page count in the header, which is 0 if invalid."""
+    """Return the page size in bytes, and the header's page count, which is 0 if it is invalid."""
     header = read_start(path, 100)
     page_size = int.from_bytes(header[16:18], "big")
     is_valid = header[24:28] == header[92:96]
@@ -136,7 +136,7 @@ def is_word_index(sql: str) -> bool:
 
 
 def list_tables(path: Path) -> dict[str, str]:
-    """Return the CREATE statement of each table. Raise AuditError if the file is damaged."""
+    """Return CREATE statements keyed by table; raise AuditError if the file is damaged."""
     try:
         with closing(sqlite3.connect(path)) as database:
             rows = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
@@ -146,7 +146,7 @@ def list_tables(path: Path) -> dict[str, str]:
 
 
 def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
-    """Yield texts and bytes of all rows. Raise AuditError if the file is damaged."""
+    """Yield texts and bytes of all rows; raise AuditError if the file is damaged."""
     try:
         with closing(sqlite3.connect(path)) as database:
             database.text_factory = lambda content: content.decode(errors="replace")
@@ -163,7 +163,7 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
 
 
 class TableLocator:
-    """A function that maps a byte offset in a database file to a table name, by `dbstat`.
+    """Map a byte offset in a database file to a table's name, by `dbstat`.
 
     An offset outside all tables is free space.
     """
@@ -182,7 +182,7 @@ class TableLocator:
         return f"{self._path.name}, {f'table {table}' if table else FREE}"
 
     def _list_pages(self) -> dict[int, str]:
-        """Return the table of each used page; {} if this SQLite lacks `dbstat`."""
+        """Return each used page's table, keyed by page number; {} if this SQLite lacks `dbstat`."""
         try:
             with closing(
                 sqlite3.connect(f"{self._path.as_uri()}?immutable=1", uri=True)

@@ -20,7 +20,7 @@ _AT_ONCE = 10_000  # vectors
 
 
 class USearchStore(Store):
-    """A file of usearch's Index.save."""
+    """Read a file written by usearch's Index.save."""
 
     name = "usearch"
     package = "usearch"
@@ -32,7 +32,7 @@ class USearchStore(Store):
     def recognises(cls, path: Path) -> bool:
         """Return whether the path is a usearch file.
 
-        Such a file begins with the row count, the row size and the rows, and then has the format's
+        Such a file begins with the row count, the row size and the rows, followed by the format's
         name.
         """
         if not path.is_file():
