@@ -1,1 +1,1 @@
-"""A model behind an API: the connection, what its server really does, and what asking it costs."""
+"""Query a model behind an API: the connection, tests of its server, and the cost of queries."""

@@ -18,15 +18,15 @@ def list_samples(samples: Sequence[WrittenAnswer]) -> list[Any]:
 
 
 def is_shared_prefix(answer: str, other: str) -> bool:
-    """Return whether one answer begins with the other, as if one of them had stopped early."""
+    """Return whether one answer starts with the other, as if one of them had stopped early."""
     return answer.startswith(other) or other.startswith(answer)
 
 
 def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> bool:
-    """Return whether the likeliest tokens that a server lists agree with the ranks that it reports.
+    """Return whether the most likely tokens that a server lists agree with the ranks it reports.
 
-    At each position, a token of rank r must have at least min(r - 1, count) listed tokens that are
-    as likely. count: number of tokens listed per position.
+    At each position, at least min(r - 1, count) listed tokens must be as likely as a token of rank
+    r. `count` is the number of tokens listed per position.
     """
     if answer.ranks is None:
         return False
@@ -46,12 +46,13 @@ def describe_log_prob_fault(
     text: Tokens,
     sampled: Sequence[float] | None,
 ) -> str:
-    """Describe a fault in a server's log-probabilities of a text's last tokens; "" if there is
-    none.
+    """Describe a fault in a server's log-probabilities for the end of a text; "" if there is none.
 
-    scored: the tested log-probabilities. tokens: the text's tokens as the server reports them.
-    text: the expected tokens. sampled: log-probabilities that came with the last tokens when the
-    server drew them.
+    Args:
+        scored: log-probabilities to test.
+        tokens: tokens of the text as the server reports them.
+        text: expected tokens.
+        sampled: log-probabilities that the server reported for the last tokens when it drew them.
     """
     if tokens is not None and tokens[1:] != text[1:]:
         return "they are those of other tokens"

@@ -1,7 +1,7 @@
 """Store paid answers of a server, so that a restarted run repeats no request.
 
-The store is an SQLite file that only its owner can read. It also counts each run's cost. An
-answer's key is the whole request with the sample's seed and index, so two samples are never
+The store is an SQLite file that only its owner can read. It also records each run's cost. An
+answer's key includes the whole request and the sample's seed and index, so two samples are never
 confused. Only keys, JSON and counts are stored.
 """
 
@@ -38,8 +38,8 @@ _BUSY = 60.0  # seconds to wait for another run that writes
 class ServerUsage:
     """The requests and tokens of one run, in all its processes.
 
-    retries: number of repeated requests. prompt_tokens, answer_tokens: as counted by the server, or
-    the largest possible number if the server reports none.
+    `retries` is the number of repeated requests. `prompt_tokens` and `answer_tokens` are the
+    server's counts, or the largest possible numbers if the server reports none.
     """
 
     requests: int = 0
@@ -53,7 +53,7 @@ class ServerUsage:
 
 
 class ServerAnswerStore:
-    """The file of a server's answers, shared by all threads and processes.
+    """The file with a server's answers, shared by all threads and processes.
 
     Raise AuditError if the file cannot be read or written.
     """
@@ -78,7 +78,7 @@ class ServerAnswerStore:
     def store_charged_answers(
         self, run: str, cost: ServerUsage, answers: Mapping[bytes, Any]
     ) -> None:
-        """Store the answers and add their cost to the run, in one transaction."""
+        """Store the answers and add their cost to the run's cost, in one transaction."""
         with self._lock_transaction():
             rows = []
             for key, answer in answers.items():
@@ -100,8 +100,9 @@ class ServerAnswerStore:
     # --- what became of them ---
 
     def record_used_answers(self, run: str, answers: Sequence[tuple[bytes, bytes, str]]) -> None:
-        """Record the answers that a run used, each as (key, context, kind); repeated use counts
-        once.
+        """Record the answers, each as (key, context, kind), that a run used.
+
+        An answer that is used repeatedly counts once.
         """
         with self._lock_transaction():
             rows = [(run, *answer) for answer in answers]
@@ -126,11 +127,11 @@ class ServerAnswerStore:
 
     @property
     def invalidation_count(self) -> int:
-        """The number of times that all stored answers were declared invalid."""
+        """Number of times that all stored answers were declared invalid."""
         return int(self._fetch_rows("select count(*) from eras")[0][0])
 
     def invalidate_stored_answers(self) -> None:
-        """Declare all stored answers invalid, because the server changed."""
+        """Declare all stored answers invalid because the server has changed."""
         with self._lock_transaction():
             self._file.execute("insert into eras default values")
 
@@ -154,5 +155,5 @@ class ServerAnswerStore:
 
 
 def digest_question(*parts: Any) -> bytes:
-    """Return the SHA-256 of a request, given as JSON values."""
+    """Return the SHA-256 of a request, whose parts are JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()

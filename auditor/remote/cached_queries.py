@@ -1,7 +1,7 @@
-"""Request samples and log-probabilities from one model of a server, each request only once.
+"""Request samples and log-probabilities from one model of a server, sending each request once.
 
-The model must not change meanwhile. The store (`answers.py`) keeps every answer by the seed and
-index of its sample.
+The model must not change in the meantime. The store (`answers.py`) keeps every answer under the
+seed and index of its sample.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _FORM = 3  # version of the stored form: older forms lack the answer's kind
 
 
 class CachedServerQueries:
-    """The queries to one model of a server, each of which is sent only once.
+    """Queries to one model of a server; each request is sent only once.
 
-    name: the model's name in messages. Raise AuditError if two answers to equal requests differ too
-    much.
+    `name` is the model's name in messages. Raise AuditError if two answers to the same request
+    differ too much.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CachedServerQueries:
         self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
 
     def switch_paying_run(self, ledger: ServerTokenBudget) -> None:
-        """Charge later requests to the run of this token budget."""
+        """Charge later requests to the run that owns this token budget."""
         self.wire.ledger = ledger
         self._runs.append(ledger.run)
 
@@ -78,9 +78,9 @@ class CachedServerQueries:
         decoding: Decoding,
         seeds: Sequence[Sequence[int]],
     ) -> list[list[WrittenAnswer]]:
-        """Return the samples of each context, requesting only samples that are not stored.
+        """Return the samples of each context, requesting only those that are not stored.
 
-        seeds: for each context, a seed per sample.
+        `seeds` holds, for each context, one seed per sample.
         """
         keys = list[list[bytes]]()
         for context, of_context in zip(contexts, seeds, strict=True):
@@ -114,9 +114,9 @@ class CachedServerQueries:
         keys: Sequence[Sequence[bytes]],
         answers: Sequence[Sequence[WrittenAnswer]],
     ) -> None:
-        """Record for this run which kind each answer has, such as filtered or cut.
+        """Record the kind of each answer, such as filtered or cut, for this run.
 
-        keys, answers: for each context, the key and the answer of each sample.
+        `keys` and `answers` hold, for each context, the key and the answer of each sample.
         """
         rows = []
         for context, context_keys, samples in zip(contexts, keys, answers, strict=True):
@@ -136,8 +136,9 @@ class CachedServerQueries:
         seeds: Sequence[int],
         cached: Mapping[bytes, Any],
     ) -> Iterator[ServerRequest]:
-        """Yield requests for the samples that are not in `cached`, several samples in each if
-        possible.
+        """Yield requests for the samples that are not in `cached`.
+
+        If the server allows it, one request asks for several samples.
         """
         seed_by_key = dict(zip(keys, seeds, strict=True))
         missing = [key for key in keys if key not in cached]
@@ -178,10 +179,10 @@ class CachedServerQueries:
     def _settle_greedy_readings(
         self, contexts: Sequence[Tokens], readings: Sequence[Sequence[WrittenAnswer]]
     ) -> list[list[WrittenAnswer]]:
-        """Choose one tokenisation of each greedy answer, and return the answers.
+        """Choose one tokenisation for each greedy answer, and return the answers.
 
-        readings: answers, some of which have two possible tokenisations. The right one is that
-        whose first token the server continues with the rest of the answer.
+        In `readings`, some answers have two possible tokenisations. A tokenisation is right if the
+        server, given its first token, continues with the rest of the answer.
         """
         keys: dict[tuple[int, Tokens], bytes] = {}
         requests: dict[bytes, ServerRequest] = {}
@@ -211,7 +212,7 @@ class CachedServerQueries:
     def _build_greedy_request(
         self, context: Tokens, length: int, stored: bool = True
     ) -> tuple[bytes, ServerRequest]:
-        """Return the request for a greedy answer's text, and its key in the store."""
+        """Return the request for the text of a greedy answer, and the request's store key."""
         body = self.dialect.build_sampling_body(
             self.spelling.encode_prompt(context), length, GREEDY
         )
@@ -229,8 +230,9 @@ class CachedServerQueries:
     ) -> list[tuple[list[Any], ...]]:
         """Return the log-probabilities (nats) and ranks of all tokens of each prefix and suffix.
 
-        Each is a list with a value per token, None for the first token. likeliest: if positive,
-        also return a list of this many (id, log-probability) pairs per position.
+        Each is a list with one value per token, which is None for the first token. If `likeliest`
+        is positive, also return, for each position, a list of the `likeliest` most likely tokens as
+        (id, log-probability).
         """
         texts = [(*prefix, *suffix) for prefix, suffix in pairs]
         shortest = min((len(prefix) for prefix, _ in pairs), default=1)
@@ -284,7 +286,7 @@ class CachedServerQueries:
     def _build_scoring_request(
         self, text: Tokens, likeliest: int = 0, stored: bool = True
     ) -> tuple[bytes, ServerRequest]:
-        """Return the request for a text's scores, and its key in the store."""
+        """Return the request for the scores of a text, and the request's key in the store."""
         forced = self.dialect.scored == "forced"
         body = self.dialect.build_scoring_body(
             self.spelling.encode_prompt(text),
@@ -321,13 +323,13 @@ class CachedServerQueries:
         return entries
 
     def _answer_requests(self, requests: Mapping[bytes, ServerRequest]) -> dict[bytes, Any]:
-        """Return the answers of requests by store key, and send only those that are not stored."""
+        """Return the answers to requests by store key, sending only those that are not stored."""
         entries = self._find_stored_answers(requests)
         missing = [request for key, request in requests.items() if key not in entries]
         return entries | self._ask_watched(missing)
 
     def _ask_watched(self, questions: Sequence[ServerRequest]) -> dict[bytes, Any]:
-        """Send all requests and return their answers, with checks of the server between batches."""
+        """Send all requests and return the answers; check the server between batches."""
         entries = dict[bytes, Any]()
         for start in range(0, len(questions), drift_watch.EVERY):
             batch = questions[start : start + drift_watch.EVERY]
@@ -341,9 +343,7 @@ class CachedServerQueries:
     def _check_errors_are_exceptions(
         self, requests: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
     ) -> None:
-        """Raise AuditError if most requests fail, or if a request that worked in the handshake
-        fails.
-        """
+        """Raise AuditError if most requests fail, or if one fails that worked in the handshake."""
         n_errors = 0
         for request, answer in zip(requests, answers, strict=True):
             self._n_requests += request.on_error is not None
@@ -369,9 +369,9 @@ class CachedServerQueries:
             ) from None
 
     def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
-        """Run the check `looks`, and raise AuditError if the server changed.
+        """Run the check `looks`, and raise AuditError if it finds that the server changed.
 
-        Stored answers are then declared invalid.
+        All stored answers are then declared invalid.
         """
         try:
             looks()
@@ -395,7 +395,7 @@ class CachedServerQueries:
         return self._ask_single_values(requests)
 
     def _rescore_texts(self, texts: Sequence[Tokens]) -> list[Sequence[float] | None]:
-        """Return new log-probabilities of all tokens of each text, without using stored answers.
+        """Return new log-probabilities of all tokens of each text, ignoring stored answers.
 
         The result is None for a text that the server would tokenise differently.
         """
@@ -410,7 +410,7 @@ class CachedServerQueries:
         return rescored
 
     def _ask_single_values(self, requests: Sequence[ServerRequest]) -> list[Any]:
-        """Send requests that each give one value, and return the values."""
+        """Send requests that yield one value each, and return the values."""
         values = list[Any]()
         for answer in self._ask_all_or_raise_audit_error(requests):
             values += answer.values()
@@ -424,12 +424,12 @@ class CachedServerQueries:
     def count_own_answers(self) -> dict[str, int]:
         """Return the number of answers that this run used, by their kind in `withheld_answers`.
 
-        Answers of runs that this run resumes count too.
+        Answers used by runs that this run resumes count too.
         """
         return self.wire.ledger.answers.count_used_answers(self._runs)
 
     def has_withheld_answer_by_context(self, contexts: Sequence[Tokens]) -> list[bool]:
-        """Return for each context whether an answer to it may have hidden a leak."""
+        """Return, for each context, whether any answer to it may have hidden a leak."""
         withheld = self.wire.ledger.answers.list_withheld_contexts(
             self._runs,
             list(withheld_answers.count_hiding_answers(self.count_own_answers())),

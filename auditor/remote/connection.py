@@ -36,11 +36,11 @@ _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")  # 429 as well,
 
 
 class MalformedAnswer(Exception):
-    """The error for an answer that does not match its request; a retry may succeed."""
+    """Error for an answer that does not match its request; a retry may succeed."""
 
 
 class RequestRefused(Exception):
-    """The error for a request that the server rejects permanently."""
+    """Error for a request that the server permanently rejects."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"it answers {status}")
@@ -49,11 +49,14 @@ class RequestRefused(Exception):
 
 @dataclass(eq=False)
 class _RetryableFailure(Exception):
-    """The error for a failed attempt to send a request; a retry may succeed.
+    """Error for a failed attempt to send a request; a retry may succeed.
 
-    wait: seconds that the server asks to wait. slower: whether requests came too fast. billed:
-    whether the tokens may have been paid for. status: HTTP status, 0 without an answer. nobody:
-    whether no connection was possible.
+    Attributes:
+        wait: seconds that the server asks to wait.
+        slower: whether requests came too fast.
+        billed: whether the tokens may have been charged.
+        status: HTTP status; 0 if there was no answer.
+        nobody: whether no connection was possible.
     """
 
     reason: str
@@ -72,11 +75,13 @@ class _RetryableFailure(Exception):
 class ServerRequest:
     """A request to a completions server, and the function that parses its answer.
 
-    body: the JSON request; at_most: maximum tokens of prompt and answer.
-    parse_answer: converts the JSON answer to values by key, or raises MalformedAnswer.
-    stored: whether to store these values.
-    on_error: values to return, but not to store, if every attempt gets status 500; None: the run
-        ends instead.
+    Attributes:
+        body: the JSON request.
+        at_most: largest number of tokens in prompt and answer together.
+        parse_answer: converts the JSON answer to values by key, or raises MalformedAnswer.
+        stored: whether to store these values.
+        on_error: values to return, but not to store, if every attempt gets status 500; if None, the
+            run ends then.
     """
 
     body: Mapping[str, Any]
@@ -88,11 +93,17 @@ class ServerRequest:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """The time limits for requests, and the number and delay of retries.
+    """Time limits for requests, and the number and delay of retries.
 
-    answer, connect: seconds to wait for an answer and for a connection. tries: maximum number of
-    attempts. first_wait, longest_wait: seconds between attempts. A server that never answered gets
-    fewer attempts, within a few seconds.
+    A server that has never answered gets fewer attempts, within a few seconds.
+
+    Attributes:
+        answer: seconds to wait for an answer.
+        connect: seconds to wait for a connection.
+        tries: largest number of attempts.
+        first_wait: seconds by which the random wait before the second attempt is scaled; it doubles
+            with each attempt.
+        longest_wait: largest number of seconds between attempts.
     """
 
     answer: float = 600.0
@@ -108,8 +119,8 @@ PATIENCE = RetryPolicy()
 class ServerTokenBudget:
     """The token budget of one run.
 
-    Tokens of unanswered requests count as spent. Raise AuditError before the run would exceed
-    `most` tokens.
+    Tokens of unanswered requests count as spent. Raise AuditError before a request that could take
+    the run beyond `most` tokens.
     """
 
     def __init__(self, answers: ServerAnswerStore, run: str, most: int | None) -> None:
@@ -147,8 +158,9 @@ class ServerTokenBudget:
 class ServerConnection:
     """A connection to one completions server.
 
-    ledger: token budget of the run; patience: time limits and retries; pace: limit of requests in
-    flight. Raise AuditError if the server is unreachable, rejects the key, or fails repeatedly.
+    `ledger` is the token budget of the run, `patience` sets time limits and retries, and `pace`
+    limits the number of requests in flight. Raise AuditError if the server is unreachable, rejects
+    the key, or fails repeatedly.
     """
 
     url: str
@@ -160,10 +172,11 @@ class ServerConnection:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def list_served_models(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the server's description of each model, by name; empty if the server has no list.
+        """Return the server's description of each model, keyed by name.
 
-        A server without a list may still serve a model: `transformers serve` has no list without a
-        cache folder, and mlx_lm.server never has one.
+        The result is empty if the server has no list. Such a server may still serve a model:
+        `transformers serve` has no list unless it has a cache folder, and mlx_lm.server never has
+        one.
         """
 
         def listed() -> Any:
@@ -180,7 +193,7 @@ class ServerConnection:
             return {}
 
     def get_only_model(self, address: str) -> str:
-        """Return the name of the served model. Raise AuditError if several models are served."""
+        """Return the name of the served model. Raise AuditError if there are several."""
         names = list(self.list_served_models())
         if len(names) != 1:
             listed = ", ".join(names[:3]) or "none"
@@ -192,7 +205,7 @@ class ServerConnection:
     def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
         """Send a request and return its parsed answer.
 
-        Raise RequestRefused, AuditError, or MalformedAnswer if every answer is malformed.
+        Raise RequestRefused, AuditError, or, if every answer is malformed, MalformedAnswer.
         """
         if question.on_error is None:
             return self._retry_request(lambda: self._ask_stored_once(question))
@@ -208,7 +221,8 @@ class ServerConnection:
     ) -> Mapping[bytes, Any]:
         """Send a request that the server may not support, and return its parsed answer.
 
-        Raise RequestRefused if `tries` attempts get status 500; other errors are those of `ask`.
+        Raise RequestRefused if `tries` attempts get status 500, and otherwise the same errors as
+        `ask`.
         """
         failures = 0
 
@@ -227,7 +241,7 @@ class ServerConnection:
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         """Send several requests at once and return their answers.
 
-        If one fails, the requests that are not sent yet are cancelled.
+        If one fails, cancel the requests that have not been sent yet.
         """
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
@@ -270,7 +284,7 @@ class ServerConnection:
         return dict(values)
 
     def _ask_request(self, body: Mapping[str, Any] | None, parse: Callable[[Any], Any]) -> Any:
-        """Send one request and return the result of `parse` on its JSON answer.
+        """Send one request, parse its JSON answer with `parse`, and return the result.
 
         If `body` is None, request the list of models.
         """
@@ -417,7 +431,7 @@ def _make_withheld_answer(count: int) -> Mapping[str, Any]:
 def _read_answer_usage(answer: Any, at_most: int) -> ServerUsage:
     """Return the token counts that the server reports.
 
-    at_most: the count if the server reports none.
+    If it reports none, `at_most` is used.
     """
     n_read, n_written = (
         read_token_count(answer, name) for name in ("prompt_tokens", "completion_tokens")

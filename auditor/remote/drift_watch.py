@@ -1,9 +1,9 @@
 """Check during a run and at its end that the server has not changed since the handshake.
 
-Sentinels are handshake requests about public texts, which are sent again. One in a hundred of the
-run's own requests is also sent again; scored texts are then cut at another position. If a server
-corrupts some values or changes its model, some answers differ. The handshake measures how much the
-answers of an unchanged server differ.
+Sentinels are handshake requests about public texts. They are sent again during the run. One in a
+hundred of the run's own requests is also sent again; if it scores a text, the text is split at a
+different position. If a server corrupts some values or changes its model, some answers differ. The
+handshake measures how much the answers of an unchanged server differ.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ T = TypeVar("T")
 
 
 class ServerChanged(Exception):
-    """The error for a server whose answers changed.
+    """Error for a server whose answers have changed.
 
-    The message has the request, the expected answer and the new answer.
+    The message gives the request, the expected answer and the new answer.
     """
 
 
@@ -67,9 +67,12 @@ class ServerChanged(Exception):
 class GreedyAnswer:
     """A greedy answer of the server.
 
-    context: tokens of the prompt; length: tokens of the answer; text: the answer.
-    number: the request's number in the run; 0 for a sentinel.
-    repetition: a sentinel's second answer.
+    Attributes:
+        context: tokens of the prompt.
+        length: number of tokens in the answer.
+        text: the answer.
+        number: number of the request in the run; 0 for a sentinel.
+        repetition: for a sentinel, the answer to the same request when repeated.
     """
 
     context: Tokens
@@ -83,8 +86,9 @@ class GreedyAnswer:
 class ScoredText:
     """A text that the server scored.
 
-    log_probs: log-probability of each token, in nats; 0 if unknown.
-    number: the request's number in the run; 0 for the handshake.
+    Attributes:
+        log_probs: log-probability of each token, in nats; 0 if unknown.
+        number: number of the request in the run; 0 for the handshake.
     """
 
     text: Tokens
@@ -94,14 +98,19 @@ class ScoredText:
 
 @dataclass
 class ServerWatch:
-    """A watch that repeats requests and compares the answers, to notice a change of the server.
+    """A watch that repeats requests and compares the answers, to detect a change of the server.
 
-    draw: repeats greedy requests without stored answers. score: returns new log-probabilities of
-    texts; None for a text that the server would tokenise differently. contexts: tokens of the
-    public texts. max_difference, mean: the largest and the mean difference of log-probabilities to
-    allow, in nats. measured: largest difference in the handshake, in nats. compared, differed:
-    number of repeated greedy answers, and of those that differed. rescored: number of texts that
-    were scored again.
+    Attributes:
+        draw: sends greedy requests again, ignoring stored answers.
+        score: returns new log-probabilities of texts; None for a text that the server would
+            tokenise differently.
+        contexts: tokens of the public texts.
+        max_difference: largest difference of log-probabilities to allow, in nats.
+        mean: largest mean difference to allow, in nats.
+        measured: largest difference in the handshake, in nats.
+        compared: number of greedy answers that were repeated.
+        differed: number of these that differed.
+        rescored: number of texts that were scored again.
     """
 
     draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]
@@ -126,10 +135,9 @@ class ServerWatch:
     _bursts: int = 0
 
     def ask_initial_sentinels(self) -> None:
-        """Ask the sentinels (public texts) for the first time, and measure how repetitions differ.
+        """Send the sentinels (public texts) for the first time, and measure how their answers vary.
 
-        Raise ServerChanged if the answers differ so much that a change of model could not be
-        detected.
+        Raise ServerChanged if they vary so much that a change of model could not be detected.
         """
         blank = []
         for context in self.contexts:
@@ -175,14 +183,14 @@ class ServerWatch:
     def count_unwatched_requests(self, requests: int) -> None:
         """Count requests that cannot be repeated.
 
-        After any such request, the end of the run checks all sentinels.
+        After any such request, all sentinels are checked at the end of the run.
         """
         self._requests += requests
 
     def check_when_due(self, requests: int) -> None:
-        """Count sent requests, and run a check after every `EVERY` of them.
+        """Count sent requests, and check the server after every `EVERY` of them.
 
-        Raise ServerChanged if the server changed.
+        Raise ServerChanged if the server has changed.
         """
         self._n_since_check += requests
         if self._n_since_check >= EVERY:
@@ -191,7 +199,7 @@ class ServerWatch:
     def check_sentinel(self) -> None:
         """Check the next sentinel and one in a hundred new requests.
 
-        Raise ServerChanged if the server changed.
+        Raise ServerChanged if the server has changed.
         """
         turn = self._checks % len(TEXTS)
         greedy, scored = self._pool_new_requests()
@@ -203,7 +211,7 @@ class ServerWatch:
     def check_all_sentinels(self) -> None:
         """Check all sentinels, some requests and the longest text.
 
-        Raise ServerChanged if the server changed.
+        Raise ServerChanged if the server has changed.
         """
         if self._requests == self._finished:
             return
@@ -323,7 +331,7 @@ class ServerWatch:
 
     @property
     def answers_are_unstable(self) -> bool:
-        """True if greedy answers differ more often than those of one model."""
+        """True if greedy answers vary more often than those of a single model would."""
         return bool(_compute_upper_tail(self.differed, self.compared) <= _UNSTEADY)
 
     def _redraw_differing(self, answers: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:
@@ -340,10 +348,10 @@ class ServerWatch:
 def _measure_answer_differences(
     answer: Sequence[float], other: Sequence[float]
 ) -> tuple[float, float]:
-    """Return the maximum and the mean difference of two lists of log-probabilities, in nats.
+    """Return the largest and the mean difference of two lists of log-probabilities, in nats.
 
-    Only tokens in both lists count. The maximum is of |a - b| / (1 + min(|a|, |b|) / 10), which
-    permits larger differences for unlikely tokens.
+    Only tokens in both lists count. The largest difference is that of |a - b| / (1 + min(|a|, |b|)
+    / 10), which allows more for unlikely tokens.
     """
     pairs = np.array(list(zip(answer, other, strict=False)), dtype=float).reshape(-1, 2)
     if not len(pairs):
@@ -358,8 +366,8 @@ def _measure_answer_differences(
 def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> list[T]:
     """Return `count` random answers in random order.
 
-    check: number of the check, which seeds the choice. A fixed choice could miss a server that
-    alternates between models.
+    The choice is seeded by `check`, the number of the check. If it were fixed, it could miss a
+    server that alternates between models.
     """
     chosen = make_keyed_generator("asked again", check, len(answers)).permutation(len(answers))[
         : max(0, count)
@@ -368,9 +376,7 @@ def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> l
 
 
 def _compute_upper_tail(differed: int, compared: int) -> float:
-    """Return the exact probability that at least `differed` of `compared` answers differ by
-    chance.
-    """
+    """Return the exact probability that `differed` or more of `compared` answers vary by chance."""
     if not differed:
         return 1.0
     return float(betainc(differed, compared - differed + 1, VARIES))

@@ -1,8 +1,8 @@
 """Test how a server really behaves before its answers are trusted.
 
-The test is a dozen short requests about a public sentence. Some servers accept fields (status 200)
-but ignore them, count one token too few, shift echoed values by one, or send one sample several
-times. Features that fail are not used, and the record names them.
+The test consists of a dozen short requests about a public sentence. Some servers accept fields
+(status 200) but ignore them, count one token too few, shift echoed values by one, or send the same
+sample several times. Features that fail the test are not used, and the run's record names them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _FEWER = 5  # likeliest tokens, if a server lists no more
 
 
 def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedAnswer) -> str:
-    """Return a phrase on why a server with this dialect does not score a prompt's tokens."""
+    """Return a phrase that says why a server with this dialect does not score a prompt's tokens."""
     if isinstance(error, RequestRefused):
         return f"{dialect.scored} is refused with {error.status}"
     if isinstance(error, IgnoredParameter):
@@ -93,7 +93,7 @@ def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedA
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
     """Test the server with a few requests and return the results.
 
-    Raise AuditError if the server lacks this model or cannot draw samples.
+    Raise AuditError if the server does not have this model or cannot draw samples.
     """
     served = wire.list_served_models()
     if served and model not in served:
@@ -112,9 +112,9 @@ def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake
 
 @dataclass
 class _HandshakeInProgress:
-    """A running handshake: the test of a server. Each answer determines the next request's fields.
+    """A running handshake, which tests a server. Each answer determines the next request's fields.
 
-    wire: the connection; checks: results so far.
+    `wire` is the connection, and `checks` holds the results so far.
     """
 
     wire: ServerConnection
@@ -142,7 +142,7 @@ class _HandshakeInProgress:
 
         Returns:
             The dialect.
-            The tokens of the test text, with the tokens that the server prepends.
+            The tokens of the test text, including tokens that the server prepends.
             The greedy answer to the test text.
         """
         bare = self._encode(TEXT)
@@ -190,8 +190,8 @@ class _HandshakeInProgress:
     ) -> WrittenAnswer | None:
         """Return the answer to the prompt `context`, sent as token ids.
 
-        Return None if the server refuses ids or reads them as other tokens. by_text: the answer to
-        the prompt as text.
+        Return None if the server refuses ids or reads them as different tokens. `by_text` is the
+        answer to the same prompt sent as text.
         """
         if (
             dialect.logprobs is True
@@ -214,10 +214,10 @@ class _HandshakeInProgress:
     def _ask_first_question(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, WrittenAnswer, int | None]:
-        """Ask for the greedy answer to the test text, with only OpenAI's fields.
+        """Request the greedy answer to the test text, using only OpenAI's fields.
 
-        If the server rejects a number as `logprobs`, the request is repeated with a Boolean. Return
-        the dialect, the answer, and the server's count of the text's tokens.
+        If the server rejects a number for `logprobs`, send the request again with a Boolean. Return
+        the dialect, the answer, and the server's count of the tokens in the text.
         """
         dialects = (plain, replace(plain, logprobs=True))
         for dialect in dialects:
@@ -240,10 +240,10 @@ class _HandshakeInProgress:
         raise AssertionError("the last dialect returns or raises")
 
     def _detect_prepended_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
-        """Return the token that only the server puts before texts; () if unknown.
+        """Return the token that the server, not the tokenizer, puts before texts; () if unknown.
 
-        one_more: whether the server counts one token more than the tokenizer for the test text. The
-        token is then BOS, or the end of text without a BOS, if the server counts it in every text.
+        `one_more` says whether the server counts one token more than the tokenizer for the test
+        text. If it does so for every text, the token is BOS, or the end of text if there is no BOS.
         """
         token = getattr(self.tokenizer, "bos_token_id", None)
         if token is None:
@@ -259,7 +259,7 @@ class _HandshakeInProgress:
     def _writes_answer(self, tokens: Tokens, text: str) -> bool:
         """Return whether the tokens decode to the text.
 
-        A first space and an end of text are ignored.
+        A leading space and an end of text are ignored.
         """
         end = getattr(self.tokenizer, "eos_token_id", None)
         texts = [decode_keeping_special_tokens(self.tokenizer, tokens)]
@@ -270,11 +270,11 @@ class _HandshakeInProgress:
     def _detect_trimming(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Detect whether answers may lack their first space.
+        """Detect whether answers may lack their leading space.
 
         Return the dialect, and the greedy answer with tokens. Servers drop this space if they
-        decode an answer without its context. If the server returns correct token ids, no test is
-        needed.
+        decode an answer without its context. No test is needed if the server returns correct token
+        ids.
         """
         if greedy.tokens is not None:
             return dialect, greedy
@@ -383,7 +383,7 @@ class _HandshakeInProgress:
         return replace(dialect, ends=scores is not None)
 
     def _detect_likeliest_tokens(self, dialect: ServerDialect, text: Tokens) -> ServerDialect:
-        """Find out how many likeliest tokens the server lists, and add the number to the dialect.
+        """Find out how many most likely tokens the server lists, and add the number to the dialect.
 
         The number is 0 unless these tokens agree with the ranks in `text`.
         """
@@ -397,10 +397,10 @@ class _HandshakeInProgress:
         return dialect
 
     def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
-        """Return whether log-probabilities ignore the bias that forces a token.
+        """Return whether log-probabilities are computed before the bias that forces a token.
 
-        Only then do they describe the model. The test forces the second likeliest token: its
-        log-probability must be as before, and not that of a certain token.
+        Only then do they describe the model. The test forces the second most likely token: its
+        log-probability must be the same as without the bias, not that of a certain token.
         """
         if not answer:
             return False
@@ -508,7 +508,7 @@ class _HandshakeInProgress:
         decoding: Decoding = _HOT,
         count: int = 1,
     ) -> list[WrittenAnswer] | None:
-        """Return samples as if the server obeyed top-p and top-k; None if it refuses."""
+        """Return samples, assuming that the server obeys top-p and top-k; None if it refuses."""
         obedient = replace(dialect, top_p=True, top_k=True)
         answers = self._catch_refusal(
             self._request_samples, obedient, context, decoding, count, seed
@@ -520,7 +520,7 @@ class _HandshakeInProgress:
     ) -> bool:
         """Return whether a sample's log-probabilities are those at temperature 1.
 
-        sample: drawn at a high temperature.
+        `sample` was drawn at a high temperature.
         """
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
@@ -544,7 +544,7 @@ class _HandshakeInProgress:
         count: int = 1,
         seed: int | None = None,
     ) -> tuple[list[WrittenAnswer], int | None]:
-        """Return `count` samples and the server's count of prompt tokens.
+        """Return `count` samples, and the server's count of prompt tokens.
 
         Raise RequestRefused or MalformedAnswer.
         """

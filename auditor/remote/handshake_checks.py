@@ -32,8 +32,8 @@ OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
 class HandshakeCheck:
     """One check of a server in a handshake.
 
-    passed: None if the check was impossible. observation: what the server did instead, if it
-    failed.
+    `passed` is None if the check was impossible. If the check failed, `observation` says what the
+    server did instead.
     """
 
     name: str
@@ -53,9 +53,10 @@ class HandshakeCheck:
 class Handshake:
     """The result of a handshake.
 
-    dialect: how to address this server.
-    answer: digest of the greedy answer, which identifies the server later.
-    room: maximum tokens in a text (None: not reported).
+    Attributes:
+        dialect: how to address this server.
+        answer: digest of the greedy answer, which identifies the server later.
+        room: largest number of tokens in a text; None if not reported.
     """
 
     dialect: ServerDialect
@@ -74,7 +75,7 @@ class Handshake:
         return frozenset(kind for kind, has in kinds.items() if has)
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences on limits of this server that users must know."""
+        """Return sentences about limits of this server that users must know."""
         n_held = sum(check.passed is True for check in self.checks)
         sent = "token ids" if self.dialect.ids else "text"
         return (

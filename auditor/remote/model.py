@@ -35,7 +35,7 @@ _NO_PROMPT = "needs a soft prompt; a model behind an API takes only tokens"
 
 
 class RemoteModel(LanguageModel):
-    """One model of one server. Raise AuditError if the handshake (the first tests) fails."""
+    """One model on one server. Raise AuditError if the handshake (the initial tests) fails."""
 
     def __init__(self, wire: ServerConnection, model: str, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -65,7 +65,7 @@ class RemoteModel(LanguageModel):
         return self.asker.identity
 
     def switch_token_budget(self, ledger: ServerTokenBudget) -> None:
-        """Charge later requests to the run of this token budget."""
+        """Charge later requests to the run that owns this token budget."""
         self.asker.switch_paying_run(ledger)
 
     # --- draws ---
@@ -80,9 +80,9 @@ class RemoteModel(LanguageModel):
         prompt: Tensor | None = None,
         likelihood: bool = True,
     ) -> Completions:
-        """Draw K samples of each prefix; the first uniform number of a sample is its seed.
+        """Draw K samples for each prefix; a sample's first uniform number is its seed.
 
-        The server draws the tokens, so samples equal a local model's only in distribution.
+        The server draws the tokens, so the samples equal a local model's only in distribution.
         """
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
@@ -117,10 +117,10 @@ class RemoteModel(LanguageModel):
         length: int,
         likelihood: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens, (draws, length), and their log-probabilities in nats or None.
+        """Return the tokens, (draws, length), and their log-probabilities in nats.
 
-        likelihood: whether to return log-probabilities. Samples that ended early are filled with
-        end-of-text tokens, which are scored too.
+        If `likelihood` is False, None is returned instead of log-probabilities. Samples that ended
+        early are filled with end-of-text tokens, which are scored too.
         """
         filler = self.eos[0] if self.eos else 0
         rows = []
@@ -167,10 +167,10 @@ class RemoteModel(LanguageModel):
         return torch.tensor(ranks).view(suffixes.shape)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return the log-probabilities of suffix tokens and of each position's likeliest tokens.
+        """Return log-probabilities of suffix tokens and of the most likely tokens at each position.
 
-        prefixes: (B, n); suffixes: (B, L). These requests are separate, because answers with the
-        likeliest tokens are many times longer.
+        `prefixes` is (B, n) and `suffixes` is (B, L). These requests are separate from others,
+        because answers that list the most likely tokens are many times longer.
         """
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
@@ -199,9 +199,7 @@ class RemoteModel(LanguageModel):
         return [float(np.sum(scores)) for scores in self._list_suffix_log_probs(pairs)]
 
     def _list_suffix_log_probs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each suffix's tokens after its nonempty
-        prefix.
-        """
+        """Return the log-probabilities (nats) of each suffix's tokens, given a nonempty prefix."""
         if not self.dialect.scored:
             raise NotApplicable(f"needs log-probabilities; {self.name} does not give them")
         scores = self.asker.score_tokens(pairs)
@@ -272,7 +270,7 @@ class RemoteModel(LanguageModel):
     def check_text_fits(
         self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0
     ) -> None:
-        """Raise AuditError for a text that is too long, and NotApplicable for a soft prompt."""
+        """Raise AuditError if a text is too long, and NotApplicable if there is a soft prompt."""
         super().check_text_fits(n_prefix, length, None, prefix_token)
 
     def start(

@@ -1,7 +1,7 @@
 """Limit the number of requests that wait for answers.
 
 The limit rises after answers and is halved after an overload: additive increase, multiplicative
-decrease (Chiu and Jain 1989), as in TCP. If the server asks to wait for a time, all requests wait.
+decrease (Chiu and Jain 1989), as in TCP. If the server asks to wait, all requests wait.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _LIMITS = (
 
 
 class RequestPacing:
-    """A limit that lets at most `limit` requests run at once, and none during `pause_all_requests`.
+    """Let at most `limit` requests run at once, and none during `pause_all_requests`.
 
-    start, most: first and greatest limit. Requests that fail together halve the limit only once.
+    `start` is the initial limit and `most` the largest. Requests that fail together halve the limit
+    only once.
     """
 
     def __init__(self, start: int = 4, most: int = 64) -> None:
@@ -71,7 +72,7 @@ class RequestPacing:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float:
-    """Return the number of seconds that a refusal asks to wait; 0 if it states no time."""
+    """Return the number of seconds that a refusal asks to wait; 0 if it gives no time."""
     if (exact := _parse_duration_seconds(headers.get("retry-after-ms", ""), "ms")) is not None:
         return exact
     header = headers.get("retry-after", "")
@@ -96,7 +97,7 @@ def read_reset_seconds(headers: Mapping[str, str]) -> float:
 
 
 def _parse_duration_seconds(text: str, unit: str) -> float | None:
-    """Return the seconds in a text such as `1.5` (in `unit`) or `6m0.5s`; None for another text."""
+    """Parse seconds from text such as `1.5` (in `unit`) or `6m0.5s`; None for any other text."""
     text = text.strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
         return float(text) * _UNITS[unit]

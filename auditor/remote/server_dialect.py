@@ -1,7 +1,7 @@
 """Build the request bodies for a server and parse its answers.
 
 Completions endpoints share a schema (OpenAI's, with vLLM's extensions), but silently ignore unknown
-fields. This module sends nothing, and relies on the findings of a handshake.
+fields. This module sends nothing, and relies on the results of a handshake.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ _NAMED = "token_id:"  # vLLM's form of a token if ids are requested
 
 
 class IgnoredParameter(MalformedAnswer):
-    """The error for an answer in which the server ignored a parameter."""
+    """Error for an answer in which the server ignored a parameter."""
 
 
 @dataclass(frozen=True)
 class WrittenAnswer:
     """One sampled answer of a server.
 
-    tokens, log_probs: the drawn tokens and their log-probabilities (None: not reported).
-    spelled: the joined texts of the drawn tokens; n_tokens: their number (None: not reported).
-    ended: whether the server reports that the model ended the text.
-    kind: a kind of `withheld_answers`, "" for a complete answer.
-    readings: the text's possible tokenisations, if there are several.
+    Attributes:
+        tokens: the drawn tokens; None if not reported.
+        log_probs: their log-probabilities; None if not reported.
+        spelled: the texts of the drawn tokens, joined; None if not reported.
+        n_tokens: number of drawn tokens; None if not reported.
+        ended: whether the server reports that the model ended the text.
+        kind: a kind of `withheld_answers`; "" for a complete answer.
+        readings: possible tokenisations of the text, if there are several.
     """
 
     text: str
@@ -62,10 +65,12 @@ class WrittenAnswer:
 class PromptLogProbs:
     """A server's scores of the tokens of a text.
 
-    log_probs: one value per token, in nats; None if not reported, as for the first token.
-    ranks: from 1; tokens: the server's token ids; both None if not reported.
-    likeliest: for each position, (id, log-probability) of the likeliest tokens, descending; empty
-        at the first position.
+    Attributes:
+        log_probs: one value per token, in nats; None if not reported, as for the first token.
+        ranks: rank of each token, from 1; None if not reported.
+        tokens: the server's token ids; None if not reported.
+        likeliest: for each position, (id, log-probability) of the most likely tokens in descending
+            order; empty at the first position.
     """
 
     log_probs: tuple[float | None, ...]
@@ -76,26 +81,30 @@ class PromptLogProbs:
 
 @dataclass(frozen=True)
 class ServerDialect:
-    """The features of a server, as detected by a handshake.
+    """Features of a server, as detected by a handshake.
 
-    ids: whether the server accepts token ids as a prompt.
-    returned: whether the ids that it returns are trustworthy.
-    extended: whether it accepts the fields `EXTENSIONS`.
-    scored: the way in which it scores given tokens; None: it does not.
-    ranked: whether scores include ranks.
-    likeliest: number of likeliest tokens listed with scores.
-    reported: whether log-probabilities of drawn tokens are those of the unmodified distribution.
-    several: maximum number of samples per request.
-    top_p, top_k: whether the server obeys these fields.
-    adds: tokens that it puts before a text.
-    hidden: number of these tokens that it does not echo, so that it does not score the next token
-        either.
-    ends: whether it scores an end of text within a text like other tokens.
-    samples: whether it draws at random.
-    logprobs: value of the request's field `logprobs`; True if numbers are rejected (mlx_lm.server).
-    drawable: a token to force if the wanted token is only a part of a character.
-    configured: whether it accepts decodings as `generation_config` (`transformers serve`).
-    trims: whether answers may lack their first space.
+    Attributes:
+        ids: whether the server accepts token ids as a prompt.
+        returned: whether the ids that it returns can be trusted.
+        extended: whether it accepts the fields `EXTENSIONS`.
+        scored: the way in which it scores given tokens; None if it does not.
+        ranked: whether scores include ranks.
+        likeliest: number of most likely tokens listed with scores.
+        reported: whether log-probabilities of drawn tokens are those of the unmodified
+            distribution.
+        several: largest number of samples per request.
+        top_p: whether the server obeys this field.
+        top_k: whether the server obeys this field.
+        adds: tokens that it puts before a text.
+        hidden: number of these tokens missing from its echo; the token after them is then unscored
+            too.
+        ends: whether it scores an end of text within a text like other tokens.
+        samples: whether it draws at random.
+        logprobs: value of the request's field `logprobs`; True if numbers are rejected
+            (mlx_lm.server).
+        drawable: a token to force if the wanted token is only part of a character.
+        configured: whether it accepts decodings as `generation_config` (`transformers serve`).
+        trims: whether answers may lack their leading space.
     """
 
     model: str
@@ -121,7 +130,7 @@ class ServerDialect:
     def returns_ranks(self, likeliest: int) -> bool:
         """Return whether a request for scores of given tokens also returns their ranks.
 
-        likeliest: number of likeliest tokens requested per position.
+        `likeliest` is the number of most likely tokens requested per position.
         """
         return self.ranked and (self.scored != "forced" or likeliest > 0)
 
@@ -180,9 +189,9 @@ class ServerDialect:
         """Return the body of a request for the prompt's log-probabilities.
 
         llama.cpp scores only a drawn token, so it is forced to draw the prompt's last token. It
-        reports nothing for a part of a character (`split`). For such a token, or to get the
-        likeliest tokens, all tokens are listed instead. likeliest: number of likeliest tokens per
-        position.
+        reports nothing for a token that is part of a character (`split`). For such a token, or to
+        get the most likely tokens, all tokens are listed instead. `likeliest` is the number of most
+        likely tokens per position.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 1.0, "n": 1}
         if self.scored == "forced":
@@ -200,9 +209,9 @@ class ServerDialect:
     # --- what is answered ---
 
     def parse_sampled_answers(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
-        """Return the `count` samples of an answer, by index, each of at most `length` tokens.
+        """Return the `count` samples in an answer, by index, each of at most `length` tokens.
 
-        Raise MalformedAnswer for another answer.
+        Raise MalformedAnswer if the answer has any other form.
         """
         choices = _require_answer_list(answer, "choices")
         choice_by_index = {}
@@ -233,7 +242,8 @@ class ServerDialect:
     ) -> PromptLogProbs:
         """Return the log-probabilities of the prompt's tokens from an answer.
 
-        likeliest: number of likeliest tokens requested per position. Raise MalformedAnswer.
+        `likeliest` is the number of most likely tokens requested per position. Raise
+        MalformedAnswer.
         """
         choice = _require_answer_list(answer, "choices")[:1]
         if not choice:
@@ -254,7 +264,7 @@ class ServerDialect:
 
 
 def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
-    """Parse one sample. counted: the server's count of drawn tokens, or None."""
+    """Parse one sample. `counted` is the server's count of drawn tokens, or None."""
     kind = withheld_answers.read_withheld_kind(choice)
     logprobs = choice.get("logprobs")
     if kind:
@@ -317,7 +327,7 @@ def _read_generation_config(length: int, decoding: Decoding) -> str:
 
 
 def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
-    """Parse vLLM's scores, which list each token and the likeliest tokens by id, with ranks.
+    """Parse vLLM's scores: each position's token and most likely tokens, by id, with ranks.
 
     The first token has no scores.
     """
@@ -359,8 +369,8 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
 def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
     """Parse llama.cpp's score of the prompt's last token; earlier tokens get None.
 
-    The token has a rank only if likeliest tokens are requested, because only then all tokens are
-    listed.
+    The token has a rank only if the most likely tokens are requested, because only then are all
+    tokens listed.
     """
     logprobs = choice.get("logprobs")
     entries: Sequence[Mapping[str, Any]] = ()
@@ -404,7 +414,8 @@ def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
 def _read_echoed_log_probs(choice: Any, n_sampled: int, hidden: Tokens) -> PromptLogProbs:
     """Parse the scores that OpenAI's `echo` returns for a prompt and its drawn tokens.
 
-    n_sampled: number of drawn tokens at the end. hidden: first tokens that the echo lacks.
+    `n_sampled` is the number of drawn tokens at the end. `hidden` are the leading tokens that the
+    echo omits.
     """
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, Mapping) or not isinstance(logprobs.get("token_logprobs"), list):

@@ -18,9 +18,9 @@ _READ_AS_FEWER = 2
 
 @dataclass(frozen=True)
 class TokenTextCodec:
-    """A conversion between the user's tokens and the text that a server may require.
+    """Conversion between the user's tokens and the text that a server may require.
 
-    eos: end-of-text tokens; name: the model's name in messages.
+    `eos` are the end-of-text tokens, and `name` is the model's name in messages.
     """
 
     tokenizer: Any
@@ -31,7 +31,7 @@ class TokenTextCodec:
     # --- what it is sent ---
 
     def can_score_exact_tokens(self, text: Tokens) -> bool:
-        """Return whether the server reads the text as these tokens and can score some of them."""
+        """Return whether the server reads the text as these tokens and can score any of them."""
         try:
             self.refuse_changed_tokens([text])
         except NotApplicable:
@@ -39,7 +39,7 @@ class TokenTextCodec:
         return len(text) > self.dialect.hidden + 1
 
     def encode_prompt(self, context: Tokens) -> list[int] | str:
-        """Return the prompt as the server accepts it.
+        """Return the prompt in the form that the server accepts.
 
         This is token ids, or text without the tokens that the server adds.
         """
@@ -54,9 +54,9 @@ class TokenTextCodec:
         return self.text(context[len(adds) :])
 
     def refuse_changed_tokens(self, texts: Sequence[Tokens]) -> None:
-        """Raise NotApplicable for texts that the server would tokenise differently.
+        """Raise NotApplicable if the server would tokenise any of the texts differently.
 
-        Only servers without token input can do so.
+        Only a server that does not accept tokens can do so.
         """
         if self.dialect.ids:
             return
@@ -77,7 +77,7 @@ class TokenTextCodec:
             )
 
     def is_split_character(self, token: int) -> bool:
-        """Return whether a token is only a part of a character, like many byte tokens."""
+        """Return whether a token is only part of a character, like many byte tokens."""
         return "\ufffd" in self.text((token,))
 
     def tokens(self, text: str) -> Tokens:
@@ -89,10 +89,10 @@ class TokenTextCodec:
     # --- what came back ---
 
     def read_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
-        """Return the answer with tokens, from the server or by tokenising the answer's text.
+        """Return the answer with tokens, taken from the server or by tokenising the answer's text.
 
-        The server may have removed a first space, so both tokenisations are tried. The server's
-        token count decides. Without a count, both are kept as `readings`.
+        The server may have removed a leading space, so both tokenisations are tried, and the
+        server's token count decides. Without a count, both are kept as `readings`.
         """
         if answer.tokens is not None:
             return answer
@@ -121,18 +121,18 @@ class TokenTextCodec:
         return self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
-        """Return whether `rest` is the text of the tokens `reading` after the first token.
+        """Return whether `rest` is the text of all tokens of `reading` after the first one.
 
-        Outer spaces are ignored. rest: the server's answer after the first token.
+        Outer spaces are ignored. `rest` is what the server answers after the first token.
         """
         expected = self.text(reading[1:]).strip()
         text = rest.strip()
         return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
     def find_withheld_kind(self, context: Tokens, answer: WrittenAnswer, length: int) -> str:
-        """Return the way in which an answer was withheld (a kind of `withheld_answers`), or "".
+        """Return in which way an answer was withheld (a kind of `withheld_answers`), or "".
 
-        length: maximum number of tokens requested.
+        `length` is the largest number of tokens requested.
         """
         if answer.kind:
             return answer.kind

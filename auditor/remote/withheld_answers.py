@@ -1,8 +1,8 @@
 """Classify incomplete answers as filtered, refused, redacted or cut.
 
-Such an answer is no evidence that nothing leaked. The module lists phrases of servers and content
-filters. It trusts a server's tokens and log-probabilities more than its text. Text replaced without
-a mark cannot be detected.
+Such an answer is no evidence that nothing leaked. The module lists phrases used by servers and
+content filters. It trusts a server's tokens and log-probabilities more than its text. Text that was
+replaced without any sign of it cannot be detected.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _MARK = re.compile(
 def read_withheld_kind(choice: Mapping[str, Any]) -> str:
     """Return the kind of withheld answer that the server reports: FILTERED, CALLED, REFUSED or "".
 
-    choice: one sample in the server's JSON answer.
+    `choice` is one sample in the server's JSON answer.
     """
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
@@ -103,7 +103,7 @@ def read_withheld_kind(choice: Mapping[str, Any]) -> str:
 
 
 def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
-    """Return whether the server reports that the model ended the text, not a stop string."""
+    """Return whether the server reports that the model, not a stop string, ended the text."""
     # vLLM's: a stop string, or the id of an end of text other than the first
     stopped = choice.get("stop_reason")
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
@@ -112,9 +112,9 @@ def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
 def detect_withheld_kind(text: str, before: str, sampled: str | None) -> str:
     """Return REFUSED or REDACTED if the words of the answer `text` say so, otherwise "".
 
-    before: the text before the answer, whose redaction marks the answer may repeat. sampled: text
-    of the drawn tokens, None if not reported. A mark in drawn tokens comes from the model, not a
-    filter.
+    `before` is the text before the answer; the answer may repeat redaction marks from it. `sampled`
+    is the text of the drawn tokens, None if not reported. A mark in drawn tokens comes from the
+    model, not from a filter.
     """
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
@@ -135,9 +135,9 @@ def format_withheld_answers(counts: Mapping[str, int]) -> str:
 
 
 def count_hiding_answers(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of the kinds of answers that may have hidden a leak.
+    """Return counts of the kinds of answers that may have hidden a leak.
 
-    Complete answers are counted under "".
+    In `counts`, complete answers are under "".
     """
     total = sum(counts.values())
     many = {}
