@@ -1,1 +1,1 @@
-"""Candidates, by walking rows of a model."""
+"""Generate candidate suffixes by advancing decoding rows of a model."""

@@ -1,9 +1,8 @@
 """Draw texts of a canary's space from a model, to estimate ranks in spaces too large to search.
 
-The space is the set of all texts that the canary could have been. Each step allows only the tokens
-that continue some text of the space, and renormalises the model's distribution over these tokens. A
-text can be drawn in several tokenisations; only the tokenizer's own tokenisation counts
-(formulas.md A8).
+The space is the set of all texts that the canary could have been. Each step allows only tokens that
+continue some text of the space, and renormalises the model's distribution over them. A text can be
+drawn in several tokenisations; only the tokenizer's own counts (formulas.md A8).
 """
 
 from __future__ import annotations
@@ -31,10 +30,12 @@ _ROWS_BYTES = 2**30
 
 @dataclass(frozen=True)
 class ConstrainedDraws:
-    """Drawn texts with their likelihoods; arrays are (n,).
+    """Drawn texts with their likelihoods; arrays have shape (n,).
 
-    nll: negative log-likelihood under the model after the context, in nats. log_q: log-probability
-    of the draw, in nats. canonical: whether the tokenizer gives the text the same tokens.
+    Attributes:
+        nll: negative log-likelihood under the model, given the context, in nats.
+        log_q: log-probability of the draw, in nats.
+        canonical: whether the tokenizer gives the text the same tokens.
     """
 
     texts: tuple[str, ...]
@@ -44,12 +45,13 @@ class ConstrainedDraws:
 
 
 class TokenGuide:
-    """A guide to the tokens that may come next in a text of a canary space."""
+    """Guide to the tokens that may come next in a text of a canary space."""
 
     def __init__(self, space: CanarySpace, tokenizer: Any, head: Tokens) -> None:
         """Index the vocabulary by the text that each token adds after `head`.
 
-        head: the tokens that begin every text. Raise AuditError if the space is not ASCII.
+        `head` holds the tokens with which every text starts. Raise AuditError if the space is not
+        ASCII.
         """
         if not "".join([space.format, *chain(*space.choice_blocks)]).isascii():
             raise AuditError(
@@ -79,9 +81,9 @@ class TokenGuide:
         self.start = start
 
     def list_allowed_tokens(self, state: State) -> tuple[Tensor, list[State]]:
-        """Return the tokens allowed in a state, ascending, and the state after each token.
+        """Return the tokens allowed in a state, in ascending order, and the state after each.
 
-        A state is the part of a text so far that decides what may follow.
+        A state is the information about the text so far that decides what may follow.
         """
         if state not in self._allowed:
             transitions: list[tuple[int, State]] = []
@@ -114,7 +116,7 @@ class TokenGuide:
             state = next_states[int((tokens == token).nonzero()[0])]
 
     def get_max_tail(self) -> int:
-        """Return the maximum number of tokens of a text after the head."""
+        """Return the largest number of tokens that a text can have after the head."""
         # A token writes at least one character.
         longest = sum(max(map(len, block)) for block in self.space.choice_blocks)
         return len(self.space.common_beginning) + longest - len(self._head_text)
@@ -130,8 +132,9 @@ def draw_constrained_texts(
 ) -> ConstrainedDraws:
     """Draw one text for each row of `noise`, starting at `context`.
 
-    context: token ids that end with the guide's head. noise: (draws, guide.get_max_tail()) in [0,
-    1).
+    Args:
+        context: token ids that end with the guide's head.
+        noise: numbers in [0, 1), of shape (draws, guide.get_max_tail()).
     """
 
     def pick_token(texts: Ints, position: int, allowed: Tensor, cdf: Floats) -> Ints:
@@ -161,8 +164,9 @@ def score_constrained_texts(
 ) -> ConstrainedDraws:
     """Compute the nll and log_q of given texts, as if they had been drawn.
 
-    context: token ids that end with the guide's head. tails: tokens of each text after the head,
-    which the guide must allow.
+    Args:
+        context: token ids that end with the guide's head.
+        tails: for each text, the tokens after the head; the guide must allow them.
     """
 
     def pick_given_token(indices: Ints, position: int, allowed: Tensor, cdf: Floats) -> Ints:
@@ -177,7 +181,7 @@ def score_constrained_texts(
 class _ConstrainedWalk:
     """A walk that generates texts token by token, in batches that fit into memory.
 
-    pick: chooses the next tokens. tokens, nll, log_q: the results, one for each text.
+    `pick` chooses the next tokens. `tokens`, `nll` and `log_q` are the results, one for each text.
     """
 
     def __init__(
@@ -196,7 +200,7 @@ class _ConstrainedWalk:
             pass
 
     def _walk_texts(self, piece: slice) -> None:
-        """Generate the texts of one slice token by token; equal beginnings share an input."""
+        """Generate the texts of one slice token by token; equal partial texts share an input."""
         live = np.arange(len(self.tokens))[piece]
         # A walk that ran out of memory has left partial results of these texts.
         self.nll[live] = self.log_q[live] = 0.0
@@ -230,11 +234,13 @@ class _ConstrainedWalk:
     ) -> tuple[Ints, list[tuple[int, int]], list[State]]:
         """Choose the next token of each live text.
 
-        row_of_text: (texts,) row of each text in the distribution (rows, V). states: of the rows.
+        Args:
+            row_of_text: row of each text in the distribution (rows, V), of shape (texts,).
+            states: state of each row.
 
         Returns:
             The next row of each text, (texts,); -1 if the text is complete.
-            The (row, token) from which each next row comes.
+            The (row, token) from which each next row results.
             The states of the next rows.
         """
         next_rows: dict[tuple[int, int], int] = {}
@@ -265,7 +271,7 @@ class _ConstrainedWalk:
 
 
 def find_common_proper_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
-    """Return the longest common prefix that is shorter than every sequence."""
+    """Return the longest common prefix that is shorter than every one of the sequences."""
     # A prefix that the first and the last in order share is shared by all between them.
     ordered = sorted(map(tuple, sequences))
     first = ordered[0]

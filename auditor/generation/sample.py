@@ -1,4 +1,4 @@
-"""Draw K samples of each prefix, and group equal samples into candidates with counts."""
+"""Draw K samples for each prefix, and group equal samples into candidates with counts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ _RARE = 64  # rows; a shape with fewer is slower in its own batch than joined wi
 
 @dataclass(frozen=True)
 class SuffixCandidates:
-    """The distinct sampled suffixes of one secret.
+    """The distinct suffixes sampled for one secret.
 
-    suffixes: (distinct, length) token ids. counts: (distinct,) how often each was sampled.
-    token_log_probs: (distinct, length) nats under the attacked model at temperature 1 without
-    truncation; None if the attacker cannot see the distribution.
+    Attributes:
+        suffixes: token ids, (distinct, length).
+        counts: number of times that each suffix was sampled, (distinct,).
+        token_log_probs: nats under the attacked model at temperature 1 without truncation,
+            (distinct, length); None if the attacker cannot see the distribution.
     """
 
     suffixes: Tensor
@@ -38,15 +40,15 @@ class SuffixCandidates:
 
     @property
     def nll(self) -> Tensor:
-        """Return the negative log-likelihood of each suffix, (distinct,) nats, >= 0."""
+        """Negative log-likelihood of each suffix, (distinct,) in nats, >= 0."""
         if self.token_log_probs is None:
             raise ValueError("these candidates were drawn without access to the distribution")
         return -self.token_log_probs.double().sum(-1)
 
     def count_forward_rows(self) -> int:
-        """Return the number of inputs that the model read: one per distinct beginning of a sample.
+        """Return the number of inputs that the model read: one per distinct prefix of the samples.
 
-        The prefix without any drawn token counts as a beginning.
+        The empty prefix, before any drawn token, counts too.
         """
         length = self.suffixes.shape[1]
         # In sorted order each sample shares most with its predecessor. Its tokens beyond the shared
@@ -78,13 +80,13 @@ def sample_candidates(
     prompt: Tensor | None = None,
     distribution: bool = True,
 ) -> list[SuffixCandidates]:
-    """Draw K samples of each prefix and group them into candidates.
+    """Draw K samples for each prefix and group them into candidates.
 
     Args:
-        prefixes: (secrets, n_prefix).
-        length: the number of tokens of a suffix.
-        uniforms: (secrets, K, length, CHANNELS) random numbers in [0, 1).
-        prompt: (P, d) soft prompt or None.
+        prefixes: token ids (secrets, n_prefix).
+        length: number of tokens in a suffix.
+        uniforms: random numbers in [0, 1), of shape (secrets, K, length, CHANNELS).
+        prompt: soft prompt (P, d) or None.
         distribution: whether the caller may use log-probabilities, or only tokens.
     """
     completions = model.completions(
@@ -108,10 +110,10 @@ def sample_mixed_length_batch(
     prompt: Tensor | None = None,
     distribution: bool = True,
 ) -> list[SuffixCandidates]:
-    """Draw candidates like `sample_candidates` for prefixes and suffixes of different lengths.
+    """Draw candidates like `sample_candidates`, for prefixes and suffixes of different lengths.
 
-    The model must be able to batch texts of different lengths. uniforms: (K, suffix length,
-    CHANNELS) for each prefix.
+    The model must be able to batch texts of different lengths. `uniforms` has shape (K, suffix
+    length, CHANNELS) for each prefix.
     """
     lengths = [len(noise[0]) for noise in uniforms]
     max_length = max(lengths)
@@ -155,7 +157,7 @@ def sample_mixed_length_batch(
 def batch_lengths(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
-    """Yield batches of indices into `shapes`, with equal shapes in each batch.
+    """Yield batches of indices into `shapes`; within a batch, all shapes are equal.
 
     If the model can batch texts of different lengths, the last batch has all rare shapes, sorted by
     length.
@@ -179,9 +181,9 @@ def _group_samples(
     n_samples: int,
     lengths: Sequence[int],
 ) -> list[SuffixCandidates]:
-    """Group equal samples into candidates, ordered by their first samples.
+    """Group equal samples into candidates, ordered by first occurrence.
 
-    lengths: the suffix length of each secret.
+    `lengths` are the suffix lengths of the secrets.
     """
     candidates = []
     for secret, length in enumerate(lengths):
@@ -206,7 +208,7 @@ def _group_samples(
 
 
 def merge_candidates(parts: Sequence[SuffixCandidates]) -> SuffixCandidates:
-    """Merge one secret's candidates from several passes, ordered by their first samples."""
+    """Merge one secret's candidates from several passes, ordered by first occurrence."""
     suffixes = torch.cat([part.suffixes for part in parts])
     counts = torch.cat([part.counts for part in parts])
     _, first, inverse_array = np.unique(

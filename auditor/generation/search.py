@@ -1,6 +1,6 @@
-"""Search for candidate suffixes without sampling, by a decoding's threshold tree or by beam search.
+"""Search for candidate suffixes without sampling: in a decoding's threshold tree, or with beams.
 
-Both searches read next-token distributions only, so they also work on a defended model, but claims
+Both searches only read next-token distributions. So they also work on a defended model, but claims
 about sampled tokens do not cover them. The searches do not use the true suffixes.
 """
 
@@ -31,7 +31,7 @@ MAX_ROWS = 2048
 class SearchResult(SuffixCandidates):
     """Candidates found by a search, each with count 1.
 
-    rows: the number of inputs that the model read for this secret.
+    `rows` is the number of inputs that the model read for this secret.
     """
 
     rows: int
@@ -42,10 +42,11 @@ class SearchResult(SuffixCandidates):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeLeaves(SearchResult):
-    """The suffixes that a tree search found, likeliest first.
+    """The suffixes that a tree search found, most likely first.
 
-    log_q: (suffixes,) log-probability under the decoding, in nats, float64.
-    certificate: states what the search proved.
+    Attributes:
+        log_q: log-probability of each suffix under the decoding, (suffixes,), in float64 nats.
+        certificate: what the search proved.
     """
 
     log_q: Tensor
@@ -57,9 +58,10 @@ class TreeLeaves(SearchResult):
 
 @dataclass
 class _TreeSearchPaths:
-    """The partial suffixes (nodes) that a tree search will extend, (nodes, depth) each.
+    """The partial suffixes (nodes) that a tree search will extend, of shape (nodes, depth).
 
-    scores: log-probabilities of the tokens under the attacked model without truncation, in nats.
+    `scores` are the log-probabilities of their tokens under the attacked model without truncation,
+    in nats.
     """
 
     tokens: Tensor
@@ -93,16 +95,17 @@ def find_suffixes_above_threshold(
     prompt: Tensor | None = None,
     max_rows: int = MAX_ROWS,
 ) -> list[TreeLeaves]:
-    """Find every suffix of `length` tokens with a decoding probability >= threshold.
+    """Find every suffix of `length` tokens whose decoding probability is >= threshold.
 
-    The search is breadth-first. A node is a partial suffix, one input of the model. Nodes below the
-    threshold are dropped, so at most 1/threshold remain (formulas A5) and no suffix is missed. If
-    none of a secret remains, its likeliest node is kept as a guess, and the certificate says so.
+    The search is breadth-first. A node is a partial suffix, which is one input of the model. Nodes
+    below the threshold are dropped, so at most 1/threshold remain (formulas A5) and no suffix is
+    missed. If none remains for a secret, its most likely node is kept as a guess, and the
+    certificate says so.
 
     Args:
-        prefixes: (secrets, n_prefix).
-        prompt: (P, d) soft prompt or None.
-        max_rows: maximum number of inputs at once; a batch that needs more is halved. A single
+        prefixes: token ids (secrets, n_prefix).
+        prompt: soft prompt (P, d) or None.
+        max_rows: largest number of inputs at once; a batch that needs more is halved. A single
             prefix may need more. The result's `rows` counts each secret's inputs, whatever the
             batches.
 
@@ -157,10 +160,10 @@ def _expand_tree(
     floor: float,
     n_secrets: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Expand the nodes, and drop the children whose log-probability is below `floor`.
+    """Expand the nodes, and drop children whose log-probability is below `floor`.
 
-    If none of a secret remains, its likeliest child is kept. Only tokens that the decoding can draw
-    are read.
+    If no child remains for a secret, its most likely one is kept. Only tokens that the decoding can
+    draw are read.
 
     Returns:
         Parents, tokens and log_q (nats) of the remaining children, sorted by parent and token.
@@ -203,7 +206,7 @@ def _mark_surviving_children(
 ) -> Tensor:
     """Return a mask (children,) of the children whose log-probability is at least the floor.
 
-    If none of a secret remains, its likeliest child is marked.
+    If a secret has no such child, its most likely one is marked.
     """
     survives = child_log_q >= floor
     device = child_log_q.device
@@ -223,9 +226,9 @@ def _mark_surviving_children(
 def _certify_leaves(
     suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows: int, floor: float
 ) -> TreeLeaves:
-    """Return one secret's suffixes, likeliest first, and state what the search proved.
+    """Return one secret's suffixes, most likely first, with a certificate for the search.
 
-    pruned: the largest dropped log_q, in nats.
+    `pruned` is the largest dropped log_q, in nats.
     """
     order = torch.argsort(log_q, descending=True, stable=True)
     log_q = log_q[order]
@@ -256,13 +259,13 @@ def beam_search(
     forbidden: tuple[int, ...] = (),
     prompt: Tensor | None = None,
 ) -> list[SearchResult]:
-    """Search for the likeliest suffixes of `length` tokens, as `generate(num_beams=beams)` does.
+    """Search for the most likely suffixes, as `generate(num_beams=beams)` does.
 
-    Candidates are ranked by total log-probability at temperature 1 without truncation. beams=1 is
-    greedy decoding.
+    Suffixes have `length` tokens. Candidates are ranked by total log-probability at temperature 1
+    without truncation. beams=1 is greedy decoding.
 
     Args:
-        prefixes: (secrets, n_prefix).
+        prefixes: token ids (secrets, n_prefix).
         forbidden: tokens that are never chosen; the distribution is not renormalised.
 
     Raises:
@@ -300,7 +303,7 @@ def beam_search(
 def _collect_beams(
     paths: _TreeSearchPaths, n_possible: Sequence[int], n_rows: int
 ) -> list[SearchResult]:
-    """Return the beams of each secret. n_possible: the number of its possible candidates."""
+    """Return the beams of each secret. `n_possible` is its number of possible candidates."""
     tokens = paths.tokens.cpu().unflatten(0, (len(n_possible), -1))
     token_scores = paths.scores.cpu().unflatten(0, (len(n_possible), -1))
     results = []

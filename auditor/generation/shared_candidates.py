@@ -1,6 +1,6 @@
 """Store the candidates of one attack for later attacks that need the same candidates.
 
-The candidates are stored on disk, because all of them may not fit into memory.
+The candidates are stored on disk because they may not all fit into memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from auditor.generation.sample import SuffixCandidates
 
 
 class CandidatesOnDisk:
-    """Candidates by secret id, in an unnamed file that is closed with this object."""
+    """Candidates by secret id, in an unnamed file that is closed together with this object."""
 
     def __init__(self) -> None:
         self._extents: dict[str, tuple[int, int]] = {}  # offset and length in bytes
@@ -42,7 +42,7 @@ class CandidatesOnDisk:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that stores tensors as arrays; torch would write an archive for each tensor."""
+    """Pickler that stores tensors as arrays; torch would write an archive for each tensor."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -1,10 +1,11 @@
 """Count the texts that a model finds at least as likely as a canary.
 
-The texts are the canary's space, all texts that it could have been. The exact search traverses a
-trie (prefix tree) of all texts' tokens from the root. It prunes branches whose nll (negative
-log-likelihood) exceeds the canary's. A leaf's nll comes from its parent's distribution, without a
-forward pass (formulas.md A8). The search reads next-token distributions only, so it also works on a
-defended model. nll is in nats and excludes the first tokens that all texts share.
+These texts are in the canary's space, the set of all texts that it could have been. The exact
+search traverses a trie (prefix tree) of the tokens of all texts, from the root. It prunes branches
+whose nll (negative log-likelihood) exceeds the canary's. A leaf's nll comes from its parent's
+distribution, without a forward pass (formulas.md A8). The search only reads next-token
+distributions, so it also works on a defended model. nll is in nats and excludes the leading tokens
+that all texts share.
 """
 
 from __future__ import annotations
@@ -46,11 +47,18 @@ _MIN_TEXTS_CACHED = 20_000  # the trie of a smaller space is built as fast as it
 
 @dataclass(frozen=True)
 class TrieLevel:
-    """The n inner nodes of one depth of a trie, with their children.
+    """The n inner nodes at one depth of a trie, with their children.
 
-    Node i's children are start[i]:start[i + 1], of `leaf_token` for leaves and of `inner_token` for
-    inner nodes. leaves, nodes: how many leaves and inner nodes are in each node's branch, itself
-    included.
+    For each kind of child, leaf and inner node, the children of node i are the slice
+    start[i]:start[i + 1] of that kind's tokens.
+
+    Attributes:
+        leaf_start: start of each node's slice of `leaf_token`, (n + 1,).
+        leaf_token: token of each leaf.
+        inner_start: start of each node's slice of `inner_token`, (n + 1,).
+        inner_token: token of each inner node at the next depth.
+        leaves: number of leaves below each node, (n,).
+        nodes: number of inner nodes in each node's branch, counting the node itself, (n,).
     """
 
     leaf_start: Tensor  # (n + 1,)
@@ -61,16 +69,17 @@ class TrieLevel:
     nodes: Tensor  # (n,) inner nodes in the whole branch, the node itself included
 
     def move_level(self, device: torch.device) -> TrieLevel:
-        """Return this level with its tensors on the device."""
+        """Return a copy of this level with its tensors on the device."""
         columns = [getattr(self, field.name) for field in fields(self)]
         return TrieLevel(*(column.to(device) for column in columns))
 
 
 @dataclass(frozen=True)
 class Trie:
-    """The tokens of all texts that a canary space contains, as a tree.
+    """The tokens of all texts in a canary space, as a tree.
 
-    head: the first tokens, which all texts share; levels: the tree, with a leaf for each text.
+    `head` holds the leading tokens, which all texts share; `levels` are the tree, with a leaf for
+    each text.
     """
 
     head: Tokens
@@ -83,7 +92,7 @@ class Trie:
 
     @property
     def inner_node_count(self) -> int:
-        """Return the number of inner nodes, which is the cost of a complete search."""
+        """Number of inner nodes, which is the cost of a complete search."""
         return int(self.levels[0].nodes[0])
 
 
@@ -142,7 +151,7 @@ def build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
 
 
 def _encode_space(space: CanarySpace, tokenizer: Any) -> NDArray[np.int32]:
-    """Return the tokens of all texts, (texts, width), padded at the end with -1."""
+    """Return the tokens of all texts, of shape (texts, width), padded at the end with -1."""
     texts = space.texts()
     parts = []
     while chunk := list(islice(texts, _TEXTS_AT_ONCE)):
@@ -163,8 +172,10 @@ def _build_trie_levels(
 ) -> tuple[TrieLevel, ...]:
     """Build the levels of a trie.
 
-    tokens: (texts, width), sorted; n_shared: (texts - 1,) number of first tokens that each text
-    shares with the previous text.
+    Args:
+        tokens: (texts, width), sorted.
+        n_shared: number of leading tokens that each text shares with the text before it, (texts -
+            1,).
     """
     levels: list[TrieLevel] = []
     shared = np.concatenate([[-1], n_shared])
@@ -198,7 +209,7 @@ def _build_trie_levels(
 
 
 def _save_trie(path: Path, trie: Trie) -> None:
-    """Write the trie atomically, because two processes may write it at once."""
+    """Write the trie atomically, because two processes may write it at the same time."""
     arrays: dict[str, Any] = {
         "head": np.array(trie.head, dtype=np.int64),
         "largest": np.array(trie.largest),
@@ -231,7 +242,7 @@ def compute_continuation_nlls(
     context: Tokens,
     tails: Sequence[Tokens],
 ) -> Floats:
-    """Return the teacher-forced nll of each tail after the context, (tails,) nats."""
+    """Return the teacher-forced nll of each tail given the context, (tails,) in nats."""
     nlls = np.zeros(len(tails))
     for indices in group_equal_shapes([(0, len(tail)) for tail in tails], 512):
         suffixes = torch.tensor([tails[i] for i in indices], device=model.device)
@@ -242,7 +253,7 @@ def compute_continuation_nlls(
 
 
 def add_tie_margin(nll: Floats) -> Floats:
-    """Return the largest nll that counts as equal to each nll, in nats.
+    """Return, for each nll, the largest nll that counts as equal to it, in nats.
 
     Rounding separates equally likely texts by less than this margin.
     """
@@ -256,8 +267,11 @@ def add_tie_margin(nll: Floats) -> Floats:
 class LeafCount:
     """The leaves that a search counted.
 
-    at_most: (limits,) the number of visited leaves with an nll up to each limit. unseen: the number
-    of leaves that the node budget excluded. rows: the number of visited nodes.
+    Attributes:
+        at_most: for each limit, the number of visited leaves whose nll does not exceed it,
+            (limits,).
+        unseen: number of leaves that were not visited because the node budget was spent.
+        rows: number of visited nodes.
     """
 
     at_most: Ints
@@ -267,7 +281,7 @@ class LeafCount:
 
 @dataclass(frozen=True)
 class _TrieBranches:
-    """Inner nodes of one depth at which the search continues, with the token paths to them."""
+    """Inner nodes of one depth at which the search continues, and the token paths to them."""
 
     depth: int
     node: Tensor  # (live,) in their level
@@ -292,16 +306,16 @@ def count_leaves_within_nll(
     max_rows: int | None = None,
     progress: Callable[[int, int], None] = lambda n_nodes, total: None,
 ) -> LeafCount:
-    """Count the leaves whose nll after the context is at most each limit.
+    """Count the leaves whose nll given the context is at most each limit.
 
-    The search is depth-first in batches of nodes, likeliest first.
+    The search is depth-first in batches of nodes, most likely first.
 
     Args:
         context: token ids that end with the trie's head.
         limits: nll in nats.
-        nodes: the maximum number of visited nodes; 0 for no limit.
-        max_rows: the maximum number of nodes in memory, by default as many as fit. The counts do
-            not depend on it.
+        nodes: largest number of visited nodes; 0 for no limit.
+        max_rows: largest number of nodes in memory, by default as many as fit. The counts do not
+            depend on it.
         progress: callback(nodes visited or dropped, all nodes).
 
     Raises:
@@ -330,10 +344,12 @@ def count_leaves_within_nll(
 
 
 class _TrieLeafSearch:
-    """The state of a trie search, which holds the counts so far.
+    """State of a trie search, with the counts so far.
 
-    n_visited: visited nodes; n_cut: nodes in pruned branches; n_unseen_leaves: leaves that the node
-    budget excluded.
+    Attributes:
+        n_visited: number of visited nodes.
+        n_cut: number of nodes in pruned branches.
+        n_unseen_leaves: number of leaves that were not visited because the node budget was spent.
     """
 
     def __init__(
@@ -385,7 +401,7 @@ class _TrieLeafSearch:
                     rows.advance(parents[: len(live)], live.path[:, -1])
 
     def limit_branches(self, live: _TrieBranches) -> _TrieBranches:
-        """Return the branches within the node budget; leaves of the others count as unseen."""
+        """Return the branches within the node budget; the leaves of all others count as unseen."""
         n_affordable = max(0, self.budget - self.n_visited)
         if self.budget == 0 or n_affordable >= len(live):
             return live
@@ -400,8 +416,8 @@ class _TrieLeafSearch:
     ) -> tuple[_TrieBranches, Tensor]:
         """Count the leaves below the nodes of `live`, and expand their inner children.
 
-        Return the children that may lead to more leaves, likeliest first, and each child's parent
-        as an index into `live`.
+        Return the children that may lead to more leaves, most likely first, and the index in `live`
+        of each child's parent.
         """
         self.n_visited += len(live)
         level = self.levels[live.depth]
@@ -434,7 +450,7 @@ def check_model_has_trie_tokens(model: LanguageModel, tree: Trie) -> None:
 def _index_children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
     """Return two indices for each child of these nodes.
 
-    The first is the parent's index in `node`; the second is the child's index in its level.
+    The first is the index of the parent in `node`; the second is the child's index in its level.
     """
     first = start[node]
     sizes = start[node + 1] - first
@@ -451,7 +467,8 @@ def _split_branches(
 ) -> list[_TrieBranches]:
     """Split the branches into groups of at most `max_nodes` nodes.
 
-    sizes: the number of nodes in each branch, at all depths. A branch that is too large is a group.
+    `sizes` is the number of nodes in each branch, at all depths. A branch that is too large becomes
+    a group of its own.
     """
     total = 0
     cuts = [0]
