@@ -1,1 +1,1 @@
-"""Providers of models, one file each: `--model NAME:REST` names one."""
+"""Provide models, one file per provider: `--model NAME:REST` names a provider."""

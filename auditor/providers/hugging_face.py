@@ -1,4 +1,4 @@
-"""Load models with transformers. `--model` names them without a prefix."""
+"""Load models with transformers. `--model` names such models without a prefix."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Load GGUF files with llama.cpp in this process (llama-cpp-python), with all distributions.
+"""Load GGUF files with llama.cpp in this process (llama-cpp-python), with full distributions.
 
-Tokens are read one by one. In a batch, llama.cpp rounds differently (a logit of a 4-bit model moves
-by up to 1), so the other texts of a batch would change the samples. Read one by one, a text always
-gives the same bits.
+Texts are read one at a time. In a batch, llama.cpp rounds differently (a logit of a 4-bit model
+moves by up to 1), so the other texts of a batch would change the samples. Read one at a time, a
+text always gives the same bits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SAMPLE_TEXTS = (
 class LlamaModel(LanguageModel):
     """A model from a GGUF file.
 
-    llama: the loaded `llama_cpp.Llama`, whose cache contains the text that was read last.
+    `llama` is the loaded `llama_cpp.Llama`, whose cache contains the last text that it read.
     """
 
     capabilities = frozenset({"draw", "distribution"})
@@ -66,7 +66,7 @@ class LlamaModel(LanguageModel):
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         """Return log-probabilities (B, last, V) at the last positions of contexts (B, n).
 
-        Texts are read in sorted order, so that consecutive texts share their beginnings.
+        Texts are read in sorted order, so that consecutive texts share long prefixes.
         """
         if prompt is not None:
             raise NotApplicable(f"needs a soft prompt; {self.name} takes only tokens")
@@ -78,9 +78,9 @@ class LlamaModel(LanguageModel):
         return logits.log_softmax(-1)
 
     def _logits(self, text: list[int], last: int) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the logits, (V,), after each of the `last` tokens of a text.
+        """Yield the logits (V,) after each of the `last` trailing tokens of a text.
 
-        A beginning shared with the previous text is not read again.
+        A prefix shared with the previous text is not read again.
         """
         import llama_cpp
 
@@ -156,9 +156,7 @@ class LlamaCpp(Provider):
 
 
 def _load_chosen_tokenizer(request: RequestedModel) -> Any:
-    """Load the tokenizer that `--tokenizer` names, or else that of the GGUF file, with
-    transformers.
-    """
+    """Load a tokenizer with transformers: the one in `--tokenizer`, or else the GGUF file's."""
     if request.tokenizer is None:
         path = Path(request.name)
         with wrap_library_errors(
@@ -175,9 +173,7 @@ def _load_chosen_tokenizer(request: RequestedModel) -> Any:
 
 
 def _check_tokenizer(llama: Any, model: LlamaModel) -> None:
-    """Raise AuditError if the chosen tokenizer splits a text differently from the file's
-    tokenizer.
-    """
+    """Raise AuditError if the chosen tokenizer and the file's own one split a text differently."""
     for text in _SAMPLE_TEXTS:
         token_ids: Sequence[int] = model.tokenizer(text, add_special_tokens=False)["input_ids"]
         model_token_ids: Sequence[int] = llama.tokenize(text.encode(), add_bos=False, special=True)

@@ -29,7 +29,7 @@ class OpenAI(Provider):
     distribution = False
 
     def check(self, request: RequestedModel) -> None:
-        """Raise AuditError for an address to which no request can be sent."""
+        """Raise AuditError if no request can be sent to the address."""
         if not request.name:
             raise AuditError(f"expected --model {self.name}:NAME, got no name")
         if request.base_url is None:
@@ -69,7 +69,7 @@ class OpenAI(Provider):
     def _make_token_budget(self, request: RequestedModel) -> ServerTokenBudget:
         """Return the token budget of this run.
 
-        Its store contains this server's answers to all runs on this machine.
+        It stores this server's answers to all runs on this machine.
         """
         # OpenAI.name, also in `Served`: both share the answers of one model.
         address_digest = hashlib.sha256(
@@ -114,7 +114,7 @@ class Served(OpenAI):
         """Load the model that the server names.
 
         Raises:
-            AuditError: The address has no name, and the server serves several models or none.
+            AuditError: if the address gives no name and the server serves several models or none.
         """
         address = self._split_address(request)
         if not address.name:
