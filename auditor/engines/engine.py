@@ -11,25 +11,26 @@ from typing import Any, Protocol
 
 
 class Work(Protocol):
-    """The interface of a task over items. Each item's result is independent of the other items."""
+    """Interface of a task over items. The result for an item does not depend on other items."""
 
     @property
     def portion(self) -> int:
-        """Number of items that are sent to a worker together, and repeated together if it is
-        lost.
+        """Number of items that are sent to a worker together.
+
+        If the worker is lost, they are sent together again.
         """
 
     def process_items(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield the results of these items.
+        """Yield the results for these items.
 
-        place: the loaded models and data. The results are equal on every worker.
+        `place` is the loaded models and data. Every worker gives the same results.
         """
 
 
 class Engine:
-    """An engine that processes the items of a task one after another in this process.
+    """An engine that processes a task's items one after another in this process.
 
-    A subclass processes the items on the workers of a cluster.
+    Subclasses process the items on the workers of a cluster.
     """
 
     workers = 0  # worker processes besides this process
@@ -37,25 +38,26 @@ class Engine:
 
     @property
     def description(self) -> str:
-        """A phrase for the place where work runs."""
+        """Phrase that says where work runs."""
         return "this process"
 
     def set_work_context(self, local_place: Any, make_place: Callable[[], Any]) -> None:
         """Set the workplace (models and data) that later tasks use.
 
-        local_place: the workplace in this process; make_place: creates a workplace on each worker.
+        `local_place` is the workplace in this process; `make_place` creates a workplace on each
+        worker.
         """
         self._place = local_place
 
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield the result of each item once, as it arrives.
+        """Yield the result for each item once, as it arrives.
 
-        Equal lists of items are divided among the workers in an equal way.
+        The same list of items is always divided among the workers in the same way.
         """
         yield from work.process_items(self._place, items)
 
     def stream_long_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield the results of a few long items; each item goes to the next free worker."""
+        """Yield the results for a few long items; each item goes to the next free worker."""
         yield from self.stream_results(work, items)
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ def make_engine(options: EngineOptions) -> Engine:
 
 
 class RayEngine(Engine):
-    """An engine with `workers` Ray workers of one thread each.
+    """Engine with `workers` Ray workers, each with one thread.
 
     Args:
         workers: Number of workers. All must have room from the start.
@@ -74,7 +74,7 @@ class RayEngine(Engine):
         gpus: GPUs per worker; fractions are allowed.
 
     Raises:
-        AuditError: Ray is not installed, cannot be reached, or has no room for the workers.
+        AuditError: if Ray is not installed, cannot be reached, or has no room for the workers.
     """
 
     def __init__(self, workers: int, address: str = "", gpus: float = 0.0) -> None:
@@ -201,7 +201,7 @@ class RayEngine(Engine):
             self._resources.enter_context(_watch_ray_processes(process_ids))
 
     def _check_cluster_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `ray.init`.
+        """Return the arguments for `ray.init`.
 
         Raise AuditError for a cluster without tokens, or with too many workers.
         """
@@ -243,7 +243,7 @@ class RayEngine(Engine):
         }
 
     def _wait_cluster_resources(self) -> None:
-        """Wait until the cluster reports its resources, shortly after its start.
+        """Wait until the cluster reports its resources, which takes a moment after its start.
 
         Ray itself would wait forever.
         """
@@ -257,7 +257,10 @@ class RayEngine(Engine):
             raise AuditError(missing)
 
     def _describe_missing_resources(self, resources: Mapping[str, float]) -> str:
-        """Return a sentence on the resource that the cluster lacks for the workers; "" if none."""
+        """Return a sentence about a resource that the cluster lacks for the workers.
+
+        Return "" if it lacks none.
+        """
         needs = {"CPU": float(self.workers), "GPU": self.gpus * self.workers}
         for resource, needed in needs.items():
             free = resources.get(resource, 0.0)
@@ -270,7 +273,7 @@ class RayEngine(Engine):
 
 
 def _find_ray_socket_folder() -> Path:
-    """Return a folder with a path short enough for Ray's sockets.
+    """Return a folder whose path is short enough for Ray's sockets.
 
     Raise AuditError if there is none.
     """
@@ -288,7 +291,7 @@ def _find_ray_socket_folder() -> Path:
 def _find_cluster_process_ids() -> list[int]:
     """Return the process ids of the cluster that this process started.
 
-    If one process is lost, Ray ends this process.
+    Ray ends this process if any of them is lost.
     """
     pids = []
     for process in psutil.Process().children(recursive=True):
@@ -304,8 +307,9 @@ def _find_cluster_process_ids() -> list[int]:
 
 
 def _find_raylet_process_ids(node_id: str) -> list[int]:
-    """Return the ids of a node's raylet processes, which connect this process to a running
-    cluster.
+    """Return the ids of a node's raylet processes.
+
+    They connect this process to a running cluster.
     """
     processes = psutil.process_iter(["name", "cmdline"])
     return [
@@ -318,10 +322,10 @@ def _find_raylet_process_ids(node_id: str) -> list[int]:
 
 @contextlib.contextmanager
 def _watch_ray_processes(pids: Sequence[int]) -> Iterator[None]:
-    """End this process if one of `pids` is lost inside this context.
+    """End this process if one of `pids` is lost during the block.
 
     A sentence is printed, and the exit code is 3. Ray itself would end the process from C++ at the
-    next call, without a sentence and with code 1, which means a failed gate.
+    next call, without a sentence and with exit code 1, which means a failed gate.
     """
     handles = [os.pidfd_open(pid) for pid in pids]  # each is readable once its process has ended
     stop_reader, stop_writer = os.pipe()
@@ -344,14 +348,13 @@ def _watch_ray_processes(pids: Sequence[int]) -> Iterator[None]:
 
 
 class _Worker:
-    """A process of the cluster with its own models and data. Ray restarts the process if it is
-    lost.
-    """
+    """Process of the cluster with its own models and data. Ray restarts it if it is lost."""
 
     def __init__(self, make_place: Callable[[], Any], folder: str, version: str) -> None:
         """Create a worker that loads its models and data later.
 
-        make_place: loads them; folder, version: the run's working folder and program version.
+        `make_place` loads them; `folder` and `version` are the run's working folder and program
+        version.
         """
         self.make_place = make_place
         self.folder = folder
@@ -359,10 +362,10 @@ class _Worker:
 
     @cached_property
     def models_and_data(self) -> Any:
-        """The models and data that the worker's tasks need.
+        """Models and data that the worker's tasks need.
 
-        They are loaded with the first task, so that the caller gets any loading errors. Raise
-        AuditError if the worker lacks the run's folder or has another version of the program.
+        They are loaded for the first task, so that the caller gets any loading errors. Raise
+        AuditError if the worker lacks the run's folder or has a different version of the program.
         """
         if self.version != __version__:
             raise AuditError(
@@ -384,9 +387,7 @@ class _Worker:
 
 
 def _get_ray_result(call: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of a call to Ray; raise a worker's AuditError or NotApplicable in this
-    process.
-    """
+    """Return the result of a call to Ray; re-raise a worker's AuditError or NotApplicable here."""
     ray = _import_ray()
     try:
         result = call(*args)
