@@ -32,8 +32,8 @@ def erase(
 
     Examines a copy of each store. Kept records are the control: a layer that does not show them
     cannot tell whether deleted records are gone.
-    Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, parquet, postgresql, qdrant,
-    sqlite, usearch.
+    Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, mem0, parquet, postgresql,
+    qdrant, sqlite, usearch.
 
     Args:
         stores (STORE...): Folder, file or postgresql:// address; KIND:PATH if it is not recognised.

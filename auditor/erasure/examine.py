@@ -6,7 +6,6 @@ A layer is a way to read a store, such as its tables or its bytes.
 from __future__ import annotations
 
 import math
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -153,7 +152,7 @@ def _judge_store(
         for verdict in layer_verdicts:
             is_of_files = layer.name.startswith(BYTES)
             if is_of_files and not verdict.leftovers and not verdict.n_control_seen:
-                if not re.search(store.holds_no.get(verdict.kind, r"(?!)"), layer.name):
+                if not store.lacks(verdict.kind, layer.name):
                     unseen.setdefault(verdict.kind, []).append(layer.name.removeprefix(BYTES))
                 continue
             if layer.quotes and not verdict.leftovers and not verdict.n_control_seen:

@@ -125,6 +125,10 @@ class Store:
                     break
         return "; ".join(remedies_by_text)
 
+    def lacks(self, kind: str, layer: str) -> bool:
+        """Return whether the format of a layer's files cannot have this kind of content."""
+        return re.search(self.holds_no.get(kind, r"(?!)"), layer) is not None
+
     # --- files
 
     @property

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from auditor.erasure.examine import Erasure
+from tests.erasure.memories import close_memory, has_mem0, open_memory, remember
 from tests.erasure.stored import (
     Row,
     count_leftovers,
@@ -301,3 +302,57 @@ def test_langgraph_returns_removed_messages_from_older_checkpoints(tmp_path: Pat
         database.execute("VACUUM")
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert examine(tmp_path, deleted, kept, str(path)).n_left == 0
+
+
+# --- mem0
+
+
+needs_mem0 = pytest.mark.skipif(not has_mem0(), reason="pip install 'audit-lm[stores]'")
+
+
+@needs_mem0
+@pytest.mark.parametrize("provider", ["qdrant", "faiss"])
+def test_mem0_keeps_deleted_memories_in_its_history(tmp_path: Path, provider: str) -> None:
+    deleted, kept = split_rows(make_rows(), N_DELETED)
+    folder, ids = tmp_path / "mem0", tuple(list_ids(deleted))
+    memory = open_memory(folder, [*kept, *deleted], provider)
+    remember(memory, [*kept, *deleted])
+    for id in ids:
+        memory.delete_all(user_id=id)
+    close_memory(memory)
+    erasure = examine(tmp_path, deleted, kept, str(folder))
+    left = count_leftovers(erasure)
+    for layer in ("history of memories", "last messages", "bytes of history.db"):
+        assert left.pop((layer, "text")) == N_DELETED
+    assert len(left) >= 3 and not any(left.values())
+    assert {one.verdict for one in erasure.verdicts} == {"still there", "gone"}
+    assert "DELETE FROM history" in find_remedies(erasure)
+    assert examine(tmp_path, deleted, kept, str(folder / "history.db")).n_left == N_DELETED
+    with closing(sqlite3.connect(folder / "history.db", isolation_level=None)) as database:
+        scopes = [f"user_id={id}" for id in ids]
+        marks = ", ".join("?" * N_DELETED)
+        database.execute("PRAGMA secure_delete = off")
+        database.execute(f"DELETE FROM messages WHERE session_scope IN ({marks})", scopes)
+        database.execute(
+            "DELETE FROM history WHERE memory_id IN (SELECT memory_id FROM history WHERE old_memory"
+            f" IN ({marks}))",
+            [row["text"] for row in deleted],
+        )
+        database.execute("VACUUM")
+    assert examine(tmp_path, deleted, kept, str(folder)).verdict == "gone"
+
+
+@needs_mem0
+def test_mem0_keeps_the_old_text_of_an_updated_memory(tmp_path: Path) -> None:
+    rows = make_rows()
+    deleted, kept = split_rows(rows, N_DELETED)
+    memory = open_memory(tmp_path / "mem0", rows)
+    remember(memory, rows)
+    for row in deleted:
+        (stored,) = memory.get_all(filters={"user_id": row["id"]})["results"]
+        memory.embedding_model.embed = lambda text, action=None: kept[0]["embedding"]
+        memory.update(stored["id"], data="nothing")
+    close_memory(memory)
+    left = count_leftovers(examine(tmp_path, deleted, kept, str(tmp_path / "mem0")))
+    assert left["history of memories", "text"] == N_DELETED
+    assert left["points of collections of vectors", "text"] == 0

@@ -34,6 +34,7 @@ import numpy as np
 from auditor.core.errors import AuditError
 from auditor.erasure.examine import examine_stores
 from auditor.erasure.records import read_erasure_records
+from tests.erasure.memories import close_memory, open_memory, remember
 from tests.erasure.postgresql import Database, find_programs, serve_postgresql
 from validation.harness import Page, run, share, write_rows
 
@@ -187,6 +188,15 @@ def fill_parquet(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Pat
     frame = pd.DataFrame(rows).astype({"text": "category"})
     frame[~frame["id"].isin(deleted)].to_parquet(path / "notes.parquet")
     return path / "notes.parquet"
+
+
+def fill_mem0(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
+    memory = open_memory(path, rows)
+    remember(memory, rows)
+    for number in deleted:
+        memory.delete_all(user_id=str(number))
+    close_memory(memory)
+    return path
 
 
 def fill_postgresql(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> str:

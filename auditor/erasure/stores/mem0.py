@@ -1,0 +1,118 @@
+"""Read mem0: the history of memories, the last messages, and the vector stores next to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import ClassVar
+
+from auditor.erasure.layers import Layer
+from auditor.erasure.store import BYTES, INSTALL, Store, list_store_kinds
+from auditor.erasure.stores.sqlite import SQLiteStore, list_tables, read_start, read_tables
+from auditor.erasure.windows import TEXT, VECTORS
+
+_OF = " of "  # between the names of a layer and of its vector store
+_BY_HAND = "no call of mem0 but reset(), for all users: DELETE FROM {}, then VACUUM"
+# By table: the layer's name, and whether only a part of the records may be in it.
+_LAYERS = {"history": ("history of memories", False), "messages": ("last messages", True)}
+
+
+class Mem0Store(SQLiteStore):
+    """A history database of mem0, or a folder with one and perhaps with vector stores."""
+
+    name = "mem0"
+    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"history of|table history", _BY_HAND.format("history WHERE memory_id = ...")),
+        (r"last messages|table messages", _BY_HAND.format("messages WHERE session_scope = ...")),
+        *SQLiteStore.remedies,
+    )
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        if path.is_dir():
+            return any(map(_is_history, path.iterdir()))
+        return _is_history(path)
+
+    def check(self) -> None:
+        super().check()
+        for store in self._vector_stores.values():
+            store.check_package()
+            store.check()
+
+    def describe(self) -> list[str]:
+        facts = super().describe()
+        if not self._vector_stores:
+            facts.append("its vector store is not in this folder: give its path, too")
+        for name, store in self._vector_stores.items():
+            facts += [f"{name}: {fact}" for fact in store.describe()]
+        return facts
+
+    @cached_property
+    def _vector_stores(self) -> dict[str, Store]:
+        """The stores of other kinds in the folder, by name."""
+        if not self.path.is_dir():
+            return {}
+        kinds = [kind for name, kind in list_store_kinds().items() if name not in ("files", "mem0")]
+        stores = {}
+        waiting = [self.path]
+        while waiting:
+            for path in sorted(waiting.pop().iterdir()):
+                kind = next((kind for kind in kinds if kind.recognises(path)), None)
+                if kind is not None and not _is_history(path):
+                    stores[str(path.relative_to(self.path))] = kind(path)
+                elif path.is_dir():
+                    waiting.append(path)
+        return stores
+
+    def _split_name(self, layer: str) -> tuple[str, Store | None]:
+        """Return the layer's name in its vector store, and the store (None: in none of them)."""
+        for name, store in self._vector_stores.items():
+            file = layer.removeprefix(f"{BYTES}{name}")
+            if file != layer:
+                return f"{BYTES}{file.removeprefix('/')}", store
+            if layer.endswith(f"{_OF}{name}"):
+                return layer.removesuffix(f"{_OF}{name}"), store
+        return layer, None
+
+    def lacks(self, kind: str, layer: str) -> bool:
+        inner, store = self._split_name(layer)
+        if store is not None:
+            return kind not in store.kinds or store.lacks(kind, inner)
+        file = self.folder / layer.removeprefix(BYTES)
+        # mem0's memories next to a faiss index are JSON without vectors.
+        is_without_vectors = file.suffix == ".json" or _is_history(file)
+        if (kind == VECTORS and is_without_vectors) or file.name == "config.json":
+            return True
+        return super().lacks(kind, layer)
+
+    def list_library_layers(self) -> Iterator[Layer]:
+        for path in filter(_is_history, self.list_databases()):
+            tables = list_tables(path)
+            for table, (name, quotes) in _LAYERS.items():
+                if table in tables:
+                    read = partial(read_tables, path, [table])
+                    yield Layer(name, read, (TEXT,), other_texts=True, quotes=quotes)
+        for name, store in self._vector_stores.items():
+            if store.package and not store.package_version:
+                why = f"{store.package} is not installed ({INSTALL})"
+                yield Layer(f"what its library returns{_OF}{name}", list, (TEXT,), doubt=why)
+                continue
+            for layer in store.list_library_layers():
+                yield replace(layer, name=f"{layer.name}{_OF}{name}")
+
+    def find_remedy(self, layer: str, places: Iterable[str]) -> str:
+        inner, store = self._split_name(layer)
+        if store is not None:
+            return store.find_remedy(inner, places)
+        return super().find_remedy(layer, places)
+
+
+def _is_history(path: Path) -> bool:
+    """Return whether this is a database of mem0's events and messages."""
+    return (
+        SQLiteStore.recognises(path)
+        and b"old_memory" in (start := read_start(path, 2**16))
+        and b"new_memory" in start
+    )
