@@ -56,30 +56,30 @@ class Mem0Store(SQLiteStore):
             return {}
         kinds = [kind for name, kind in list_store_kinds().items() if name not in ("files", "mem0")]
         stores = {}
-        waiting = [self.path]
-        while waiting:
-            for path in sorted(waiting.pop().iterdir()):
+        folders = [self.path]
+        while folders:
+            for path in sorted(folders.pop().iterdir()):
                 kind = next((kind for kind in kinds if kind.recognises(path)), None)
                 if kind is not None and not _is_history(path):
                     stores[str(path.relative_to(self.path))] = kind(path)
                 elif path.is_dir():
-                    waiting.append(path)
+                    folders.append(path)
         return stores
 
     def _split_name(self, layer: str) -> tuple[str, Store | None]:
         """Return the layer's name in its vector store, and the store (None: in none of them)."""
         for name, store in self._vector_stores.items():
-            file = layer.removeprefix(f"{BYTES}{name}")
-            if file != layer:
-                return f"{BYTES}{file.removeprefix('/')}", store
+            file = layer.removeprefix(BYTES)
+            if layer.startswith(BYTES) and (file == name or file.startswith(f"{name}/")):
+                return BYTES + file[len(name) + 1 :], store
             if layer.endswith(f"{_OF}{name}"):
                 return layer.removesuffix(f"{_OF}{name}"), store
         return layer, None
 
     def lacks(self, kind: str, layer: str) -> bool:
-        inner, store = self._split_name(layer)
+        inner_layer, store = self._split_name(layer)
         if store is not None:
-            return kind not in store.kinds or store.lacks(kind, inner)
+            return kind not in store.kinds or store.lacks(kind, inner_layer)
         file = self.folder / layer.removeprefix(BYTES)
         # mem0's memories next to a faiss index are JSON without vectors.
         is_without_vectors = file.suffix == ".json" or _is_history(file)
@@ -92,20 +92,20 @@ class Mem0Store(SQLiteStore):
             tables = list_tables(path)
             for table, (name, quotes) in _LAYERS.items():
                 if table in tables:
-                    read = partial(read_tables, path, [table])
-                    yield Layer(name, read, (TEXT,), other_texts=True, quotes=quotes)
+                    read_rows = partial(read_tables, path, [table])
+                    yield Layer(name, read_rows, (TEXT,), other_texts=True, quotes=quotes)
         for name, store in self._vector_stores.items():
             if store.package and not store.package_version:
-                why = f"{store.package} is not installed ({INSTALL})"
-                yield Layer(f"what its library returns{_OF}{name}", list, (TEXT,), doubt=why)
+                reason = f"{store.package} is not installed ({INSTALL})"
+                yield Layer(f"what its library returns{_OF}{name}", list, (TEXT,), doubt=reason)
                 continue
             for layer in store.list_library_layers():
                 yield replace(layer, name=f"{layer.name}{_OF}{name}")
 
     def find_remedy(self, layer: str, places: Iterable[str]) -> str:
-        inner, store = self._split_name(layer)
+        inner_layer, store = self._split_name(layer)
         if store is not None:
-            return store.find_remedy(inner, places)
+            return store.find_remedy(inner_layer, places)
         return super().find_remedy(layer, places)
 
 
