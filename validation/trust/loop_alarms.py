@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from scipy import stats
 
@@ -118,6 +119,8 @@ def _share_of_seed(seed: int) -> float:
 
 
 def share(count: int, of: int) -> str:
+    if not of:
+        return "none of 0"
     found = stats.binomtest(count, of).proportion_ci(method="exact")
     return f"{count} of {of}: {count / of:.1%} [{found.low:.1%}, {found.high:.1%}]"
 
@@ -167,7 +170,8 @@ def counted(seeds: range, kinds: Sequence[str], file: Path | None) -> list[Row]:
 
 
 def row(seed: int, kind: str, test: CrashTest) -> Row:
-    low, high = test.loop.low or 0, test.loop.high or math.inf
+    low = test.loop.low
+    high = test.loop.high
     true = test.claim
     if kind == "adaptive clipping":  # its gradients have a little more noise than its claim
         true = replace(true, noise_multiplier=SUM_NOISE)
@@ -177,7 +181,9 @@ def row(seed: int, kind: str, test: CrashTest) -> Row:
         "verdict": test.verdict,
         "broken": {check.name: f"{check.said} (p = {check.p:.2g})" for check in test.broken_checks},
         "reach": test.loop.noise_multiplier and 1 / test.loop.noise_multiplier,
-        "inside": low <= true.compute_implied_epsilon() <= high,
+        "inside": None
+        if low is None or high is None
+        else low <= true.compute_implied_epsilon() <= high,
         "doubted": test.exceeds_claim_without_fault,
         "seconds": round(test.seconds, 1),
     }
@@ -192,13 +198,16 @@ def summed(held: list[Row], page: Page) -> int:
         own = [one for one in held if one["kind"] == kind]
         if not own:
             continue
-        seen = torch.tensor([one["reach"] or math.nan for one in own])
-        error = float(seen.std(correction=0)) / math.sqrt(len(own))
-        inside = sum(one["inside"] for one in own)
+        reaches = [one["reach"] for one in own if one["reach"] is not None]
+        mean = "mean reach unknown"
+        if reaches:
+            error = 1.96 * float(np.std(reaches)) / math.sqrt(len(reaches))
+            mean = f"mean reach {np.mean(reaches):.4f} ± {error:.4f}"
+        intervals = [one["inside"] for one in own if one["inside"] is not None]
         page.say(
             f"{kind}: broken {share(sum(bool(one['broken']) for one in own), len(own))}; cannot "
-            f"tell {sum(one['verdict'] == UNKNOWN for one in own)}; mean reach {seen.mean():.4f} ± "
-            f"{1.96 * error:.4f}; its 95% interval holds the claim in {share(inside, len(own))}; "
+            f"tell {sum(one['verdict'] == UNKNOWN for one in own)}; {mean}; its 95% interval "
+            f"holds the claim in {share(sum(intervals), len(intervals))}; "
             f"doubted {share(sum(one['doubted'] for one in own), len(own))}"
         )
     by_check = Counter(check for one in held for check in one["broken"])

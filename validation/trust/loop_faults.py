@@ -40,6 +40,7 @@ from validation.trust.loop_variants import DIVIDED, HONEST_VARIANTS, SILENT_OPAC
 
 FAULTS: dict[str, Loop] = {**PLAIN, **DIVIDED, **OPACUS, **SILENT_OPACUS, **TRAINER, **OURS}
 HARMLESS = {
+    "noise for each of two micro-batches": "twice the variance: more private than its claim",
     "tied weights counted twice": "the two uses' gradients are at right angles: a reach of 1.02 at "
     "most"
 }

@@ -240,6 +240,8 @@ def trainer(
             made = Trainer(
                 model, arguments, train_dataset=rows, callbacks=[Private()], data_collator=_labelled
             )
+            # Or transformers divides each loss by the tokens of all texts of the step: a real fault.
+            made.model_accepts_loss_kwargs = False
             if quiet:
                 made.remove_callback(PrinterCallback)
             made.train()
