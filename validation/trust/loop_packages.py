@@ -240,7 +240,7 @@ def trainer(
             made = Trainer(
                 model, arguments, train_dataset=rows, callbacks=[Private()], data_collator=_labelled
             )
-            # Or transformers divides each loss by the tokens of all texts of the step: a real fault.
+            # Or transformers divides each loss by the tokens of all texts of the step, a fault.
             made.model_accepts_loss_kwargs = False
             if quiet:
                 made.remove_callback(PrinterCallback)
