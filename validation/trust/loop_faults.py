@@ -42,7 +42,7 @@ FAULTS: dict[str, Loop] = {**PLAIN, **DIVIDED, **OPACUS, **SILENT_OPACUS, **TRAI
 HARMLESS = {
     "noise for each of two micro-batches": "twice the variance: more private than its claim",
     "tied weights counted twice": "the two uses' gradients are at right angles: a reach of 1.02 at "
-    "most"
+    "most",
 }
 CONTROLS: dict[str, Loop] = {**HONEST_PLAIN, **HONEST_VARIANTS, **HONEST_PACKAGES}
 
