@@ -1,1 +1,1 @@
-"""What you may write, and what it is handed."""
+"""Define the plug-ins that users may write, and the inputs that plug-ins get."""

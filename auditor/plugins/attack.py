@@ -33,9 +33,10 @@ _Candidates = Annotated[int, Limits(1, 100_000, "[]")]
 class Attack(Method):
     """Base class of all attacks, which guess the suffixes of secrets.
 
-    of_learnt: whether the attack works only on models trained on the data, not on models that get
-        the data as input.
-    control: the name of a defense that a run adds for comparison, if available.
+    Attributes:
+        of_learnt: whether the attack works only on models trained on the data, not on models that
+            get the data as input.
+        control: name of a defense that a run adds for comparison, if it is available.
     """
 
     measures = "verbatim"
@@ -45,15 +46,16 @@ class Attack(Method):
     control: ClassVar[str] = ""
 
     def soft_prompt_rows(self) -> int:
-        """Return the number of rows (vectors) of the longest soft prompt that the attack puts
-        before a prefix.
+        """Return the number of rows (vectors) in the attack's longest soft prompt.
+
+        The soft prompt precedes the prefix.
         """
         return 0
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
         """Raise NotApplicable, before any query, if this run lacks an input of the attack.
 
-        known: the (prefix, suffix) pairs that the attacker knows. Capabilities are checked
+        `known` holds the (prefix, suffix) pairs that the attacker knows. Capabilities are checked
         elsewhere.
         """
 
@@ -67,21 +69,22 @@ class Attack(Method):
     def fit_options(self) -> dict[str, Any]:
         """Return the options that affect `fit`, by default all options.
 
-        Runs of a parameter sweep share a state if these options are equal.
+        Runs of a parameter sweep share a state if they agree in these options.
         """
         return dataclasses.asdict(self)
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """Return (attack, ratio), from which a run estimates the time of `fit`.
+        """Return (attack, ratio), by which a run estimates the time that `fit` takes.
 
-        The time of this attack is `ratio` times that of the returned attack; by default, this
-        attack and 1.
+        It takes `ratio` times as long as `fit` of the returned attack. The default is this attack
+        itself and 1.
         """
         return self, 1.0
 
     def queries(self, view: View, secrets: Sequence[Query]) -> Sequence[Query]:
-        """Return the queries to the attacked model: prefixes of secrets, or the attack's own
-        texts.
+        """Return the queries to send to the attacked model.
+
+        By default these are the prefixes of the secrets.
         """
         return secrets
 
@@ -90,19 +93,20 @@ class Attack(Method):
     ) -> Iterator[Guesses]:
         """Yield the guesses for each query, in order. They must not depend on other secrets.
 
-        state: the result of `fit`.
+        `state` is the result of `fit`.
         """
         raise NotImplementedError
 
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
-        """Return the number of samples of each prefix, by name of the sampling recipe.
+        """Return the number of samples per prefix, keyed by name of the sampling recipe.
 
-        The numbers determine query budgets. Attacks with one recipe share their samples.
+        Query budgets are derived from these numbers. Attacks with the same recipe share their
+        samples.
         """
         return {}
 
     def fitted_state_name(self, view: View) -> str:
-        """Return the name of the `fit` state. Views with equal names share one state."""
+        """Return the name of the `fit` state. Views with the same name share one state."""
         return view.target_name
 
     def score_is_probability(self, view: View) -> bool:
@@ -122,8 +126,12 @@ class CorpusAttack(Attack):
     """Base class of attacks that draw texts without prefixes and search them for training data.
 
     The run, not the attack, has the index of the training data and judges the texts. Each generated
-    text is a separate query with its own random numbers. generations: number of texts, each of
-    `length` tokens; n: tokens of a memorised n-gram (0: chosen by the run).
+    text is a separate query with its own random numbers.
+
+    Attributes:
+        generations: number of texts to generate.
+        length: number of tokens in each text.
+        n: number of tokens in a memorised n-gram; 0 lets the run choose it.
     """
 
     of_learnt = True
@@ -139,23 +147,24 @@ class CorpusAttack(Attack):
             )
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
-        """Return the token sequences with which generated texts begin; the texts use them in
-        turn.
+        """Return the token sequences with which generated texts start.
+
+        The texts use them in turn.
         """
         raise NotImplementedError
 
     def user_chosen_beginnings(self, view: View) -> list[Tokens]:
         """Return the token sequences in the user's option `begins`.
 
-        A text that continues a training prompt would not be untargeted extraction.
+        If a text continued a training prompt, the extraction would not be untargeted.
         """
         return []
 
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
-        """Return a query for each text to generate, with an id that identifies its beginning.
+        """Return one query per text to generate, with an id that identifies the text's start.
 
-        Different beginnings get different draws. With a deterministic decoding, each beginning is
-        queried only once.
+        Different starts get different draws. With a deterministic decoding, each start is queried
+        only once.
         """
         begins = self.generation_beginnings(view)
         n_generations = self.generations
@@ -174,11 +183,11 @@ class CorpusAttack(Attack):
 class SamplingAttack(Attack):
     """Base class of attacks that rank candidate suffixes.
 
-    Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8). search: the source of candidates,
+    Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8). `search` is the source of candidates:
     `sample`, `tree` or `beam`. A tree has every suffix whose probability under the decoding reaches
     `threshold`. A beam search has width `beams`, and uses the distribution without temperature and
     truncation. Tree and beam need log-probabilities. temperature=0 is greedy and draws one sample,
-    because all samples are equal.
+    because all samples would be equal.
     """
 
     samples: _Candidates = 100
@@ -210,24 +219,23 @@ class SamplingAttack(Attack):
 
     @property
     def has_one_candidate(self) -> bool:
-        """True if a sampled run gives only one candidate per prefix, such as with greedy
-        decoding.
-        """
+        """True if sampling gives only one candidate per prefix, as with greedy decoding."""
         is_point = self.sampling().decoding.is_point
         return self.search != "beam" and (
             is_point or (self.search == "sample" and self.samples == 1)
         )
 
     def soft_prompt_name(self, view: View) -> str:
-        """Return the name of the soft prompt in the sampling recipe; "" without a prompt."""
+        """Return the name of the soft prompt in the sampling recipe, or "" if there is none."""
         return ""
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
         return None
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        """Return for each query a score per distinct candidate, (distinct,); higher is more
-        confident.
+        """Return, for each query, one score per distinct candidate, of shape (distinct,).
+
+        A higher score means more confidence.
         """
         raise NotImplementedError
 
@@ -263,11 +271,11 @@ def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[st
 def rank_candidates(
     query: Query, candidates: SuffixCandidates, score: Tensor, samples: int
 ) -> Guesses:
-    """Return the candidates of a query by descending score, as guesses.
+    """Return a query's candidates as guesses, in descending order of score.
 
-    score: (distinct,). samples: number of samples drawn. Equal scores are ordered by descending
-    likelihood if it is known (counts only estimate it), then by descending count, then by first
-    draw.
+    `score` has shape (distinct,). `samples` is the number of samples drawn. Candidates with the
+    same score are ordered by descending likelihood if it is known (counts only estimate it), then
+    by descending count, then by first draw.
     """
     if candidates.token_log_probs is None:
         nll = [0.0] * len(score)
@@ -301,7 +309,7 @@ def rank_candidates(
 
 
 def compute_mean_nlls(candidates: SuffixCandidates) -> Tensor:
-    """Return each candidate's mean negative log-likelihood, (distinct,), in nats a token."""
+    """Return each candidate's mean negative log-likelihood, (distinct,) in nats per token."""
     return candidates.nll / candidates.suffixes.shape[1]
 
 

@@ -1,6 +1,4 @@
-"""Define the base class of benchmarks, which hold the secrets; an attack gets only a
-`Challenge`.
-"""
+"""Define the base class of benchmarks, which hold the secrets; attacks get only a `Challenge`."""
 
 from __future__ import annotations
 
@@ -27,19 +25,22 @@ class Benchmark:
 
     An attack gets only `challenge()`. The run compares its guesses with the true suffixes.
 
-    secrets: members and non-members; canaries: inserted canaries and controls.
-    forgotten: ids of the secrets that a model was trained to forget.
-    asking_order: ids of secrets, likeliest leaks first.
-    known: (prefix, suffix) pairs that the attacker knows.
-    heldout: tokens of private text that no model was trained on, for perplexity.
-    heldout_given: for each such text, the number of first tokens that are not scored; (): 1.
-    text_form: how conversations become text (None: no conversations).
-    framed: whether prefixes begin with a chat template's own text, as in training.
-    as_trained: whether token ids are a trainer's own, with no token before them.
-    record_counts: counts of "members" and "nonmembers".
-    unread_columns: columns with texts that are not used.
-    earlier_in_row: by secret id, the token sequences before its prefix in a packed row.
-    doubts: reasons why the data may hide a leak.
+    Attributes:
+        secrets: members and non-members.
+        canaries: inserted canaries and controls.
+        forgotten: ids of the secrets that a model was trained to forget.
+        asking_order: ids of secrets, those most likely to leak first.
+        known: (prefix, suffix) pairs that the attacker knows.
+        heldout: tokens of private text that no model was trained on, for perplexity.
+        heldout_given: for each held-out text, the number of leading tokens that are not scored; ()
+            means 1 for each.
+        text_form: how conversations become text; None if there are no conversations.
+        framed: whether prefixes start with a chat template's own text, as in training.
+        as_trained: whether token ids are a trainer's own, with no token before them.
+        record_counts: counts of "members" and "nonmembers".
+        unread_columns: columns whose texts are not used.
+        earlier_in_row: for each secret id, the token sequences before its prefix in a packed row.
+        doubts: reasons why the data may hide a leak.
     """
 
     name: ClassVar[str] = ""
@@ -80,7 +81,7 @@ class Benchmark:
 
     @property
     def unattacked_training_tokens(self) -> Sequence[Tokens]:
-        """The training records that are neither attacked nor to be forgotten, as tokens.
+        """Training records that are neither attacked nor to be forgotten, as tokens.
 
         A model can relearn on them.
         """
@@ -94,10 +95,11 @@ class Benchmark:
         return Challenge(known=self.known, queries=queries)
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """Yield (tokens, copies in training) of each training text, or of each held-out text.
+        """Yield (tokens, copies in training) for each training text or each held-out text.
 
-        members: whether to yield the training texts. Unknown copies are None. The default yields
-        only attacked and known texts; a benchmark of whole records overrides it.
+        If `members` is True, yield the training texts. Unknown numbers of copies are None. By
+        default, only attacked and known texts are yielded; a benchmark of whole records overrides
+        this.
         """
         for secret in (*self.secrets, *self.canaries):
             if secret.member == members:
@@ -107,9 +109,9 @@ class Benchmark:
                 yield pair.prefix + pair.suffix, None
 
     def few(self, limit: int) -> tuple[Secret, ...]:
-        """Return at most `limit` members and an equal share of the non-members.
+        """Return at most `limit` members, and the same share of the non-members.
 
-        The secrets are evenly spaced, so all numbers of copies remain.
+        The secrets are evenly spaced, so that every number of copies is represented.
         """
         members = select_members(self.secrets)
         nonmembers = select_members(self.secrets, False)

@@ -32,7 +32,7 @@ PluginClasses = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 def load_plugin_classes(before: Callable[[], None]) -> PluginClasses:
     """Return all plug-ins except those of `--plugin`, like `registry.list_plugin_classes`.
 
-    The plug-ins come from the cache if no built-in file has changed. before: called before
+    The plug-ins come from the cache if no built-in file has changed. `before` is called before
     plug-ins are imported.
     """
     if importlib.metadata.entry_points(group=ENTRY_POINTS):
@@ -66,7 +66,7 @@ def _import_all_plugins(before: Callable[[], None]) -> PluginClasses:
 
 
 def _plugin_source_files_fingerprint() -> str:
-    """Return a digest that changes whenever a file of a built-in plug-in changes."""
+    """Return a digest that changes whenever the file of any built-in plug-in changes."""
     folders = set()
     for package in _PACKAGES:
         for place in importlib.import_module(package).__path__:

@@ -18,17 +18,19 @@ from auditor.privacy.promises import PrivacyRecord
 
 @dataclass(frozen=True)
 class Scenario:
-    """The inputs of a defense: the attacked model, models that the defense may use, and the
-    queries.
+    """Inputs of a defense: the attacked model, models that it may use, and the queries.
 
-    public: a public model; ensemble: an `Ensemble` of private members, or None.
-    queries: number of tokens that the text-only results will draw.
-    answer_length: tokens of one answer.
-    trained: a model trained by the defense.
-    whole: an adapter on all records of the ensemble, trained like a member.
-    prompts: the texts before the answers, with the private records that begin with them.
-    corpus: the training records known to the audit, without repeats.
-    beside: a model to show next to a model that was trained to forget.
+    Attributes:
+        target: the attacked model.
+        public: a public model.
+        ensemble: an `Ensemble` of private members, or None.
+        queries: number of tokens that the text-only results will draw.
+        answer_length: number of tokens in one answer.
+        trained: a model trained by the defense.
+        whole: an adapter trained like a member, but on all records of the ensemble.
+        prompts: the texts before the answers, and the private record that starts with each text.
+        corpus: the training records known to the audit, without repeats.
+        beside: a model to show next to a model that was trained to forget.
     """
 
     target: LanguageModel
@@ -50,9 +52,10 @@ class Scenario:
 class Prompt:
     """The text before the answer to a secret, tokenised like model input.
 
-    secret: id of the secret.
-    given: tokens of the text.
-    record: tokens of the private record that begins with the text; () if there is none.
+    Attributes:
+        secret: id of the secret.
+        given: tokens of the text.
+        record: tokens of the private record that starts with the text; () if there is none.
     """
 
     secret: str
@@ -64,8 +67,8 @@ class Prompt:
 class TrainedModel:
     """A model trained to leak less, and its privacy claim (`privacy.json`), if any.
 
-    canaries: the scores of gradient canaries in the training, for an audit.
-    told: the trainer's notes.
+    `canaries` holds the scores of gradient canaries in the training, for an audit. `told` holds the
+    trainer's notes.
     """
 
     model: LanguageModel
@@ -82,9 +85,10 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class MaskedScenario:
-    """The inputs of a defense of a masked LM.
+    """Inputs of a defense of a masked LM.
 
-    target: the attacked model; public: a public model; queries: maximum number of gaps in a text.
+    `target` is the attacked model, `public` a public model, and `queries` the largest number of
+    gaps in a text.
     """
 
     target: MaskedModel
@@ -96,8 +100,8 @@ class MaskedScenario:
 class Defense(Configured):
     """Base class of all defenses: `protect` returns the defended model, `claim` its privacy claim.
 
-    needs: required fields of the `Scenario` besides the target: "public", "ensemble", "trained",
-        "whole", "records", "corpus".
+    `needs` lists the fields of the `Scenario` that must be given besides the target: "public",
+    "ensemble", "trained", "whole", "records", "corpus".
     """
 
     name: ClassVar[str] = ""
@@ -111,20 +115,18 @@ class Defense(Configured):
 
     @property
     def ensemble_folder(self) -> str:
-        """The folder of adapters in the option `ensemble`; "" if the lab trains the adapters
-        itself.
-        """
+        """Folder of adapters in the option `ensemble`; "" if the lab trains the adapters itself."""
         folder: str = getattr(self, "ensemble", "")
         return folder
 
     @property
     def required_member_count(self) -> int | None:
-        """The required number of ensemble members (None: any number)."""
+        """Required number of ensemble members; None for any number."""
         return None
 
     @property
     def model_folder(self) -> str:
-        """The folder of a trained model in the option `model`; "" if the lab trains the model."""
+        """Folder of a trained model in the option `model`; "" if the lab trains the model."""
         folder: str = getattr(self, "model", "")
         return folder
 
@@ -132,11 +134,11 @@ class Defense(Configured):
         raise NotImplementedError
 
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim | None:
-        """Return the privacy claim for `n_tokens` drawn tokens; None if nothing is claimed."""
+        """Return the privacy claim for `n_tokens` drawn tokens, or None if nothing is claimed."""
         return None
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim | None]:
-        """Return the results of `protect` and `claim` for a masked LM.
+        """Return what `protect` and `claim` return, but for a masked LM.
 
         Raise AuditError if the defense does not support masked LMs.
         """
@@ -145,14 +147,14 @@ class Defense(Configured):
         )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        """Return the fixed number of tokens that this defense answers (None: no limit)."""
+        """Return the fixed number of tokens that this defense answers, or None for no limit."""
         return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
-        """Return, by secret id, which of several budgets (lots) pays for the secret's answers.
+        """Return, for each secret id, the budget (lot) that pays for the answers to the secret.
 
-        Return {} for a single budget. Each lot has its own private data, and a claim covers T
-        tokens of any lot.
+        Return {} if there is only one budget. Each lot has its own private data, and a claim covers
+        T tokens of each lot.
         """
         return {}
 
@@ -161,17 +163,17 @@ class Defense(Configured):
         return ()
 
     def cause_chain(self) -> tuple[Cause, ...]:
-        """Return controls that lead from the undefended model to this defense by one change each.
+        """Return the controls between the undefended model and this defense, one change apart.
 
-        A run measures these controls too, and attributes a part of the defense's effect to each
+        A run measures these controls too, and attributes part of the defense's effect to each
         change. Steps after the defense show the leakage with even less private data, and do not
-        count as effect.
+        count as its effect.
         """
         return ()
 
 
 class BudgetedDefense(Defense):
-    """Base of defenses with the option `queries`, the drawn tokens that their epsilon covers.
+    """Base class of defenses with the option `queries`: the number of drawn tokens epsilon covers.
 
     The option `on_exhaustion` is that of `QueryBudget`.
     """
@@ -200,11 +202,12 @@ class BudgetedDefense(Defense):
 
 @dataclass(frozen=True)
 class Cause:
-    """A step of a defense's chain of controls: one change from the previous step.
+    """A step in a defense's chain of controls: one change from the previous step.
 
-    changes: the change in words.
-    row: the control that is measured for this step (None: the defense itself).
-    needs: input that the user must give if the control is missing.
+    Attributes:
+        changes: the change, in words.
+        row: the control that is measured for this step; None for the defense itself.
+        needs: input that the user must give if the control is missing.
     """
 
     name: str  # "splitting"
@@ -219,7 +222,8 @@ class Cause:
 class QueryBudget:
     """A fixed number of drawn tokens.
 
-    on_exhaustion: after these tokens, no answers are given ("stop"), or the public model answers.
+    `on_exhaustion` says what happens after that: answers stop ("stop"), or the public model gives
+    them ("public").
     """
 
     tokens: int
@@ -227,9 +231,10 @@ class QueryBudget:
 
 
 def count_largest_lot(n_drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
-    """Return the number of tokens drawn from the budget (lot) with the most drawn tokens.
+    """Return how many tokens were drawn from the budget (lot) from which most were drawn.
 
-    n_drawn: tokens by (recipe, secret). lots: each secret's lot; without lots, count all tokens.
+    `n_drawn` counts tokens by (recipe, secret). `lots` gives each secret's lot; if it is empty, all
+    tokens count together.
     """
     tokens_by_lot: Counter[int | None] = Counter()
     for (_, secret), tokens in n_drawn.items():

@@ -35,9 +35,9 @@ _SIZES = ("characters", "compressed_bytes")  # of the entire text, for the blind
 class MembershipScore(AncestralProbe):
     """Base class of membership scores. A subclass only defines `name` and `score_records`.
 
-    The base computes AUC and rates, AUC by copies, a baseline that does not use the model, and the
-    numbers kept for each record. `membership_auc` takes the score into account, next to the
-    built-in scores.
+    The base class computes AUC and rates, AUC by number of copies, a baseline that does not use the
+    model, and the numbers kept for each record. `membership_auc` takes the score into account,
+    alongside the built-in scores.
     """
 
     measures = "membership"
@@ -51,14 +51,14 @@ class MembershipScore(AncestralProbe):
     ) -> Sequence[float]:
         """Return the score of each record, (B,); higher for a member.
 
-        prefixes: (B, n) and suffixes: (B, L) token ids of the records.
+        `prefixes` (B, n) and `suffixes` (B, L) are the token ids of the records.
         view.target.token_log_probs(prefixes, suffixes) returns (B, L) nats.
         """
         raise NotImplementedError
 
     @property
     def score_name(self) -> str:
-        """The score's name in metric names, such as `tail_loss` in `membership_auc_tail_loss`.
+        """The score's name within metric names, such as `tail_loss` in `membership_auc_tail_loss`.
 
         It is the plug-in's name (`tail-loss`) with underscores.
         """
@@ -92,7 +92,7 @@ class MembershipScore(AncestralProbe):
     ) -> list[Observation]:
         """Add to each observation the score of a classifier that does not use the model.
 
-        It measures how members and non-members differ as texts.
+        It measures how much members and non-members differ as texts.
         """
         member = mask_members(secrets)
         if explain_too_few_records(member):
@@ -179,7 +179,7 @@ def build_text_features(secrets: Sequence[Secret], observations: Sequence[Observ
 
 
 def explain_unrankable_scores(scores: Floats) -> str:
-    """Return why scores cannot rank the records: one is NaN, or all are equal; "" if they can."""
+    """Return why scores cannot rank the records (one is NaN, or all are equal); "" if they can."""
     if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
     if (scores == scores[0]).all():
@@ -188,9 +188,7 @@ def explain_unrankable_scores(scores: Floats) -> str:
 
 
 def explain_too_few_records(member: Bools) -> str:
-    """Return whether members or non-members are too few for a comparison; "" if there are
-    enough.
-    """
+    """Return whether members or non-members are too few for a comparison, or "" if neither are."""
     n_members = int(member.sum())
     n_nonmembers = int((~member).sum())
     if min(n_members, n_nonmembers) >= roc.LEAST:

@@ -16,12 +16,15 @@ class Method(Configured):
     """Base class of attacks and probes: frozen dataclasses whose fields are their options.
 
     The first paragraph of a subclass's docstring describes the method.
-    measures: the kind of leak, one of `records.leak_readings.KINDS` or its own; "": none.
-    needs: capabilities that the default options require: "draw", "likelihood", "ranks",
-        "likeliest", "distribution", "embeddings", "training".
-    of: the attacked records: secrets, canaries, records included by a coin, or the method's own.
-    metrics: titles of the numbers that only this method reports, by name.
-    quick: its options in `audit check`; None: too slow for it.
+
+    Attributes:
+        measures: the kind of leak, one of `records.leak_readings.KINDS` or a new one; "" for none.
+        needs: capabilities that the default options require: "draw", "likelihood", "ranks",
+            "likeliest", "distribution", "embeddings", "training".
+        of: the attacked records: secrets, canaries, records included by a coin, or the method's
+            own.
+        metrics: titles of the numbers that only this method reports, keyed by name.
+        quick: its options in `audit check`; None for a method too slow for it.
     """
 
     name: ClassVar[str] = ""
@@ -46,7 +49,7 @@ class Method(Configured):
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        """The capabilities that the current options require, known before any draw."""
+        """Capabilities that the current options require, known before anything is drawn."""
         return self.needs
 
     @property
@@ -57,14 +60,14 @@ class Method(Configured):
     def sampling(self) -> Sampling | None:
         """Return the recipe of the candidates, or of the distribution that the method reads.
 
-        The report shows the recipe. Return None if the method has neither.
+        The report shows the recipe. Return None if the method uses neither.
         """
         return None
 
     def report_section(self, findings: Sequence[Finding]) -> OwnSection | None:
-        """Return a section for the reports (None: no section).
+        """Return a section for the reports, or None for no section.
 
-        findings: all results of this method in the run. `result.json` keeps the section and reports
-            show it unchanged, so it must not contain private text.
+        `findings` are all results of this method in the run. `result.json` stores the section and
+        reports show it unchanged, so it must not contain private text.
         """
         return None

@@ -24,9 +24,10 @@ _SIGNS = {"[": ">=", "(": ">"}
 
 @dataclass(frozen=True)
 class Limits:
-    """The valid numbers of an option, an interval: `Annotated[float, Limits(0, 1, "()")]`.
+    """An interval of valid numbers for an option: `Annotated[float, Limits(0, 1, "()")]`.
 
-    ends: a bracket for an end that is valid, a parenthesis for an end that is not.
+    `ends` has a square bracket for each end that is valid, and a parenthesis for each end that is
+    not.
     """
 
     low: float
@@ -56,7 +57,7 @@ ShareOrAll = Annotated[float, Limits(0, 1, "(]")]
 
 
 class Configured:
-    """Base of plug-ins: frozen dataclasses whose fields are their options."""
+    """Base class of plug-ins: frozen dataclasses whose fields are their options."""
 
     def __post_init__(self) -> None:
         """Raise AuditError if an option has a value that its annotation excludes.
@@ -77,10 +78,10 @@ class Configured:
 def build_plugin(
     kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]
 ) -> Plugin:
-    """Build a plug-in by name, with its options.
+    """Build the plug-in `name` with its options.
 
-    kind: attack, defense or the like; known: the plug-ins by name. Raise AuditError for an unknown
-    name, with the nearest known name.
+    `kind` is a noun such as attack or defense, and `known` maps names to plug-ins. If the name is
+    unknown, raise AuditError with the closest known name.
     """
     if name not in known:
         raise make_unknown_name_error(kind, name, known)
@@ -97,10 +98,10 @@ def build_plugin(
 
 
 def parse_plugin_option_value(where: str, kind: Any, value: Any) -> Any:
-    """Convert a command-line or TOML value to the annotated type `kind`.
+    """Convert a value from the command line or TOML to the annotated type `kind`.
 
-    where: start of the error message. Raise AuditError for a value of another type, such as
-    `samples=ten`.
+    `where` is the start of the error message. Raise AuditError if the value has a different type,
+    such as `samples=ten`.
     """
     if typing.get_origin(kind) is Literal:
         if value not in typing.get_args(kind):
@@ -161,6 +162,6 @@ def describe_plugin(cls: type) -> str:
 
 
 def get_plugin_title(cls: Any) -> str:
-    """Return the class's name for tables: its `title`, or its name if it has no title."""
+    """Return the class's name for tables: its `title` or, if it has none, its `name`."""
     title: str = cls.title or cls.name
     return title

@@ -36,7 +36,8 @@ DELTA = 1e-5  # of a bound on epsilon, if neither the user nor a claim gives it
 class Observed(list[Observation]):
     """The observations of a probe, in the order of the secrets.
 
-    facts: numbers about all secrets together, such as the rules and the outcome of a guessing game.
+    `facts` are numbers about all secrets together, such as the rules and the outcome of a guessing
+    game.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class Observed(list[Observation]):
 class Probe(Method):
     """Base class of the auditor's measurements, which use the true suffixes of secrets.
 
-    of: the observed records (subjects): the benchmark's secrets, its canaries for exposure, the
-        records that a coin included or excluded, or the `textless_subjects`.
-    means: names of measurements that are means of `per_secret_values`; they may end a run early.
+    Attributes:
+        of: the observed records (subjects): the benchmark's secrets, its canaries for exposure, the
+            records that a coin included or excluded, or the `textless_subjects`.
+        means: names of measurements that are means of `per_secret_values`; these may end a run
+            early.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("distribution",)
@@ -60,18 +63,18 @@ class Probe(Method):
     means: ClassVar[tuple[str, ...]] = ()
 
     def textless_subjects(self, view: View) -> tuple[Secret, ...]:
-        """Return subjects without text, such as gradients, with their ids and membership.
+        """Return subjects that have no text, such as gradients, with their ids and membership.
 
         Raise NotApplicable if there are none.
         """
         raise NotImplementedError
 
     def wanted_reference_models(self) -> str:
-        """Return the option `references`, which names further reference models; "" for none."""
+        """Return the option `references`, which names further reference models; "" if not set."""
         return ""
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
-        """Raise AuditError, before any query, for secrets that the probe cannot observe."""
+        """Raise AuditError, before any query, if the probe cannot observe these secrets."""
 
     def has_subject_in(self, secrets: Sequence[Secret]) -> bool:
         """Return whether the probe can observe any of these records."""
@@ -84,7 +87,7 @@ class Probe(Method):
         """
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        """Yield an observation of each secret, in order.
+        """Yield one observation per secret, in order.
 
         An observation must not depend on other secrets.
         """
@@ -95,9 +98,9 @@ class Probe(Method):
     ) -> dict[str, float]:
         """Return numbers about all secrets together, such as terms of the claim.
 
-        They may also be answers of later queries. This method is called once for each model and
+        They may also be answers to further queries. This method is called once for each model and
         setting; the methods below find the numbers in `observations.facts`. Secrets and
-        observations are in one order.
+        observations are in the same order.
         """
         return {}
 
@@ -110,34 +113,34 @@ class Probe(Method):
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         """Return the numbers to report, with the main number first.
 
-        For a number NAME, NAME_nonmembers is the number of non-members, and excess_NAME the
-        difference.
+        If NAME is a number for members, NAME_nonmembers is the same number for non-members, and
+        excess_NAME is the difference.
         """
         raise NotImplementedError
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        """Return the members' main number by copies in training; empty if the copies are
-        unknown.
+        """Return the members' main number for each number of copies in training.
+
+        The result is empty if the copies are unknown.
         """
         return {}
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """Return a number for each secret, by name of a measurement that is their mean over
-        members.
+        """Return one number per secret for each measurement that is the mean of such numbers.
 
-        Runs are compared pairwise by these numbers. A measurement without such numbers cannot be
-        compared with a baseline.
+        The mean is over members. Runs are compared pairwise by these numbers, so a measurement
+        without them cannot be compared with a baseline.
         """
         return {}
 
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return membership scores by name. The run selects the strongest score of all probes."""
+        """Return membership scores, keyed by name; the run selects the strongest of all probes."""
         return {}
 
     def epsilon_lower_bounds(
@@ -150,9 +153,9 @@ class Probe(Method):
         return ()
 
     def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited | None:
-        """Return the terms of the audit of epsilon, before any guess is made.
+        """Return the terms of the epsilon audit, before any guess is made.
 
-        Return None if the probe bounds no epsilon, or plays a game.
+        Return None if the probe does not bound epsilon, or plays a game.
         """
         return None
 
@@ -205,9 +208,9 @@ OfRows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 def batch_equal_shapes(
     model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Yield batches of secrets of equal lengths: B indices, prefixes (B, n) and suffixes (B, L).
+    """Yield batches of equally long secrets: B indices, prefixes (B, n) and suffixes (B, L).
 
-    size: most secrets in a batch.
+    `size` is the largest number of secrets in a batch.
     """
     for indices in group_equal_shapes([secret.lengths for secret in secrets], size):
         prefixes = torch.tensor([secrets[i].prefix for i in indices], device=model.device)
@@ -218,9 +221,10 @@ def batch_equal_shapes(
 def observe_in_batches(
     view: View, secrets: Sequence[Secret], size: int, look: Look
 ) -> Iterator[Observation]:
-    """Yield observations of secrets, grouped by equal lengths of prefix and suffix.
+    """Yield observations of secrets, batching secrets with the same prefix and suffix length.
 
-    look: observes a batch. size: number of secrets at once; fewer if memory does not suffice.
+    `look` observes a batch. `size` is the number of secrets per batch; fewer if memory is too
+    small.
     """
     # One limit for all shapes: a size that was too large for a shape is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
@@ -239,10 +243,10 @@ def observe_in_batches(
 def read_token_statistics(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor, at_once: int, of_rows: OfRows
 ) -> Iterator[list[Tensor]]:
-    """Yield lists of statistics of each suffix token, (b, L) each, for b texts at a time.
+    """Yield, for b texts at a time, lists of statistics of each suffix token, (b, L) each.
 
-    of_rows: computes the statistics from distributions and tokens; it gets at most `at_once`
-        probabilities in each call.
+    `of_rows` computes the statistics from distributions and tokens; it gets at most `at_once`
+    probabilities per call.
     """
     for batch_tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
         # (b, L, V) -> (b L, V), a chunk at a time: the results of `of_rows` take as much memory
@@ -279,7 +283,7 @@ def value_column(observations: Sequence[Observation], name: str) -> Floats:
 
 
 def strip_observed_prefix(prefix: str, names: Iterable[str]) -> list[str]:
-    """Return the names that begin with `prefix`, without the prefix."""
+    """Return the names that start with `prefix`, without the prefix."""
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
@@ -311,10 +315,10 @@ def measure_baselined_probability(
     note: str = "",
     excess: bool = True,
 ) -> list[Measurement]:
-    """Return the mean probability of members and, if there are any, of non-members.
+    """Return the mean probability for members and, if there are any, for non-members.
 
-    name: name of the measurement; p, member: (records,). excess: whether to return the difference
-    too.
+    `name` is the name of the measurement; `p` and `member` are (records,). If `excess` is True,
+    also return the difference.
     """
     member_mean = compute_mean_probability(name, p[member], note)
     if member.all():
@@ -332,9 +336,9 @@ def measure_baselined_probability(
 def measure_baselined_share(
     name: str, holds: Bools, member: Bools, note: str = ""
 ) -> list[Measurement]:
-    """Return the share of members for which `holds` is true and, if there are any, of non-members.
+    """Return the share of members and, if there are any, of non-members for which `holds` is true.
 
-    name: name of the measurement; holds, member: (records,).
+    `name` is the name of the measurement; `holds` and `member` are (records,).
     """
     shares = [measure_share(name, holds[member], note)]
     if not member.all():
@@ -345,9 +349,9 @@ def measure_baselined_share(
 def measure_repeat_probability(
     name: str, secrets: Sequence[Secret], p: Floats
 ) -> dict[str, Measurement]:
-    """Return the members' mean probability by number of copies in training, if known.
+    """Return the members' mean probability for each number of copies in training, if known.
 
-    name: name of the measurement; p: (records,).
+    `name` is the name of the measurement; `p` is (records,).
     """
     return {
         str(r): compute_mean_probability(name, p[mask])
@@ -356,7 +360,7 @@ def measure_repeat_probability(
 
 
 def count_member_repeats(secrets: Sequence[Secret]) -> Ints:
-    """Return members' numbers of copies, (secrets,); -1 if unknown, and for non-members."""
+    """Return each member's number of copies, (secrets,); -1 if unknown or for a non-member."""
     repeats = []
     for secret in secrets:
         is_known = secret.member and secret.repeats is not None
@@ -365,6 +369,6 @@ def count_member_repeats(secrets: Sequence[Secret]) -> Ints:
 
 
 def mask_repeat_counts(secrets: Sequence[Secret]) -> dict[int, Bools]:
-    """Return masks of the members with each number of copies, ascending, if known."""
+    """Return a mask of the members for each known number of copies, in ascending order."""
     repeats = count_member_repeats(secrets)
     return {r: repeats == r for r in sorted(set(repeats.tolist()) - {-1})}

@@ -17,10 +17,14 @@ from auditor.plugins.options import Configured
 
 @dataclass(frozen=True)
 class RequestedModel:
-    """A request to a provider for a model; equal requests mean one model.
+    """A request to a provider for a model; equal requests mean the same model.
 
-    name: the part of --model after the prefix. base_url, tokenizer: the options of these names.
-    run: the run that pays for the model's tokens; most: the run's maximum number of tokens.
+    Attributes:
+        name: the part of --model after the prefix.
+        base_url: the option of this name.
+        tokenizer: the option of this name.
+        run: the run that pays for the model's tokens.
+        most: the run's largest number of tokens.
     """
 
     name: str
@@ -35,10 +39,12 @@ class RequestedModel:
 class Provider(Configured):
     """Base class of all providers of models.
 
-    takes: fields of the plan on loading that this provider uses.
-    unprefixed: whether the provider loads names without a prefix.
-    network: whether requests go over a network and may cost money.
-    distribution: whether its models give complete next-token distributions, which defenses need.
+    Attributes:
+        takes: fields of the plan about loading that this provider uses.
+        unprefixed: whether the provider loads names without a prefix.
+        network: whether requests go over a network and may cost money.
+        distribution: whether its models give complete next-token distributions, which defenses
+            need.
     """
 
     name: ClassVar[str] = ""
@@ -54,22 +60,22 @@ class Provider(Configured):
         """Raise AuditError, before loading, if the model cannot be loaded."""
 
     def load(self, request: RequestedModel) -> LanguageModel:
-        """Return the model. Raise AuditError with one sentence if there is no such model."""
+        """Return the model. Raise AuditError, with one sentence, if the model does not exist."""
         raise NotImplementedError
 
     def prepare_for_next_run(self, model: LanguageModel, request: RequestedModel) -> None:
         """Prepare an already loaded model for the next run."""
 
     def list_model_sources(self, request: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
-        """Map the role of each part of the model to (file, folder or hub id; hub revision or None).
+        """Map the role of each part of the model to its source.
 
-        A gate identifies the model by digests of these sources. The map is empty for a model
-        without files.
+        A source is (file, folder or hub id; hub revision or None). A gate identifies the model by
+        digests of the sources. The map is empty if the model has no files.
         """
         return {}
 
     def estimate_least_bytes(self, request: RequestedModel) -> int | None:
-        """Return a lower bound on the model's bytes in memory (None: unknown before loading)."""
+        """Return a lower bound on the model's bytes in memory; None if unknown before loading."""
         return None
 
     def describe_model(self, request: RequestedModel) -> str:

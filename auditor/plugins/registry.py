@@ -59,7 +59,7 @@ def list_probes() -> dict[str, type[Probe]]:
 
 
 def list_methods() -> dict[str, type[Attack] | type[Probe]]:
-    """Return the attacks and probes that `--attack` accepts, by name.
+    """Return the attacks and probes that `--attack` accepts, keyed by name.
 
     Raise AuditError if an attack and a probe share a name.
     """
@@ -75,7 +75,7 @@ def list_methods() -> dict[str, type[Attack] | type[Probe]]:
 def find_method_name(measures: str) -> str:
     """Return the name of the first attack or probe that measures this kind of leak.
 
-    measures: a value of `Method.measures`.
+    `measures` is a value of `Method.measures`.
     """
     return next(name for name, kind in list_methods().items() if kind.measures == measures)
 
@@ -106,10 +106,10 @@ def list_providers() -> dict[str, type[Provider]]:
 
 
 def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Provider, str]:
-    """Return a model's provider, with its options, and the model's name for the provider.
+    """Return a model's provider, with its options, and the model's name at this provider.
 
-    For a provider without options of its own, the options are passed in `RequestedModel.loading`.
-    Raise AuditError for an unknown provider or an invalid option.
+    If the provider has no options of its own, the options are passed in `RequestedModel.loading`.
+    Raise AuditError if the provider is unknown or an option is invalid.
     """
     known = list_providers()
     prefix, name = split_model_name(model)
@@ -119,7 +119,7 @@ def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Prov
 
 
 def list_plugin_classes() -> dict[str, dict[str, Any]]:
-    """Return all plug-ins by kind (such as Attack) and then by name."""
+    """Return all plug-ins, keyed by kind (such as Attack) and then by name."""
     return {
         "Attack": list_attacks(),
         "Probe": list_probes(),
@@ -152,7 +152,7 @@ def _find_plugin_classes(kind: Any, package: str) -> dict[str, Any]:
 
 
 def check_plugin_name(name: str) -> None:
-    """Raise AuditError for a name that cannot be part of a file name of a run."""
+    """Raise AuditError if a name cannot be part of the name of a file in a run."""
     if not name or "/" in name:
         raise AuditError(f"expected the name of a plug-in, without '/', got {name!r}")
 

@@ -24,10 +24,10 @@ RECORD = "training.json"  # next to a trained model: its configuration
 class TrainingRecord:
     """A private record to fine-tune on; each copy is a separate record.
 
-    tokens: the whole text, without special tokens.
-    unit: the owner of the record: the user or group column, else the digest of the record's
-        content.
-    learnt: for each token, whether it has a loss (None: all).
+    Attributes:
+        tokens: the whole text, without special tokens.
+        unit: owner of the record, from the user or group column, or else the digest of its content.
+        learnt: for each token, whether it counts toward the loss; None means all of them.
     """
 
     text: str
@@ -39,18 +39,21 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The inputs of a `Trainer`: the records, the base model and the output folder.
+    """Inputs of a `Trainer`: the records, the base model and the output folder.
 
-    base: hub id or folder; load: loads a new transformers model whose trained parameters require
-        gradients.
-    end: the token that ends a record; block: maximum tokens of a training sequence.
-    users: whether the data name each record's owner.
-    public: a model with which trainers may judge records.
-    out: output folder; checkpoint: continues an interrupted training.
-    progress: callback(description, done, total).
-    half: dtype of torch's autocast for matrix products, if a trainer permits it.
-    heldout: records that are not trained on, by which a trainer may choose its model.
-    forget: records that the base model has learnt and must forget.
+    Attributes:
+        base: hub id or folder.
+        load: loads a new transformers model; its trained parameters require gradients.
+        end: token that ends a record.
+        block: largest number of tokens in a training sequence.
+        users: whether the data name each record's owner.
+        public: model with which trainers may judge records.
+        out: output folder.
+        checkpoint: continues an interrupted training.
+        progress: callback(description, done, total).
+        half: dtype of torch's autocast for matrix products, if a trainer permits it.
+        heldout: records that are not trained on, by which a trainer may choose its model.
+        forget: records that the base model has learnt and must forget.
     """
 
     base: str  # hub id or folder
@@ -80,17 +83,18 @@ class TrainingJob:
 class Trainer(Configured):
     """Base class of the methods of `audit train`: a frozen dataclass like an `Attack`.
 
-    `train` writes one or several model folders to `job.out`. It continues existing models after
-    `audit train` has checked that they have an equal configuration.
+    `train` writes one or several model folders to `job.out`. If there are models already, it
+    continues them, after `audit train` has checked that their configuration is the same.
 
-    promises: whether its models, or their serving, have a privacy claim.
-    adapters: whether it trains adapters on a frozen base.
-    whole: whether it trains a whole model and selects the trained parameters itself.
-    chooses: whether it uses held-out records.
-    unlearns: whether its base model has learnt the records, some of which must be forgotten.
-    immaterial: options without effect on results, such as memory limits.
-    main: the option that `audit mitigate --by NAME:VALUE` sets; "": none.
-    later: options added later, whose defaults change nothing.
+    Attributes:
+        promises: whether its models, or the way they are served, have a privacy claim.
+        adapters: whether it trains adapters on a frozen base.
+        whole: whether it trains a whole model and selects the trained parameters itself.
+        chooses: whether it uses held-out records.
+        unlearns: whether its base model has learnt the records, some of which must be forgotten.
+        immaterial: options that do not affect results, such as memory limits.
+        main: the option that `audit mitigate --by NAME:VALUE` sets; "" for none.
+        later: options that were added later, whose defaults change nothing.
     """
 
     name: ClassVar[str] = ""
@@ -113,8 +117,9 @@ class Trainer(Configured):
     later: ClassVar[frozenset[str]] = frozenset()
 
     def options(self) -> dict[str, Any]:
-        """Return the options for a model's record, without `later` options that have default
-        values.
+        """Return the options for a model's record.
+
+        `later` options are left out if they have their default values.
         """
         values = {}
         for field in dataclasses.fields(self):
@@ -124,17 +129,19 @@ class Trainer(Configured):
         return values
 
     def check(self, job: TrainingJob) -> None:
-        """Raise AuditError, before anything is written, for a job that this trainer cannot do."""
+        """Raise AuditError, before anything is written, if this trainer cannot do the job."""
 
     def separate_model_count(self, job: TrainingJob) -> int:
-        """Return the number of models that separate processes could train (0: no division
-        possible).
+        """Return the number of models that separate processes could train.
+
+        Return 0 if the job cannot be divided.
         """
         return 0
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
-        """Train only model number `index`, with the weights that `train` gives it; return its
-        folder.
+        """Train only model number `index` and return its folder.
+
+        The model gets the same weights as in `train`.
         """
         raise NotImplementedError
 
@@ -145,9 +152,9 @@ class Trainer(Configured):
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The method and the notes of a finished training, from `training.json` in the model's folder.
+    """Method and notes of a finished training, from `training.json` in the model's folder.
 
-    told: the trainer's notes.
+    `told` holds the trainer's notes.
     """
 
     method: str
@@ -170,8 +177,8 @@ class TrainerCheckpoint:
     """A file with the state of an interrupted training.
 
     It is replaced atomically, and only its owner can read it. When `save` returns, the state is on
-    disk. This matters for the noise key: if the key were lost, records would be used again with
-    another key.
+    disk. This matters for the noise key: if the key were lost, the same records would be used again
+    with a different key.
     """
 
     def __init__(self, path: Path) -> None:
@@ -191,9 +198,7 @@ class TrainerCheckpoint:
                 raise
 
     def load(self) -> dict[str, Any] | None:
-        """Return the last saved state, None if there is none. Raise AuditError for an unreadable
-        file.
-        """
+        """Return the last saved state, or None. Raise AuditError if the file is unreadable."""
         if not self.path.is_file():
             return None
         try:

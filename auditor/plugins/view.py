@@ -1,4 +1,4 @@
-"""Define an attacker's access to a model in a setting, with the randomness of its queries.
+"""Define an attacker's access to a model in a setting, and the randomness of its queries.
 
 An attack uses the model only through a view, so no attack needs to know of a defense. Views contain
 no true suffixes of secrets.
@@ -47,11 +47,12 @@ Search = Literal["sample", "tree", "beam"]
 
 @dataclass(frozen=True)
 class Setting:
-    """The access of an attacker (`capabilities`) and the decoding. A privacy claim applies to one
-    setting.
+    """An attacker's access (`capabilities`) and decoding. A privacy claim applies to one setting.
 
-    stream: name in the keys of random numbers.
-    ancestral: whether draws come from the model's own distribution, whatever the attack's decoding.
+    Attributes:
+        stream: name in the keys of random numbers.
+        ancestral: whether draws come from the model's own distribution, whatever the attack's
+            decoding.
     """
 
     name: SettingName
@@ -71,11 +72,11 @@ SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (TEXT_ON
 
 @dataclass(frozen=True)
 class Sampling:
-    """A recipe for candidate suffixes: number of samples of a prefix, decoding, and end of text.
+    """A recipe for candidate suffixes: number of samples per prefix, decoding, and end of text.
 
-    search: `sample`, or one of two searches. `tree` finds all suffixes whose probability under the
-        decoding reaches `threshold`. `beam` searches with width `beams`, without temperature and
-        truncation.
+    `search` is `sample`, `tree` or `beam`. `tree` finds all suffixes whose probability under the
+    decoding reaches `threshold`. `beam` searches with width `beams`, without temperature and
+    truncation.
     """
 
     samples: int
@@ -88,11 +89,13 @@ class Sampling:
 
 @dataclass
 class ClaimTokenMeter:
-    """A count of the tokens that this run drew from a model with a privacy claim.
+    """Count of the tokens that this run drew from a model with a privacy claim.
 
-    drawn: tokens by (recipe, secret); tokens that a lost worker drew are not counted twice. spent:
-    tokens charged to the claim; more than drawn in a resumed run. lots: the budget (lot) that pays
-    for each secret.
+    Attributes:
+        drawn: number of tokens by (recipe, secret); tokens that a lost worker drew are not counted
+            twice.
+        spent: number of tokens charged to the claim; more than drawn if the run was resumed.
+        lots: for each secret, the budget (lot) that pays for it.
     """
 
     drawn: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -115,14 +118,18 @@ Batch = list[tuple[Query, SuffixCandidates]]
 class View:
     """An attacker's access to the attacked model (`target`) in a setting.
 
-    `require_capability` enforces the setting for all other methods.
-    public, reference: other models of the attacker; reference_fault: why `reference` is invalid.
-    references: loads the models of the option `references`.
-    batch_size: fixed batch size (None: by memory).
-    allowance: tokens that a (recipe, secret) may still draw (None: no limit).
-    claim: the target's public privacy claim.
-    progress: callback(description, done, total).
-    training: gradient canaries of the target's training.
+    All other methods rely on `require_capability` to enforce the setting.
+
+    Attributes:
+        public: public model of the attacker.
+        reference: reference model of the attacker.
+        reference_fault: reason why `reference` is invalid.
+        references: loads the models in the option `references`.
+        batch_size: fixed batch size; None to choose it by memory.
+        allowance: number of tokens that each (recipe, secret) may still draw; None for no limit.
+        claim: the target's public privacy claim.
+        progress: callback(description, done, total).
+        training: gradient canaries from the target's training.
     """
 
     target_name: str
@@ -147,7 +154,7 @@ class View:
     _shared: dict[str, CandidatesOnDisk] = field(default_factory=dict)
 
     def require_capability(self, *capabilities: str) -> None:
-        """Raise NotApplicable if the setting or the target lacks one of the capabilities."""
+        """Raise NotApplicable if the setting or the target lacks any of the capabilities."""
         # The setting first: it restricts every target.
         for capability in capabilities:
             if not implies_capability(self.setting.capabilities, capability):
@@ -167,7 +174,7 @@ class View:
 
     @property
     def visible_capabilities(self) -> tuple[str, ...]:
-        """The capabilities that this setting and target have, weakest first."""
+        """Capabilities that both this setting and the target have, weakest first."""
         implied = (
             ("likelihood", "ranks", "likeliest") if self.has_capability("distribution") else ()
         )
@@ -175,13 +182,11 @@ class View:
 
     @property
     def _available_capabilities(self) -> frozenset[str]:
-        """The capabilities of the target and of the record of its training."""
+        """Capabilities of the target and of the record of its training."""
         return self.target.capabilities | (set() if self.training is None else {"training"})
 
     def recorded_gradient_canaries(self) -> GradientCanaries:
-        """Return the gradient canaries of the target's training; raise NotApplicable without
-        any.
-        """
+        """Return the gradient canaries from the target's training, or raise NotApplicable."""
         self.require_capability("training")
         assert self.training is not None  # ensured by `require_capability`
         return self.training
@@ -189,7 +194,7 @@ class View:
     def decoding_in_this_setting(self, sampling: Sampling) -> Decoding:
         """Return the decoding that this setting uses.
 
-        This is the attack's decoding, or ancestral decoding if the setting requires it.
+        This is the attack's own decoding, unless the setting requires ancestral decoding.
         """
         if self.setting.ancestral:
             return ANCESTRAL
@@ -200,7 +205,7 @@ class View:
         return replace(sampling.decoding, forbidden=forbidden)
 
     def sample_count(self, sampling: Sampling) -> int:
-        """Return the number of samples to draw for a prefix: 1 if all samples are equal."""
+        """Return the number of samples to draw for a prefix; 1 if all samples would be equal."""
         is_point = sampling.search == "sample" and self.decoding_in_this_setting(sampling).is_point
         return 1 if is_point else sampling.samples
 
@@ -214,9 +219,9 @@ class View:
         return str(decoding)
 
     def sampling_recipe_name(self, sampling: Sampling, prompt: str) -> str:
-        """Return the name of a set of samples, which attacks with an equal recipe share.
+        """Return the name of a set of samples, which attacks with the same recipe share.
 
-        prompt: name of the soft prompt.
+        `prompt` is the name of the soft prompt.
         """
         if sampling.search == "sample":
             samples = f"{self.sample_count(sampling)} x "
@@ -229,8 +234,8 @@ class View:
     ) -> list[Query]:
         """Return the queries that get an answer.
 
-        The target's budget pays for an answer, or the public model gives it. Without a budget,
-        return all queries.
+        A query gets one if the target's budget pays for it or the public model answers it. Without
+        a budget, return all queries.
         """
         if self.allowance is None:
             return list(queries)
@@ -244,9 +249,9 @@ class View:
         soft_prompt: Tensor | None = None,
         prompt: str = "",
     ) -> Iterator[Batch]:
-        """Yield (query, candidates) pairs in batches of equal lengths; earlier results are reused.
+        """Yield batches of (query, candidates) pairs of equal lengths, reusing earlier results.
 
-        soft_prompt, prompt: rows and name of the soft prompt.
+        `soft_prompt` holds the rows of the soft prompt, and `prompt` its name.
         """
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
         sampling = replace(sampling, samples=self.sample_count(sampling))
@@ -288,8 +293,8 @@ class View:
     ) -> int:
         """Return the number of prefixes to read at once.
 
-        The number is large, because memorised text needs few rows. prompt_rows: rows of the soft
-        prompt.
+        The number is large, because memorised text needs few rows. `prompt_rows` is the number of
+        rows in the soft prompt.
         """
         # A tree splits a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
@@ -301,7 +306,7 @@ class View:
         )
 
     def _max_decoding_rows_in_memory(self, queries: Sequence[Query], prompt_rows: int) -> int:
-        """Return the number of partial sequences (decoding rows) that fit in memory."""
+        """Return the number of partial sequences (decoding rows) that fit into memory."""
         longest = max((sum(query.lengths) for query in queries), default=1)
         row = self.target.row_bytes(
             prompt_rows + longest, distribution=self.has_capability("likelihood")
@@ -318,7 +323,8 @@ class View:
     ) -> Sequence[SuffixCandidates]:
         """Return sampled or searched candidates for each query.
 
-        name: name of the recipe; prompt: soft prompt; rows: limit of sequences decoded at once.
+        `name` is the name of the recipe, `prompt` is the soft prompt, and `rows` limits the number
+        of sequences decoded at once.
         """
         if sampling.search != "sample":
             return self._search_candidates(batch, sampling, prompt, rows.size)
@@ -381,11 +387,10 @@ class View:
         return noise
 
     def mean_nll(self, model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
-        """Return the mean negative log-likelihood, in nats a token, of each suffix after its
-        prefix.
+        """Return the mean negative log-likelihood (nats per token) of each suffix given its prefix.
 
-        model: the target or the reference. Suffixes of one prefix are scored together, so that
-        their common beginning is read once, if this saves more tokens than it costs steps.
+        `model` is the target or the reference. Suffixes of the same prefix are scored together, so
+        that their common part is read once.
         """
         if model is self.target:
             self.require_capability("likelihood")
@@ -407,9 +412,7 @@ class View:
 def _compute_lone_nlls(
     model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Return the summed negative log-likelihood, in nats, of suffixes, each read with its
-    prefix.
-    """
+    """Return the summed negative log-likelihood (nats) of suffixes that share no prefix."""
     nlls: dict[tuple[Tokens, Tokens], float] = {}
     # The last token is predicted and never read.
     model.read_ahead(
@@ -431,7 +434,7 @@ def _compute_lone_nlls(
 def _compute_shared_nlls(
     model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Return the summed negative log-likelihood, in nats, of suffixes that share a prefix.
+    """Return the summed negative log-likelihood (nats) of suffixes that share a prefix.
 
     As many suffixes are scored at once as memory allows.
     """
@@ -459,9 +462,7 @@ def _compute_shared_nlls(
 def _list_summed_suffix_log_probs(
     model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]
 ) -> list[float]:
-    """Return the summed log-probability of each suffix in nats; all prefixes must be equally
-    long.
-    """
+    """Return each suffix's summed log-probability (nats); all prefixes must be equally long."""
     prefix_by_pair, suffixes = zip(*pairs, strict=True)
     prefixes = list(dict.fromkeys(prefix_by_pair))
     owner = list(map(prefixes.index, prefix_by_pair))
