@@ -1,1 +1,1 @@
-"""What may be promised, and `privacy.json`."""
+"""Compute the privacy that may be promised, and read and write `privacy.json`."""

@@ -19,12 +19,11 @@ MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is n
 
 
 def compute_uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> float:
-    """Return the pure-DP epsilon (nats) of `queries` tokens from a mixture with the uniform
-    distribution.
+    """Return the pure-DP epsilon (nats) of drawing `queries` tokens from a uniform mixture.
 
     The mixture is weight * model + (1 - weight) * uniform (Majmudar et al. 2022, Theorem 1, Eq. 2).
-    Epsilon is 0 for a vocabulary of one token. Epsilon holds between *any* two models, so it does
-    not depend on the neighbouring relation. Raise AuditError on bad input.
+    Epsilon is 0 for a vocabulary of one token. It holds between *any* two models, so it does not
+    depend on the neighbouring relation. Raise AuditError on bad input.
     """
     require_unit_interval("weight", weight)
     vocab_size = require_count("vocab_size", vocab_size, 1)
@@ -40,7 +39,7 @@ def compute_uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int 
 def compute_rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
     """Return the largest Renyi divergence of order `alpha` (nats) that implies (epsilon, delta)-DP.
 
-    This is PMixED Theorem C.3, inverted. Raise AuditError if no divergence does.
+    This is PMixED Theorem C.3, inverted. Raise AuditError if no divergence is small enough.
     """
     alpha = require_renyi_order(alpha)
     require_positive("epsilon", epsilon)
@@ -55,11 +54,10 @@ def compute_rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
 
 
 def convert_rdp(rdp: float, delta: float, alpha: int) -> float:
-    """Return the epsilon (nats) at `delta` of a mechanism with Renyi divergence `rdp` at order
-    `alpha`.
+    """Return the epsilon (nats) at `delta` that Renyi divergence `rdp` of order `alpha` implies.
 
-    rdp: in nats. The conversion is PMixED Theorem C.3 (Balle et al. 2020). The result is at least
-    0, and 0 for divergence 0. Raise AuditError on bad input.
+    `rdp` is in nats. The conversion is PMixED Theorem C.3 (Balle et al. 2020). The result is at
+    least 0, and is 0 for divergence 0. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_minimum("rdp", rdp, 0.0)
@@ -68,7 +66,7 @@ def convert_rdp(rdp: float, delta: float, alpha: int) -> float:
 
 
 def compute_bounded_range_rho(spread: float) -> float:
-    """Return rho = spread^2 / 8, the zCDP of a mechanism whose log-ratios range over `spread` nats.
+    """Return rho = spread^2 / 8, the zCDP of a mechanism whose log-ratios span `spread` nats.
 
     See Cesar and Rogers 2021, Lemma 3.4. The Renyi divergence is D_alpha <= alpha rho at every
     order. Raise AuditError on bad input.
@@ -78,7 +76,7 @@ def compute_bounded_range_rho(spread: float) -> float:
 
 
 def compute_zcdp_epsilon(rho: float, delta: float) -> float:
-    """Return the epsilon (nats) at `delta` of a rho-zCDP mechanism, by the best real order.
+    """Return the epsilon (nats) at `delta` of a rho-zCDP mechanism, minimised over real orders.
 
     See Canonne et al. 2020, Proposition 12. The result is 0 for rho 0, and inf for infinite rho.
     Raise AuditError on bad input.
@@ -122,9 +120,9 @@ def compute_zcdp_budget(epsilon: float, delta: float) -> float:
 def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> Floats:
     """Return the Renyi divergence D_alpha(p || q) (nats) over the last axis.
 
-    log_p, log_q: log-probabilities in nats. The result is inf if a token has p > 0 and q = 0. alpha
-    > 1, inf allowed. Distributions are renormalised, so that float32's 1e-7 of missing mass does
-    not count as divergence. Raise AuditError on bad input.
+    `log_p` and `log_q` are log-probabilities in nats. `alpha` must be above 1 and may be inf. The
+    result is inf if a token has p > 0 and q = 0. Distributions are renormalised, so that the 1e-7
+    of mass missing in float32 does not count as divergence. Raise AuditError on bad input.
     """
     if not alpha > 1:
         raise AuditError(f"expected alpha > 1, got {alpha}")

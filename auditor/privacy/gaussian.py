@@ -1,11 +1,11 @@
 """Account for the privacy of the Poisson-subsampled Gaussian mechanism (DP-SGD) by dp-accounting.
 
-The mechanism has add/remove neighbours, Poisson sampling at rate q, noise of standard deviation
-sigma times the clipping norm, and T steps. The smaller of two upper bounds on epsilon (nats) is
-reported. The first uses the privacy loss distribution (PLD), which is tight and rounded up. The
-second uses Renyi accounting (RDP), which is looser and faster, and used for running numbers. If
-delta is very small, PLD's truncation (1e-15) and the rounding of its Fourier transforms matter, and
-only RDP is a bound. This module does not check that sampling was Poisson.
+The mechanism has add/remove neighbours, Poisson sampling at rate q, noise whose standard deviation
+is sigma times the clipping norm, and T steps. Two upper bounds on epsilon (nats) are computed, and
+the smaller one is reported. The first uses the privacy loss distribution (PLD), which is tight and
+rounded up. The second uses Renyi accounting (RDP), which is looser and faster, and used for running
+numbers. If delta is very small, PLD's truncation (1e-15) and the rounding of its Fourier transforms
+matter, and only RDP gives a bound. This module does not check that sampling was Poisson.
 """
 
 from __future__ import annotations
@@ -44,13 +44,16 @@ _CLOSE = 1e-3
 def compute_pld_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
 ) -> float:
-    """Return the epsilon (nats) of T steps by the privacy loss distribution; 0 for no step.
+    """Return the epsilon (nats) of T steps by the privacy loss distribution; 0 for no steps.
 
-    The result is an upper bound unless delta is tiny.
-    earlier: other mechanisms on the same records, (sigma, q, steps) each, whose outputs the
-    attacker has too.
-    cell: the width of the distribution's bins in nats, rounded up. Ten times the width takes a
-    tenth of the time. Raise AuditError for parameters that no mechanism has.
+    The result is an upper bound unless delta is tiny. Raise AuditError if no mechanism can have
+    these parameters.
+
+    Args:
+        earlier: other mechanisms applied to the same records, (sigma, q, steps) each, whose outputs
+            the attacker also has.
+        cell: width of the distribution's bins in nats, rounded up. Ten times the width takes a
+            tenth of the time.
     """
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
@@ -65,8 +68,8 @@ def compute_rdp_epsilon(
 ) -> float:
     """Return the epsilon (nats) of T steps by Renyi accounting, an upper bound.
 
-    The bound is a tenth to a quarter looser than PLD's, and takes a tenth of the time. earlier: as
-    in `compute_pld_epsilon`.
+    The bound is a tenth to a quarter looser than PLD's, and takes a tenth of the time. For
+    `earlier`, see `compute_pld_epsilon`.
     """
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
@@ -76,9 +79,9 @@ def compute_rdp_epsilon(
 def compute_quick_rdp_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()
 ) -> float:
-    """Return `compute_rdp_epsilon` at integer orders only.
+    """Return `compute_rdp_epsilon`, but minimised over integer orders only.
 
-    The computation is a short sum, fast enough to update an epsilon during training.
+    This is a short sum, fast enough to update epsilon during training.
     """
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
@@ -92,8 +95,8 @@ def compute_tightest_epsilon(
 ) -> tuple[float, str]:
     """Return the smaller of PLD's and RDP's epsilon (nats), and the name of its accountant.
 
-    RDP's epsilon is used for almost no noise or a tiny delta. earlier, cell: as in
-    `compute_pld_epsilon`.
+    RDP's epsilon is used if there is almost no noise or delta is tiny. For `earlier` and `cell`,
+    see `compute_pld_epsilon`.
     """
     quick = compute_quick_rdp_epsilon(sigma, q, steps, delta, earlier)
     if min([sigma, *(other for other, _, _ in earlier)]) < _PLD_FROM or quick > _PLD_TO:
@@ -135,7 +138,7 @@ def _compose_epsilon(
 
 
 def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: float) -> None:
-    """Raise AuditError for parameters that no subsampled Gaussian mechanism has."""
+    """Raise AuditError if no subsampled Gaussian mechanism can have these parameters."""
     if not 0 < sigma < math.inf:
         raise AuditError(
             f"expected a noise multiplier > 0, got {sigma}: without noise there is no epsilon"
@@ -200,9 +203,10 @@ def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) ->
 
 
 def _find_noise_multiplier(enough: Any, low: float, high: float, precision: float) -> float:
-    """Return a noise multiplier slightly above the smallest multiplier for which `enough` holds.
+    """Return a noise multiplier slightly above the smallest one for which `enough` is true.
 
-    low, high: the first bracket of the bisection; precision: the log-width of the final bracket.
+    `low` and `high` are the initial bracket of the bisection; `precision` is the log-width of the
+    final one.
     """
     if not enough(high):
         raise AuditError(
@@ -223,8 +227,9 @@ def compute_noise_scale_divergence(
 ) -> float:
     """Return the Renyi divergence (nats) of noise N(0, first^2 I) from N(0, second^2 I).
 
-    The result is inf if the divergence is undefined. parameters: the dimension of the noise. If the
-    noise scale depends on the data, the scale alone reveals this divergence (formulas B4 (i)).
+    The result is inf if the divergence is undefined. `parameters` is the dimension of the noise. If
+    the noise scale depends on the data, the scale by itself reveals this divergence (formulas B4
+    (i)).
     """
     mixed = order * second**2 + (1 - order) * first**2
     if mixed <= 0:
@@ -235,10 +240,9 @@ def compute_noise_scale_divergence(
 def compute_noise_scale_epsilon(
     parameters: int, first: float, second: float, delta: float
 ) -> float:
-    """Return the smallest epsilon (nats, >= 0) at which noise of two scales is (epsilon,
-    delta)-close.
+    """Return the smallest epsilon (nats) at which noise of two scales is (epsilon, delta)-close.
 
-    The larger epsilon of both directions counts. The squared norm of the noise is a sufficient
+    It covers both directions and is at least 0. The squared norm of the noise is a sufficient
     statistic, which is chi-squared after scaling.
     """
     return max(

@@ -1,6 +1,4 @@
-"""Read and write `gradient-canaries.json`, a training's gradient canaries for an audit of its
-claim.
-"""
+"""Read and write `gradient-canaries.json`: a training's gradient canaries, to audit its claim."""
 
 from __future__ import annotations
 
@@ -17,19 +15,21 @@ FILE = "gradient-canaries.json"
 
 @dataclass(frozen=True)
 class GradientCanaries:
-    """A record of the gradient canaries of a private training.
+    """Record of the gradient canaries of a private training.
 
-    included: whether each canary was in the training data.
-    scores: each canary's log-likelihood ratio of included against excluded, in nats, summed over
-    steps.
-    sums: each canary's share of the noisy gradient sums, in clipping norms, summed over steps. A
-    step with the canary adds 1, and each step adds noise.
-
-    releases: the number of noisy sums observed, whatever the accounting.
-    drawn: the total draws of all canaries, included or not.
-    unevenness: z-score of the draw counts, below 0 if more even than by Poisson sampling.
-    noise_size: the root mean square of `noise_values` noise values over the reported deviation.
-    noise_repeated: the largest correlation of two steps' noise.
+    Attributes:
+        included: whether each canary was in the training data.
+        scores: each canary's log-likelihood ratio of being included to being excluded, in nats,
+            summed over steps.
+        sums: each canary's share of the noisy gradient sums, in clipping norms, summed over steps.
+            A step with the canary adds 1, and every step adds noise.
+        releases: number of noisy sums observed, whatever the accounting.
+        drawn: number of draws of all canaries together, included or not.
+        unevenness: z-score of the draw counts; negative if they are more even than under Poisson
+            sampling.
+        noise_size: root mean square of `noise_values` noise values, divided by the reported
+            deviation.
+        noise_repeated: largest correlation between the noise of two steps.
     """
 
     included: tuple[bool, ...]
@@ -59,9 +59,9 @@ def write_gradient_canaries(folder: Path, canaries: GradientCanaries) -> None:
 
 
 def read_gradient_canaries(folder: Path) -> GradientCanaries | None:
-    """Read the folder's gradient canaries; return None if there are none.
+    """Return the gradient canaries in the folder, or None if there are none.
 
-    Raise AuditError for a file with another structure.
+    Raise AuditError if the file has a different structure.
     """
     path = folder / FILE
     if not path.is_file():

@@ -1,8 +1,8 @@
 """Compute the privacy cost, in nats, of drawing tokens from a mixture of an ensemble's members.
 
-PMixED (Flemings et al. 2024) has two accounting methods here. The proof of the *published* method
-has gaps, and its claim can be violated. The *sound* method is our own. All divergences, epsilons,
-radii and caps are in nats.
+There are two accounting methods for PMixED (Flemings et al. 2024). The proof of the *published*
+method has gaps, and its claim can be violated. The *sound* method is our own. All divergences,
+epsilons, radii and caps are in nats.
 """
 
 import math
@@ -32,7 +32,7 @@ _SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
 def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
     """Return the Renyi divergence (nats) that PMixED claims for one query to `subset_size` members.
 
-    It follows from Theorems 5.1 and C.4, but is no bound, because the triangle inequality in the
+    It follows from Theorems 5.1 and C.4, but is not a bound, because the triangle inequality in the
     proof fails at a single order. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
@@ -62,11 +62,11 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
 def find_largest_published_beta(
     epsilon: float, delta: float, alpha: int, queries: int, q: float, subset_size: int
 ) -> float:
-    """Return the largest beta for which `queries` queries are within (epsilon, delta) (PMixED 5.2).
+    """Return the largest beta for which `queries` queries are within (epsilon, delta).
 
-    Each query costs `compute_published_query_rdp`. Members are projected to the radius alpha * beta
-    (nats). The result is inf if the queries cost nothing. Raise AuditError on bad input or an
-    (epsilon, delta, alpha) that leaves no budget.
+    See PMixED 5.2. Each query costs `compute_published_query_rdp`. Members are projected to the
+    radius alpha * beta (nats). The result is inf if the queries cost nothing. Raise AuditError on
+    bad input, or if (epsilon, delta, alpha) leaves no budget.
     """
 
     def query_rdp(beta: float) -> float:
@@ -80,8 +80,8 @@ def compute_member_mixing_weight(q: float, members: int) -> float:
 
     N members are sampled by Poisson(q). If the projection does not depend on the size of the
     subset, the distribution is exactly public + w * sum_j (projected_j - public) (the collapse
-    lemma). public is the distribution to which the members are projected. Raise AuditError on bad
-    input.
+    lemma). `public` is the distribution towards which the members are projected. Raise AuditError
+    on bad input.
     """
     require_unit_interval("q", q)
     members = require_count("members", members, 1)
@@ -91,10 +91,9 @@ def compute_member_mixing_weight(q: float, members: int) -> float:
 
 
 def compute_subset_sizes(q: float, members: int) -> Floats:
-    """Return the probability of each subset size 0..N under Poisson(q) sampling of N members, (N +
-    1,).
+    """Return the probability of each subset size 0..N under Poisson(q) sampling of N members.
 
-    Raise AuditError on bad input.
+    The shape is (N + 1,). Raise AuditError on bad input.
     """
     require_unit_interval("q", q)
     members = require_count("members", members, 0)
@@ -104,9 +103,9 @@ def compute_subset_sizes(q: float, members: int) -> Floats:
 def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floats:
     """Return each member's share in one token's distribution, (..., n).
 
-    The public model has the remaining share. weights: (..., N or 1, n), the mixing weight of each
-    of n <= N members by subset size 1..N, or one weight for all sizes. Given the size, each member
-    is equally likely in the subset, so the distribution is public + sum_j share_j (member_j -
+    The public model has the remaining share. `weights` (..., N or 1, n) holds the mixing weight of
+    each of n <= N members, for subset sizes 1..N or one for all sizes. Given the size, each member
+    is equally likely to be in the subset, so the distribution is public + sum_j share_j (member_j -
     public) (the collapse lemma, formulas B2.4).
     """
     if weights.shape[-2] == 1:
@@ -129,14 +128,15 @@ def neighbour_distributions(
     """Return the distribution of one token under each neighbour, (..., N, V) probabilities.
 
     In the i-th neighbour, member i has changed. It answers like the public model (zero_out), is
-    absent (add_remove), or answers like the next member (replace, where other neighbours exist
-    too).
-    public: (..., V) probabilities; distributions: (..., N, V) probabilities.
-    weights: as in `compute_mean_member_weights`; for add_remove, the weights of the sizes 1..N - 1,
-    which the neighbour uses.
+    absent (add_remove), or answers like the next member (replace, for which there are other
+    neighbours too). The cost is O(N V), by the collapse lemma. Only non-negative terms are added,
+    so that small probabilities keep their precision.
 
-    The cost is O(N V), by the collapse lemma. Only non-negative terms are added, so that small
-    probabilities keep their precision.
+    Args:
+        public: probabilities (..., V).
+        distributions: probabilities (..., N, V).
+        weights: as in `compute_mean_member_weights`; for add_remove, the weights for sizes 1..N -
+            1, which the neighbour uses.
     """
     members = distributions.shape[-2]
     if adjacency == "add_remove":
@@ -157,7 +157,7 @@ def neighbour_distributions(
 
 
 def _sum_without_each_member(parts: Floats) -> Floats:
-    """Return sums over the second last axis that omit each entry in turn, without subtraction."""
+    """Return sums over the second-to-last axis, each leaving out one entry, without subtraction."""
     before = np.zeros_like(parts)
     after = np.zeros_like(parts)
     np.cumsum(parts[..., :-1, :], axis=-2, out=before[..., 1:, :])
@@ -168,20 +168,19 @@ def _sum_without_each_member(parts: Floats) -> Floats:
 def compute_sound_query_rdp(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> float:
-    """Return a bound on the Renyi divergence of order `alpha` (nats) of one token, by the sound
-    method.
+    """Return the sound bound on the Renyi divergence of order `alpha` (nats) of one token.
 
     The bound holds in both directions. Every member is projected to `radius` by the forward
-    divergence alone, of order `alpha` or higher, and its weight never exceeds 1 - e^-cap. `radius`
+    divergence only, of order `alpha` or higher, and its weight never exceeds 1 - e^-cap. `radius`
     and `cap` are public constants, equal for every subset and for both neighbours. Neighbours
-    differ in one member. Its distribution is the public distribution (zero_out), it is absent
-    (add_remove), or it has any other distribution (replace).
+    differ in one member: its distribution is the public one (zero_out), it is absent (add_remove),
+    or it has any other distribution (replace).
 
     For zero_out and replace, the number of `members` does not change and is public. For add_remove,
-    neighbours differ in this number. The bound does not use the number, so the claim covers any
-    number. The removal direction depends on an inequality that was checked numerically at 60 digits
-    and is not proved (formulas B2.5). zero_out and replace do not need the inequality, because our
-    own moments are tighter than those of B2.5. Raise AuditError on bad input.
+    neighbours differ in this number; the bound does not use it, so the claim covers any number. The
+    removal direction depends on an inequality that was checked numerically to 60 digits but is not
+    proved (formulas B2.5). zero_out and replace do not need this inequality, because our own
+    moments are tighter than those of B2.5. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
@@ -210,10 +209,10 @@ def bound_pmixed_epsilon(
     radius: float,
     cap: float,
 ) -> float:
-    """Return the epsilon (nats) at `delta` of `queries` tokens by the sound method.
+    """Return the epsilon (nats) at `delta` of `queries` tokens, by the sound method.
 
     Members are projected at order `alpha`. The epsilon is the smallest over the integer orders
-    2..alpha, because such a projection bounds all lower orders and no higher order. Raise
+    2..alpha, because such a projection bounds all lower orders but no higher order. Raise
     AuditError on bad input.
     """
     queries = require_count("queries", queries, 0)
@@ -238,9 +237,9 @@ def find_largest_sound_radius(
 ) -> float:
     """Return the largest radius (nats) at which `queries` tokens are within the budget.
 
-    The budget is (epsilon, delta) at order `alpha`, by the sound method. cap None: the cap (nats)
-    equals the radius. The result is inf if the tokens cost nothing. Raise AuditError on bad input,
-    on an (epsilon, delta, alpha) that leaves no budget, and if no radius is within the budget.
+    The budget is (epsilon, delta) at order `alpha`, by the sound method. If `cap` is None, the cap
+    (nats) equals the radius. The result is inf if the tokens cost nothing. Raise AuditError on bad
+    input, if (epsilon, delta, alpha) leaves no budget, or if no radius is within the budget.
     """
 
     def query_rdp(radius: float) -> float:
@@ -254,7 +253,7 @@ def find_largest_sound_radius(
 def _compute_fixed_member_terms(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> list[_Terms]:
-    """Return the terms of E_Q (P/Q)^alpha - 1 for zero_out and replace, a list for each direction.
+    """Return the terms of E_Q (P/Q)^alpha - 1 for zero_out and replace, one list per direction.
 
     P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j
     base^(1-j) E h^j, where the base distribution is at least `base` times the public distribution.
@@ -294,11 +293,14 @@ def _compute_fixed_member_terms(
 
 
 def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E h^j over public tokens; for odd j, only over tokens with h >
-    0.
+    """Return the log of a bound on E h^j over public tokens.
 
-    h is a member's probability over the public probability, minus 1. radius: the Rényi radius, in
-    nats; log_reach: the log of the largest possible h.
+    If j is odd, the bound covers only tokens with h > 0. h is a member's probability divided by the
+    public probability, minus 1.
+
+    Args:
+        radius: the Rényi radius, in nats.
+        log_reach: log of the largest possible h.
     """
     return _log_expm1((j - 1) * radius)
 
@@ -306,8 +308,8 @@ def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
 def _compute_moment_below(j: int, radius: float, log_reach: float) -> float:
     """Return the log of a bound on E (-h)^j.
 
-    For odd j, the bound is only over tokens whose member probability is below the public
-    probability.
+    If j is odd, the bound covers only tokens that are less likely under the member than under the
+    public model.
     """
     if j % 2:
         return _log_odd_moment_below_public(j, radius, log_reach)
@@ -320,9 +322,9 @@ def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> flo
 
 
 def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E (h - h')^j, for the old member's h and the new member's h'.
+    """Return the log of a bound on E (h - h')^j, with h of the old member and h' of the new one.
 
-    For odd j, the bound is only over tokens with h > h'.
+    If j is odd, the bound covers only tokens with h > h'.
     """
     if j == 2:
         # Minkowski: each has norm sqrt(e^radius - 1) at most
@@ -337,9 +339,10 @@ def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
 def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
     """Return the terms of E_Q (P/Q)^alpha - 1 for one absent member, in the two worst cases.
 
-    In these cases the member is sampled alone, or with one other member; with more members, its
-    weight is smaller (formulas B2.5). Alone, it is within `radius` and `cap` of the public
-    distribution; with another member, within the sum of `radius` and `cap` of that member.
+    In the first case, only this member is sampled; it is then within `radius` and `cap` of the
+    public distribution. In the second, one other member is sampled too; it is then within the sum
+    of `radius` and `cap` of that member. With more members, this member's weight is smaller
+    (formulas B2.5).
     """
     # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
     # 2.
@@ -393,7 +396,7 @@ def _find_largest_radius(
 def _add_log1p(log_terms: _Terms) -> float:
     """Return log(1 + sum of weight * value) without overflow.
 
-    log_terms: (log weight, log value) each. A small sum keeps its relative accuracy.
+    `log_terms` holds pairs (log weight, log value). A small sum keeps its relative accuracy.
     """
     # a weight of 0 annuls even inf
     terms = []
@@ -421,7 +424,7 @@ def _log1m(x: float) -> float:
 
 
 def _log_binomial_probability(k: int, n: int, p: float) -> float:
-    """Return the log of the binomial probability of k successes in n."""
+    """Return the log of the binomial probability of k successes in n trials."""
     if p in (0, 1):
         return 0.0 if k == n * p else -math.inf
     return math.log(math.comb(n, k)) + k * math.log(p) + (n - k) * math.log1p(-p)

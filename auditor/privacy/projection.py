@@ -28,10 +28,10 @@ _SMALLEST_STEP = 1e-15  # relative to the weight
 
 @torch.no_grad()
 def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """Return log E_{p0} (p / p0)^k for k = 0..alpha, (alpha + 1, ...) in float64.
+    """Return log E_{p0} (p / p0)^k for k = 0..alpha, of shape (alpha + 1, ...), in float64.
 
     A moment is inf if a token has p > 0 and p0 = 0. Half precision is renormalised in float32.
-    Raise AuditError for an invalid distribution, with NaN or a total mass other than 1.
+    Raise AuditError if a distribution is invalid: it has NaN, or a total mass other than 1.
     """
     log_p, log_p0 = _align_distributions(log_p, log_p0)
     moments = log_p.new_empty(
@@ -53,12 +53,11 @@ def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 def find_largest_mixing_weight(
     moments: Tensor, radius: float | Tensor, max_weight: float = 1.0
 ) -> Tensor:
-    """Return the largest lambda in [0, max_weight] whose mixture is within `radius` of p0, in
-    float64.
+    """Return the largest lambda in [0, max_weight] whose mixture is within `radius` of p0.
 
-    The condition is D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats). moments:
-    `log_ratio_moments` up to alpha. radius: broadcasts with the moments' leading dimensions, and
-    may have more. Raise AuditError on bad input.
+    The condition is D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats). `moments` are the
+    `log_ratio_moments` up to alpha. `radius` broadcasts with the leading dimensions of the moments,
+    and may have more. The result is float64. Raise AuditError on bad input.
     """
     if not 0 <= max_weight <= 1:
         raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")
@@ -86,12 +85,11 @@ def find_largest_mixing_weight(
 def compute_projection_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor, max_weight: float = 1.0
 ) -> Tensor:
-    """Return the largest lambda in [0, max_weight] whose mixture is within `radius` of p0, in
-    float64.
+    """Return the largest lambda in [0, max_weight] whose mixture is within `radius` of p0.
 
-    The condition is D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats). radius: broadcasts
-    with the leading dimensions; for single precision, it is reduced by a factor of 1 - 1e-4. Raise
-    AuditError on bad input.
+    The condition is D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats). `radius` broadcasts
+    with the leading dimensions; single precision reduces it by a factor of 1 - 1e-4. The result is
+    float64. Raise AuditError on bad input.
     """
     return find_largest_mixing_weight(
         log_ratio_moments(log_p, log_p0, alpha),
@@ -104,8 +102,7 @@ def compute_projection_weight(
 def compute_two_sided_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor
 ) -> Tensor:
-    """Return the largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 in both
-    directions.
+    """Return the largest lambda in [0, 1] whose mixture is within `radius` (nats) both ways.
 
     This is PMixED Sec. 4.2. The result is `compute_projection_weight`, reduced if D_alpha(p0 ||
     mixture) is the larger divergence. Raise AuditError on bad input.
@@ -150,7 +147,7 @@ def compute_two_sided_weight(
 
 
 def _compute_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """Return `log_ratio_moments` in a fast way, from the central moments of p / p0.
+    """Return `log_ratio_moments` quickly, from the central moments of p / p0.
 
     This needs one exponential per token and is precise for small divergences.
     """
@@ -219,10 +216,10 @@ def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
 
 
 def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
-    """Return the mixing weight lambda with log E x^alpha = budget > 0, x = mixture / p0.
+    """Return the mixing weight lambda at which log E x^alpha = budget > 0, with x = mixture / p0.
 
-    moments: (alpha + 1, n), finite; budget: (n,). (E x^alpha)^(1/alpha) is convex in lambda
-    (Minkowski), so Newton's steps from an upper bound never pass the root.
+    `moments` is (alpha + 1, n), finite; `budget` is (n,). (E x^alpha)^(1/alpha) is convex in lambda
+    (Minkowski), so Newton steps from an upper bound never pass the root.
     """
     alpha = len(moments) - 1
     # Upper bounds (formulas B3): one term of E x^alpha alone, and E x^alpha >= (E x^2)^(alpha/2)
@@ -252,7 +249,7 @@ def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
 
 
 def _log_mixture_moment_excess(moments: Tensor, weight: Tensor) -> Tensor:
-    """Return log(E x^alpha - 1) of the mixtures at these weights, x = mixture / p0.
+    """Return log(E x^alpha - 1) of the mixtures at these weights, with x = mixture / p0.
 
     The sum has only positive terms, for k >= 2, so it is precise for small divergences.
     """
@@ -262,7 +259,8 @@ def _log_mixture_moment_excess(moments: Tensor, weight: Tensor) -> Tensor:
 def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Tensor) -> Tensor:
     """Return log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient of k).
 
-    log_coefficients: the coefficients of the last k up to the degree; the others are absent.
+    `log_coefficients` are the coefficients of the highest k, up to the degree; lower terms are
+    absent.
     """
     first = degree + 1 - len(log_coefficients)
     log_weight = weight.log()  # xlog1py, unlike a product, is 0 at weight 1 and k = degree
@@ -283,7 +281,14 @@ def _bound_reverse_weights(
     """Reduce weights so that the reverse divergence is within the budget.
 
     The condition is log E x^(1-alpha) <= budget with x = mixture / p0. Only weights in `unsure` are
-    reduced. log_p, log_p0: (n, V) nats; weight, budget, unsure: (sizes, n).
+    reduced.
+
+    Args:
+        log_p: (n, V) nats.
+        log_p0: (n, V) nats.
+        weight: (sizes, n).
+        budget: (sizes, n).
+        unsure: (sizes, n).
     """
     weight = weight.clone()
     reverse = _ReverseDivergence(log_p, log_p0, alpha)
@@ -312,10 +317,10 @@ def _bound_reverse_weights(
 class _ReverseDivergence:
     """The moment E x^(1 - alpha) of distributions (n, V) at any weights lambda; x = mixture / p0.
 
-    x is 1 + lambda h with E h = 0. Adding (alpha - 1) lambda h to each token's term therefore
-    changes nothing, and avoids cancellation: the excess over 1 is the mean of lambda^2 h^2 sum_j
-    (alpha - j) x^-j over j = 1..alpha - 1. Its slope is the mean of (alpha - 1) lambda h^2 sum_j
-    x^-j over j = 1..alpha.
+    x is 1 + lambda h with E h = 0. So adding (alpha - 1) lambda h to each token's term changes
+    nothing, but avoids cancellation: the excess over 1 is the mean of lambda^2 h^2 sum_j (alpha -
+    j) x^-j over j = 1..alpha - 1. Its slope is the mean of (alpha - 1) lambda h^2 sum_j x^-j over j
+    = 1..alpha.
     """
 
     def __init__(self, log_p: Tensor, log_p0: Tensor, alpha: int) -> None:
@@ -330,7 +335,7 @@ class _ReverseDivergence:
         return subset
 
     def reverse_moment_excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
-        """Return E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x, if computed before."""
+        """Return E x^(1 - alpha) - 1, (n,) in float64; `inverse` is 1 / x if already computed."""
         if inverse is None:
             inverse = self._inverse_of_mixture_ratio(weight)
         # coefficients alpha - j, from j = alpha - 1, the highest power, down
@@ -348,11 +353,10 @@ class _ReverseDivergence:
         return term.mul_(self.square).sum(-1).double()
 
     def shrink_weight_to_budget(self, weight: Tensor, budget: Tensor) -> Tensor:
-        """Return the largest lambda <= weight with log E x^(1 - alpha) <= budget, for float64
-        inputs.
+        """Return the largest lambda <= weight with log E x^(1 - alpha) <= budget.
 
-        (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski), so
-        Newton's steps never pass the root.
+        Inputs are float64. (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse
+        Minkowski), so Newton steps never pass the root.
         """
         order = self.alpha - 1
         # At 1 a token of p = 0 makes the moment infinite; from here it stays within float64
@@ -380,7 +384,10 @@ class _ReverseDivergence:
 
 
 def _evaluate_polynomial(x: Tensor, coefficients: Iterable[int]) -> Tensor:
-    """Return sum_j c_j x^j for j = n..1; the highest power's coefficient comes first (Horner)."""
+    """Return sum_j c_j x^j for j = n..1 (Horner).
+
+    The coefficient of the highest power comes first.
+    """
     first, *others = coefficients
     total = first * x
     for coefficient in others:
@@ -395,9 +402,9 @@ def _log_expm1(x: Tensor) -> Tensor:
 def _align_distributions(
     log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return both distributions with equal dtype and number of dimensions.
+    """Return both distributions with the same dtype and number of dimensions.
 
-    p has all leading dimensions; leading dimensions of p0 are 1 if possible.
+    p has all leading dimensions; those of p0 are 1 if possible.
     """
     if log_p.shape[-1] != log_p0.shape[-1]:
         raise AuditError(

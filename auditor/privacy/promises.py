@@ -1,4 +1,4 @@
-"""Read and write `privacy.json`, the promise of a privately trained model, stored with its weights.
+"""Read and write `privacy.json`: the promise of a privately trained model, stored with its weights.
 
 This module also derives the claim in reports from this promise. It computes no epsilon.
 """
@@ -26,9 +26,7 @@ NOMINAL = "if its scale were constant, the mean"
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A subsampled Gaussian mechanism, and the number of steps for which it was used on the
-    records.
-    """
+    """A subsampled Gaussian mechanism, and for how many steps it was applied to the records."""
 
     noise_multiplier: float  # sigma
     sampling_rate: float  # q
@@ -37,11 +35,11 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class PrivacyRecord:
-    """The mechanism, the promise and the unit of one private training; epsilons are in nats.
+    """Mechanism, promise and unit of one private training; epsilons are in nats.
 
-    `epsilon` covers this training and the `earlier` trainings together, and is None without a
-    promise. `status` then has the reason, and `nominal` the epsilons that a paper might print
-    anyway, by their meaning.
+    `epsilon` covers this training and the `earlier` trainings together. Without a promise, it is
+    None, `status` gives the reason, and `nominal` has the epsilons that a paper might print anyway,
+    keyed by their meaning.
     """
 
     method: str
@@ -76,11 +74,11 @@ class PrivacyRecord:
 
     @property
     def nominal_epsilon(self) -> float | None:
-        """Return the nominal epsilon that a paper would print."""
+        """Nominal epsilon that a paper would print."""
         return self.nominal.get(NOMINAL, next(iter(self.nominal.values()), None))
 
     def claim(self) -> Claim | None:
-        """Return the claim, which the training has spent in full; None without a promise."""
+        """Return the claim, which the training has fully spent, or None if there is no promise."""
         if self.epsilon is None:
             return None
         return Claim(
@@ -191,9 +189,9 @@ def write_privacy_record(folder: Path, record: PrivacyRecord) -> None:
 
 
 def read_privacy_record(folder: Path) -> PrivacyRecord | None:
-    """Read the promise of the folder's model; return None without a file.
+    """Return the promise for the model in the folder, or None if there is no file.
 
-    Raise AuditError for a file with another structure.
+    Raise AuditError if the file has a different structure.
     """
     path = folder / FILE
     if not path.is_file():
