@@ -38,6 +38,7 @@ from auditor.models.self_check_facts import (
 )
 
 AT_LOAD = 16  # tokens of the longest test text before a run reports the length of its texts
+_LEAST = 5  # the same if only the run's own length decides: two tokens and those of `STEPS`
 _SHORT = 12  # tokens of most test texts
 _RECORD_STEPS = 2  # suffix tokens read one at a time
 
@@ -52,7 +53,7 @@ _kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found
 def keep_self_checks(folder: Path) -> Iterator[None]:
     """Store the results of all self-checks made in the block in `folder`.
 
-    The models' weights must not change.
+    The models' weights must not change. The models take no soft prompts, which then need no check.
     """
     token = _kept_in.set(folder)
     try:
@@ -64,6 +65,8 @@ def keep_self_checks(folder: Path) -> Iterator[None]:
 def check_loaded_model(model: HuggingFaceModel) -> None:
     """Check a newly loaded model, on texts as short as possible."""
     model.choices_kept_in = _kept_in.get()
+    if model.choices_kept_in is not None:
+        model.capabilities -= {"embeddings"}
     configure_serving(model, cache=model.choices_kept_in)
 
 
@@ -88,7 +91,9 @@ def configure_serving(
         AuditError: if no way of querying the model is right, or if the model's distributions on
             texts of this length depend on later tokens.
     """
-    n_tokens = AT_LOAD if reach is None else reach
+    n_tokens = reach
+    if n_tokens is None:
+        n_tokens = AT_LOAD if cache is None else _LEAST
     room = min(n_tokens, model.max_positions or n_tokens)
     reached, tolerance = _checked.get(model, (0, None))
     if model in _compared_on_records:
@@ -146,8 +151,7 @@ def _is_checked_base(
     text.
     """
     is_as_fast = (
-        other.served == model.served == "slots"
-        and "embeddings" in other.capabilities & model.capabilities
+        other.served == model.served == "slots" and other.capabilities == model.capabilities
     )
     is_shared = reach is None or (other.begins is not None and other.can_join_rows)
     return is_as_fast and is_shared and _checked[other][0] >= room and is_adapter_on(other, model)

@@ -433,6 +433,27 @@ def test_a_model_that_was_checked_before_is_loaded_without_trying_it_again(tmp_p
     assert model in self_check._compared_on_records
 
 
+def test_a_model_of_a_check_takes_no_soft_prompt_and_is_tried_on_five_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))).save_pretrained(tmp_path / "model")
+    passed: list[tuple[int, bool]] = []
+    agree = self_check._SelfCheckTrial._rows_agree_behind
+
+    def noted(self: self_check._SelfCheckTrial, begin: int, soft: bool = False) -> bool:
+        passed.append((self.room, soft))
+        return agree(self, begin, soft)
+
+    monkeypatch.setattr(self_check._SelfCheckTrial, "_rows_agree_behind", noted)
+    with self_check.keep_self_checks(tmp_path / "kept"):
+        checked = load_causal_lm(str(tmp_path / "model"))
+    # a soft prompt has no room in five tokens
+    assert passed == [(5, False), (5, True)] and "embeddings" not in checked.capabilities
+    with pytest.raises(NotApplicable, match="soft prompt"):
+        checked.input_behind_soft_prompt(torch.tensor([[5]]), torch.zeros(2, 32))
+    assert "embeddings" in load_causal_lm(str(tmp_path / "model")).capabilities
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_adapter_of_a_check_is_merged_unless_weights_would_be_rounded(
     tmp_path: Path, dtype: torch.dtype

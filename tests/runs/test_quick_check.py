@@ -410,3 +410,8 @@ def test_personal_data_are_ranked_if_there_are_no_nonmembers_and_records_hold_so
     assert "identifiers" not in attacks and not limits
     attacks, limits = asked(given / "private.jsonl", nonmembers=False)
     assert "identifiers" not in attacks and limits == (f"{without}not tested.",)
+
+
+def test_no_attack_of_a_check_needs_the_soft_prompts_that_its_models_do_not_take() -> None:
+    checked = [kind for kind in registry.list_methods().values() if kind.quick is not None]
+    assert checked and all("embeddings" not in kind.needs for kind in checked)
