@@ -433,7 +433,8 @@ def render_messages(
         ArithmeticError,
     ) as error:
         raise UnusableConversation(
-            f"the chat template refuses it ({_format_template_error(error, messages)})"
+            f"the chat template refuses it ({_format_template_error(error, messages)}): give the "
+            "template of the training (--template FILE)"
         ) from None
     return str(text)
 

@@ -89,7 +89,7 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
         raise AuditError(
             f"{table.label}: expected one layout, got "
             f"{', and '.join(' + '.join(layout) for layout in complete)}: leave out data that the "
-            "model was not trained on"
+            "model was not trained on, or write all rows as messages"
         )
     if "prompt" in table.columns and not begun[1:] and not plain:
         others = tuple(name for name in table.texts if name != "prompt")
@@ -101,10 +101,12 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
             f"({_LAYOUTS_LABEL}), got prompts only, as for GRPO: it learns from the model's own "
             f"answers, and nothing in these rows has a loss{advice}"
         )
+    advice = "rename the columns that the model was trained on"
+    if table.rows == 1:
+        advice += ", or write the objects inside this only row as rows"
     raise AuditError(
         f"{table.label}: expected either the columns prefix and suffix or the column text, or "
-        f"conversations ({_LAYOUTS_LABEL}), got {describe_table_columns(table.columns)}: "
-        "rename the columns that the model was trained on"
+        f"conversations ({_LAYOUTS_LABEL}), got {describe_table_columns(table.columns)}: {advice}"
     )
 
 
@@ -138,10 +140,14 @@ def describe_table_columns(columns: Sequence[str]) -> str:
     """
     if not columns:
         return "no columns"
-    header = any(name.lower() in _USUAL for name in columns)
-    names = [
-        name for name in columns if header and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)
-    ][:20]
+    header = any(name.strip().lower() in _USUAL for name in columns)
+    names = []
+    for name in columns:
+        if name != name.strip() and name.strip().lower() in _USUAL:
+            names.append(f"{name!r} with its spaces")
+        elif header and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name):
+            names.append(name)
+    names = names[:20]
     hidden = len(columns) - len(names)
     words = [", ".join(names)] if names else []
     if hidden:

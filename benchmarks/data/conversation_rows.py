@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from auditor.benchmarks.data.cut_places import count_common_beginning
+from auditor.benchmarks.data.tables import describe_cell_value_type
 from auditor.core.plan_parts import SYSTEM, USER
 
 ASSISTANT = "assistant"
@@ -70,11 +71,15 @@ _USUAL_ROLES = {
     _TOOL: _TOOL,
     **dict.fromkeys(("observation", "observations", "function_response", "tool_response"), _TOOL),
 }
-# Roles in exported conversations: a reader may see them, but the trained one is unknown.
-_PEOPLE = {"agent", "advisor", "caller", "client", "customer", "doctor", "employee", "expert"} | {
-    *("helper", "moderator", "operator", "patient", "speaker", "student", "support", "teacher"),
-}
+# Names that may be shown: roles of people, keys of a turn, types of its parts.
+_PUBLIC = (
+    "advisor agent author body caller client content customer doctor employee expert from helper"
+    " message moderator name operator parts patient role sender speaker student support teacher"
+    " text type utterance value audio document file image image_url input_audio refusal thinking"
+    " tool_use tool_result video"
+)
 _SHAREGPT = {"from": "role", "value": "content"}
+_TURNS = 'expected a JSON list of {"role": ..., "content": ...}'
 THOUGHT = re.compile(r"^(\s*<think>\s*)(.*?)(\s*</think>\s*)", re.DOTALL)
 
 Message = Mapping[str, Any]
@@ -269,27 +274,26 @@ def parse_conversation(
 
 
 def _describe_missing_assistant(messages: Sequence[Message]) -> str:
-    """Name the roles of a conversation without an assistant's turn, and say what to rename.
-
-    Unusual roles are counted, since they may be names of people.
-    """
-    roles = set()
-    n_hidden = 0
-    is_unclear = False
-    for role in {message["role"] for message in messages}:
-        is_usual = role.lower() in _USUAL_ROLES
-        is_unclear = is_unclear or not is_usual
-        if is_usual or role.lower() in _PEOPLE:
-            roles.add(role)
-        else:
-            n_hidden += 1
-    listed = sorted(roles)
-    if n_hidden:
-        listed.append(f"{n_hidden} not shown, as a role may be a name")
-    reason = f"no assistant turn, only roles {', '.join(listed)}"
-    if is_unclear:
+    """Name the roles of a conversation without an assistant's turn, and say what to rename."""
+    roles = {message["role"] for message in messages}
+    reason = f"no assistant turn, only roles {_list_public_names(roles)}"
+    if any(role.lower() not in _USUAL_ROLES for role in roles):
         reason += ": rename to assistant the role whose turns the model was trained on"
     return reason
+
+
+def _list_public_names(names: Iterable[str]) -> str:
+    """List roles, keys or types. Unusual names are counted, since they may be names of people."""
+    usual = []
+    n_hidden = 0
+    for name in sorted(names):
+        if name.lower() in (*_USUAL_ROLES, *_PUBLIC.split()):
+            usual.append(name)
+        else:
+            n_hidden += 1
+    if n_hidden:
+        usual.append(f"{n_hidden} not shown, as it may be a name")
+    return ", ".join(usual)
 
 
 def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
@@ -337,19 +341,21 @@ def _list_normalised_messages(
     if isinstance(messages, str) and role:
         return [{"role": role, "content": messages}]
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise UnusableConversation("its messages are no list")
+        kind = describe_cell_value_type(messages)
+        raise UnusableConversation(f"its messages are no list but {kind} ({_TURNS})")
     turns = []
     for message in messages:
         if not isinstance(message, Mapping):
-            raise UnusableConversation("a message is no object")
+            raise UnusableConversation(f"a message is no object ({_TURNS})")
         renamed = {}
         for key, value in message.items():
             renamed[_SHAREGPT.get(str(key), str(key))] = value
         if not isinstance(renamed.get("role"), str):
-            raise UnusableConversation("a turn without a role")
+            keys = _list_public_names(map(str, message))
+            raise UnusableConversation(f"a turn without a role, only {keys} ({_TURNS})")
         content = renamed.get("content")
         if content is not None and get_message_text(content) is None:
-            raise UnusableConversation("a turn that is not text")
+            raise UnusableConversation(_describe_content_without_text(content))
         parts: Any = content
         if isinstance(content, str | None):
             parts = ()
@@ -362,6 +368,22 @@ def _list_normalised_messages(
             turn[NO_LOSS] = MARKED
         turns.append(turn)
     return turns
+
+
+def _describe_content_without_text(content: Any) -> str:
+    """Say why a message's content is no text, with the types of its parts that have none."""
+    parts = [content]
+    if isinstance(content, Sequence):
+        parts = [part for part in content if get_message_text([part]) is None]
+    types = set()
+    for part in parts:
+        if isinstance(part, Mapping) and "type" in part:
+            types.add(str(part["type"]))
+    names = _list_public_names(types) or describe_cell_value_type(parts[0])
+    return (
+        f"a turn that is not text ({names}): only texts are audited, as in "
+        '"content": "..." or parts {"type": "text", "text": "..."}'
+    )
 
 
 def _require_message_text(content: Any) -> str:

@@ -178,6 +178,7 @@ def describe_cell_value_type(value: Any) -> str:
         return "true or false"
     kinds: dict[type, str] = {
         type(None): "null",
+        str: "text",
         int: "a number",
         float: "a number",
         list: "a list",
@@ -198,7 +199,8 @@ def _read_utf8_table_text(where: str, path: Path) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:  # from None: the error holds the whole file
         raise AuditError(
-            f"{where}: expected UTF-8 text, got something else at byte {error.start}"
+            f"{where}: expected UTF-8 text, got something else at byte {error.start}: save the "
+            "file as UTF-8"
         ) from None
 
 
@@ -244,7 +246,8 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
                 n_columns = n_columns or len(fields)
                 if len(fields) != n_columns:
                     raise AuditError(
-                        f"{where}, line {line}: expected {n_columns} fields, got {len(fields)}"
+                        f"{where}, line {line}: expected {n_columns} fields, got {len(fields)}: "
+                        "write a comma between fields, and quotes around a text with a comma"
                     )
                 yield fields
             line = lines.line_num + 1
@@ -305,8 +308,11 @@ def read_json_table_objects(
 def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
     """Return the value. Raise AuditError with the row number if the value is not an object."""
     if not isinstance(value, dict):
-        got = "text" if isinstance(value, str) else describe_cell_value_type(value)
-        raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {got}")
+        got = describe_cell_value_type(value)
+        raise AuditError(
+            f"{where}, row {row} (counted from 0): expected a JSON object, got {got}: write it "
+            'as {"text": ...} or {"messages": [...]}'
+        )
     return value
 
 
@@ -320,7 +326,8 @@ def parse_table_json(where: str, text: str, lines_before: int) -> Any:
     except json.JSONDecodeError as error:  # from None: the error holds the text
         line = lines_before + error.lineno
         raise AuditError(
-            f"{where}, line {line}: not JSON: {error.msg} (column {error.colno})"
+            f"{where}, line {line}: not JSON: {error.msg} (column {error.colno}); expected an "
+            "object on each line, or one array of objects"
         ) from None
     except (ValueError, RecursionError):
         line = lines_before + 1
@@ -422,14 +429,24 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
             if any((Path(name) / file).is_file() for file in SAVED):
                 split = datasets.load_from_disk(name)
                 if isinstance(split, datasets.DatasetDict):
-                    split = split["train"]
+                    split = _select_train_split(where, name, split)
             else:
                 split = datasets.load_dataset(name, split="train", cache_dir=str(cache))
+        except AuditError:
+            raise
         except (
             Exception
         ) as error:  # the libraries raise dozens of types, all about the data or the network
             _raise_dataset_load_error(where, Path(name).is_dir(), error)
         yield split
+
+
+def _select_train_split(where: str, name: str, splits: Mapping[str, Any]) -> Any:
+    """Return the split `train`. Raise AuditError, with the folders of the others, without one."""
+    if "train" not in splits:
+        folders = [str(Path(name) / split) for split in splits]
+        raise AuditError(f"{where}: expected a split train, or one of {', '.join(folders)}")
+    return splits["train"]
 
 
 @contextmanager
@@ -463,6 +480,8 @@ def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoRe
         problem = "cannot be loaded as a data set: " + " ".join(str(error).split())[:200]
     elif isinstance(error, OSError) and not local:
         problem = f"no such file here, and the Hugging Face Hub cannot be reached ({kind})"
+    elif kind == "DatasetGenerationError" and local:
+        problem = "cannot be loaded as a data set: give one file, or files with the same columns"
     else:
         problem = f"cannot be loaded as a data set ({kind})"
     raise AuditError(f"{where}: {problem}") from None

@@ -455,10 +455,15 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "names as roles": (
         [{"role": "user", "content": "Who?"}, {"role": "Ann Lee", "content": "Ann."}],
-        "only roles user, 1 not shown, as a role may be a name: rename to assistant",
+        "only roles user, 1 not shown, as it may be a name: rename to assistant",
     ),
     "empty": (messages(talk("Who?", " ")), "an empty answer"),
-    "no role": ([{"content": "x"}], "without a role"),
+    "no role": ([{"content": "x"}], "a turn without a role, only content "),
+    "other keys": (
+        [{"sender": "user", "text": "Who?"}, {"sender": "Ann Lee", "text": "Ann."}],
+        'a turn without a role, only sender, text (expected a JSON list of {"role": ...',
+    ),
+    "keys that are names": ([{"Ann Lee": "Who?"}], "a turn without a role, only 1 not shown"),
     "calls": (
         [
             {"role": "user", "content": "x"},
@@ -468,9 +473,15 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "image": (
         [{"role": "user", "content": [{"type": "image"}]}, *messages(talk("Who?", "Ann."))[1:]],
-        "not text",
+        "a turn that is not text (image): only texts are audited",
     ),
-    "text": ("Who? Ann.", "no list"),
+    "tool use": (
+        [*messages(talk("Who?")), {"role": "assistant", "content": [{"type": "tool_use"}]}],
+        "a turn that is not text (tool_use): only texts are audited",
+    ),
+    "parts of text": ([{"role": "user", "content": ["Who?"]}], "a turn that is not text (text):"),
+    "text": ("Who? Ann.", "its messages are no list but text (expected a JSON list"),
+    "columns": ({"role": ["user"], "content": ["Who?"]}, "no list but an object"),
     "words": (["Who?"], "no object"),
 }
 
@@ -482,7 +493,7 @@ def test_what_cannot_be_used_is_left_out_by_name(tmp_path: Path, kind: str) -> N
         rows(tmp_path, messages(talk("Who?", "Ann.")), bad), tokenizer(), known_fraction=0
     )
     assert len(made.secrets) == 1 and any(why in note and "row 1" in note for note in made.notes)
-    with pytest.raises(AuditError, match=why):
+    with pytest.raises(AuditError, match=re.escape(why)):
         read_files(rows(tmp_path, bad), tokenizer(), known_fraction=0)
 
 
@@ -492,7 +503,7 @@ def test_templates_that_cannot_write_a_conversation(tmp_path: Path) -> None:
         read_files(data, tokenizer(None), known_fraction=0)
     with pytest.raises(AuditError, match="drops it: leave the system turns out"):
         read_files(data, tokenizer(DEAF), known_fraction=0)
-    with pytest.raises(AuditError, match=r"refuses it \(System role not supported\)"):
+    with pytest.raises(AuditError, match=r"refuses it \(System role not supported\): give the"):
         read_files(data, tokenizer(ALTERNATING), known_fraction=0)
     quoting = "{{ raise_exception('not ' + messages[0].content) }}"
     with pytest.raises(AuditError) as refused:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -174,10 +175,16 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
     ("name", "content", "expected"),
     [
         ("d.jsonl", b'{"prefix": "a", "suffix": "b"}\n{"prefix": "%s', "line 2: not JSON"),
+        ("d.jsonl", b'{\n "text": "%s"\n}\n', "expected an object on each line, or one array"),
+        ("d.jsonl", b'{"text": "a"},\n{"text": "%s"}', "expected an object on each line, or one a"),
+        ("d.json", b'{"train": [{"text": "%s"}]}', "or write the objects inside this only row as"),
+        ("d.csv", b"id, text\n1,%s\n", "got id, ' text' with its spaces: rename"),
+        ("d.csv", b"id;text\n1;a, %s\n", ": write a comma between fields, and quotes aro"),
+        ("d.csv", "text\n%s\n".encode("utf-16"), "at byte 0: save the file as UTF-8"),
         (
             "d.jsonl",
             b'{"prefix": "a", "suffix": "b"}\n"%s"\n',
-            "row 1 (counted from 0): expected a JSON object, got text",
+            "row 1 (counted from 0): expected a JSON object, got text: write it as {",
         ),
         (
             "d.jsonl",
@@ -251,6 +258,21 @@ def test_a_bad_file_is_refused_in_one_sentence_without_its_text(
     (tmp_path / name).write_bytes(content.replace(b"%s", SECRET.encode()))
     message = refusal(str(tmp_path / name))
     assert expected in message and message.startswith(f"--data '{tmp_path / name}'")
+
+
+def test_a_data_set_without_a_train_split_names_the_folders_of_its_splits(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"text": [" one two three"] * 2})
+    datasets.DatasetDict({"validation": rows}).save_to_disk(str(tmp_path / "saved"))
+    folder = str(tmp_path / "saved" / "validation")
+    assert refusal(str(tmp_path / "saved")).endswith(f"expected a split train, or one of {folder}")
+    assert len(build(folder).secrets) == 1
+
+
+def test_files_with_different_columns_are_no_data_set(tmp_path: Path) -> None:
+    for name in ("text", "body"):
+        parquet.write_table(pa.table({name: [SECRET]}), tmp_path / f"{name}.parquet")
+    expected = "cannot be loaded as a data set: give one file, or files with the same columns"
+    assert refusal(str(tmp_path)).endswith(expected)
 
 
 @pytest.mark.parametrize(
