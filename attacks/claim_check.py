@@ -1,8 +1,8 @@
-"""Check a defense's privacy claim for one query against the divergence of its output distributions.
+"""Check a defense's privacy claim for single queries against its output distributions' divergence.
 
-The defended model provides its claim, and the divergence from its neighbours after given prefixes.
-A claim that holds here is not proven, because other contexts and neighbours remain. A claim that
-fails here is refuted.
+The defended model provides its claim, and its divergence from its neighbours after given prefixes.
+A claim that fails here is refuted. A claim that holds here is not proved, because it may fail for
+other contexts and neighbours.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ _PRIVATE = "realised divergences depend on the private data: do not publish"
 
 @dataclass(frozen=True)
 class ClaimCheck(AncestralProbe):
-    """Compare measured and claimed divergence of neighbouring outputs.
+    """Compare measured and claimed divergence of neighbouring models.
 
     The model reads each suffix as given (teacher forcing).
 
     positions: the number of evenly spaced positions of a suffix to check; 0 checks all.
     order: the order of the Renyi divergence; 0 takes the claimed order.
     draws: the number of tokens drawn after each prefix, to test that the model draws from the
-    distribution in the claim. Only the auditor sees these tokens, so they cost no budget.
+    distribution that the claim is about. Only the auditor sees these tokens, so they cost no
+    budget.
     """
 
     name = "claim-check"
@@ -93,9 +94,9 @@ class ClaimCheck(AncestralProbe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return counts of events that break a premise of the claim, by name.
+        """Count the events that break a premise of the claim, keyed by name.
 
-        Uncharged tokens are such an event.
+        For example, the budget was not charged for a token.
         """
         premises = {
             **view.target.claim_premise_counts(),
@@ -107,10 +108,12 @@ class ClaimCheck(AncestralProbe):
     def _drawn_token_probability_excess(
         self, view: View, secrets: Sequence[Secret], prefixes: Tensor
     ) -> dict[str, Tensor]:
-        """Return how much likelier each secret's drawn tokens y are than expected, with variance.
+        """Return how much likelier each secret's drawn tokens are than expected, and the variance.
 
-        This is the sum of p(y) - E p(Y), (B,), where Y is distributed as p, the model's next-token
-        distribution. The variance, (B,), assumes that y is too. prefixes: (B, n).
+        The excess, (B,), is the sum of p(y) - E p(Y) over drawn tokens y, where p is the model's
+        next-token distribution and Y has this distribution.
+
+        The variance, (B,), assumes that y has it, too. prefixes: (B, n).
         """
         model = view.target
         key = (view.seed, view.target_name, self.name)
@@ -217,7 +220,7 @@ class ClaimCheck(AncestralProbe):
 
 
 def space_suffix_positions(positions: int, length: int) -> list[int]:
-    """Return `positions` evenly spaced positions in [0, length), beginning with 0.
+    """Return `positions` evenly spaced positions in [0, length), starting at 0.
 
     Return all positions if `positions` is 0 or too large.
     """
@@ -230,7 +233,7 @@ def summarise_text_checks(
 ) -> dict[str, float]:
     """Summarise the divergence checks of one text: the number of violations, and the worst values.
 
-    For each claimed relation, the worst values are nearest to a violation. A relation without a
+    The worst values of each claimed relation are those closest to a violation. A relation without a
     claim gets the total cost of all positions. row: the text's index in the batch; at: the
     positions of the checked tokens.
     """
@@ -270,7 +273,7 @@ def summarise_text_checks(
 
 
 def list_claimed_relations(observations: Sequence[Observation]) -> list[str]:
-    """Return the neighbouring relations for which there is a claim, in the order of the checks."""
+    """Return the neighbouring relations that have a claim, in the order of the checks."""
     return strip_observed_prefix("claimed_", observations[0].values if observations else ())
 
 
@@ -282,7 +285,7 @@ def list_unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
 def compose_query_epsilons(observations: Sequence[Observation], relation: str) -> float:
     """Return the epsilon (nats) at `DELTA` of all checked queries together.
 
-    It follows from the measured divergences for the neighbouring relation `relation`.
+    It is composed from the measured divergences for the neighbouring relation `relation`.
     """
     loss = float(value_column(observations, f"loss_{relation}").sum())
     order = observations[0].values[f"order_{relation}"]
@@ -294,7 +297,7 @@ def compose_query_epsilons(observations: Sequence[Observation], relation: str) -
 
 
 def list_claim_faults(observations: Observed) -> list[str]:
-    """Return sentences on faults of the claim, except for divergences that are too large."""
+    """Return sentences about faults of the claim, except for divergences that are too large."""
     faults = []
     excess = float(value_column(observations, "draw_excess").sum())
     variance = float(value_column(observations, "draw_variance").sum())
@@ -350,5 +353,5 @@ def _compute_realised_ratio(realised: float, claimed: float) -> float:
 
 
 def _measure_checked_queries(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
-    """Return a measurement of the checked queries only; its interval is a point."""
+    """Return a measurement of only the checked queries, so that its interval is a point."""
     return Measurement(name, value, value, value, n, unit, note)

@@ -1,9 +1,9 @@
 """Bound epsilon from below by guessing which canaries the training data of a model included.
 
 This needs only black-box access, except for score=gradient. A fair coin decided whether each canary
-was inserted. The bound is valid for any guesses, because only the data depend on the coins; a poor
-score only lowers the bound. No baseline is therefore subtracted. As a control, a model trained
-without canaries must give no bound above 0. The bounds are computed in `audited.py`.
+was inserted. The bound is valid for any guesses, because only the training data depend on the
+coins; a poor score only lowers the bound. Therefore no baseline is subtracted. As a control, a
+model trained without canaries must give no bound above 0. The bounds are computed in `audited.py`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _SAME = 1e-5  # nats a token: two models that differ by less everywhere are the 
 class EpsilonAudit(Probe):
     """Bound epsilon from below by guessing which canaries a coin inserted (Steinke et al. 2023).
 
-    by: the measurement of each canary's secret. `loss` is its mean nll. `samples` needs no more
-    than sampled tokens. It is the number of first tokens that a completion of the prefix shares
-    with the secret, averaged over `samples` draws.
-    score: `loss` uses the loss alone, `difference` subtracts the loss under the reference model.
-    `auto` chooses `difference` if there is a reference model that is not the audited model.
-    `gradient` projects the change of weights since the reference, from which the training began, on
-    the secret's gradient there: s = <theta - theta_0, -g> / ||g|| (`models/weight_changes.py`). It
-    needs the weights of both.
-    delta: the bound's delta; 0 takes the claim's delta, or 1e-5 without a claim.
+    by: what is measured for each canary's secret. `loss` is its mean nll. `samples` needs only
+    sampled tokens: it is the number of leading tokens that a completion of the prefix shares with
+    the secret, averaged over `samples` draws.
+    score: `loss` uses only the loss, `difference` subtracts the loss under the reference model.
+    `auto` chooses `difference` if there is a reference model other than the audited model.
+    `gradient` takes the change of weights since the reference model, from which the training began,
+    and projects it onto the secret's gradient at the reference model: s = <theta - theta_0, -g> /
+    ||g|| (`models/weight_changes.py`). This needs the weights of both models.
+    delta: the bound's delta; 0 takes the claim's delta, or 1e-5 if there is no claim.
     level: the probability with which the bound may exceed the true epsilon.
-    unit: `user` if all copies of a canary are of one person (`audit canaries insert --group`), so
-    that the claim protects all copies together.
+    unit: `user` if all copies of a canary belong to one person (`audit canaries insert --group`),
+    so that the claim protects all copies together.
     """
 
     name = "epsilon-audit"
@@ -113,7 +113,7 @@ class EpsilonAudit(Probe):
     def _observe_canary_gradients(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Yield how far the weights moved along minus the gradient of each secret's loss."""
+        """Yield how far the weights moved against the gradient of each secret's loss."""
         assert view.reference is not None  # by `check_inputs`
         change = WeightChange(view.target, view.reference)
         for secret in secrets:
@@ -137,7 +137,7 @@ class EpsilonAudit(Probe):
     def _observe_canary_agreement(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Yield how many first tokens the secret shares with a sample, on average."""
+        """Yield how many leading tokens the secret shares with a sample, on average."""
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
                 f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not "
@@ -159,9 +159,10 @@ class EpsilonAudit(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return the bound's delta, and the claimed epsilon and ceiling if the claim is comparable.
+        """Return the bound's delta, and a comparable claim's epsilon and ceiling.
 
-        A comparable claim is for this unit, added or removed. Not every claim has a ceiling.
+        A claim is comparable if it is about adding or removing this unit. Not every claim has a
+        ceiling.
         """
         claim = view.claim
         delta = self._choose_delta(claim)
@@ -209,7 +210,7 @@ class EpsilonAudit(Probe):
     def _has_reference(self, observations: Sequence[Observation]) -> bool:
         """Return whether losses are compared with a reference model.
 
-        With `auto`, a model is not compared with itself.
+        If `score` is `auto`, a model is not compared with itself.
         """
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False
@@ -238,10 +239,10 @@ class EpsilonAudit(Probe):
         return plan_audit(len(secrets), delta, self.level, self._count_unit_copies(secrets))
 
     def _count_unit_copies(self, secrets: Sequence[Secret]) -> int:
-        """Return how many privacy units have a copy of an inserted canary.
+        """Count the privacy units that have a copy of an inserted canary.
 
-        If the unit is a user, all copies are in one unit, and the bound is not divided by their
-        number.
+        If the unit is a user, all copies are in one unit, so the bound is not divided by the number
+        of copies.
         """
         if self.unit == "user":
             return 1
@@ -296,7 +297,7 @@ class EpsilonAudit(Probe):
 def _bound_canary_epsilon(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
-    """Return the bounds of epsilon, cached because each result needs them three times.
+    """Return the bounds on epsilon, cached because each result needs them three times.
 
     scores, coins: one per canary. Raise NotApplicable for scores that no bound can use.
     """

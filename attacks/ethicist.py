@@ -39,19 +39,19 @@ _PAIRS_AT_ONCE = 32  # in one pass of tuning
 
 @dataclass(frozen=True)
 class Ethicist(SamplingAttack):
-    """Extract by a tuned soft prompt, K samples and calibrated confidence (Ethicist, Eq. 1-4).
+    """Extract with a soft prompt, K samples and calibrated confidence (Ethicist, Eq. 1-4).
 
-    The defaults are the paper's (Section 4.2, Appendix B). Losses are means, as in the authors'
-    code, not sums.
+    The defaults are the paper's (Section 4.2, Appendix B). Losses are means, not sums, as in the
+    authors' code.
     `warmup_steps`: 0 takes the paper's share, 500 of its 8,440 steps; 500 steps would be too many
     for few pairs.
     `tune_on`: the model on which the prompt is tuned. `auto` takes the audited model if the attack
-    has its gradients, otherwise the public model, otherwise no prompt.
-    Sampled candidates are ranked by `confidence`, or without log-probabilities by their share of
-    the samples, r_i/K. Candidates of a tree search are ranked by their exact probability under the
-    decoding distribution, beams and single candidates by nll.
-    The paper's ablations are `alpha=0` (w/o smooth), `confidence=perplexity` (w/o calibrated) or
-    `reference` (comparing (LM)), and `tune_on=none` (w/o prompt tuning).
+    has its gradients, otherwise the public model, otherwise no prompt. Sampled candidates are
+    ranked by `confidence`, or by their share of the samples, r_i/K, if the model gives no
+    log-probabilities. Candidates of a tree search are ranked by their exact probability under the
+    decoding distribution; beams and single candidates are ranked by nll. The paper's ablations are
+    `alpha=0` (w/o smooth), `confidence=perplexity` (w/o calibrated) or `reference` (comparing
+    (LM)), and `tune_on=none` (w/o prompt tuning).
     """
 
     name = "ethicist"
@@ -80,9 +80,9 @@ class Ethicist(SamplingAttack):
         return self.prompt_length
 
     def choose_tuning_model_label(self, view: View) -> str:
-        """Return the model on which the prompt is tuned: "target", "public" or "none".
+        """Return which model the prompt is tuned on: "target", "public" or "none".
 
-        Raise NotApplicable for an impossible choice.
+        Raise NotApplicable if the chosen model is unavailable.
         """
         if self.tune_on == "target":
             view.require_capability("embeddings")
@@ -130,7 +130,7 @@ class Ethicist(SamplingAttack):
         return (prompt, self._choose_ranking(view)[0])
 
     def fit_options(self) -> dict[str, Any]:
-        """Return the options that affect tuning, without options of sampling and ranking."""
+        """Return the options that affect tuning, but not those of sampling and ranking."""
         options = super().fit_options()
         del options["confidence"]
         for field in dataclasses.fields(SamplingAttack):
@@ -140,7 +140,7 @@ class Ethicist(SamplingAttack):
     def timing_stand_in(self) -> tuple[Attack, float]:
         """Return a copy of the attack that tunes for one epoch, and the maximum number of epochs.
 
-        A run times the copy to predict the time of the whole tuning.
+        A run times this copy to predict how long the whole tuning takes.
         """
         return dataclasses.replace(self, epochs=1), float(self.epochs)
 
@@ -156,8 +156,9 @@ class Ethicist(SamplingAttack):
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
         """Tune a soft prompt, and return the prompt (P, d) of the best epoch by validation loss.
 
-        The losses that selected the epoch are returned with it. Without a model to tune, no prompt
-        is returned.
+
+
+        The validation losses are returned, too. Without a model to tune on, there is no prompt.
         """
         on = self.choose_tuning_model_label(view)
         if on == "none":
@@ -254,8 +255,8 @@ class Ethicist(SamplingAttack):
     ) -> float:
         """Return the mean loss over the pairs, computed with `size` pairs per forward pass.
 
-        `learn` receives each pass's part of this mean. All passes over a group query the same
-        members of an ensemble, as one large pass would.
+        `learn` receives each pass's part of this mean. Every pass over a group queries the same
+        members of an ensemble, as a single large pass would.
         """
         total = 0.0
         for share, group in _list_tuning_groups(pairs, len(prompt)):
@@ -273,9 +274,9 @@ class Ethicist(SamplingAttack):
     def _prompt_tuning_loss(
         self, model: LanguageModel, pairs: Sequence[Pair], prompt: Tensor, noise: torch.Generator
     ) -> Tensor:
-        """Return the mean of L_MLE + alpha L_smooth (Eq. 3) over pairs with suffixes of one length.
+        """Return the mean of L_MLE + alpha L_smooth (Eq. 3) over pairs with equally long suffixes.
 
-        Shorter pairs are padded at the end, which changes no earlier distribution.
+        Shorter pairs are padded at the end, which does not change earlier distributions.
         """
         suffixes = torch.tensor([pair.suffix for pair in pairs], device=model.device)
         most = max(len(pair.prefix) for pair in pairs)
@@ -316,9 +317,7 @@ class Ethicist(SamplingAttack):
         )
 
     def _choose_ranking(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
-        """Return a description of the ranking, and the function that scores the candidates of a
-        prefix.
-        """
+        """Return a description of the ranking, and a function that scores a prefix's candidates."""
         if self.confidence != "calibrated":
             if self.confidence == "reference":
                 words = "perplexity against the reference model's"
@@ -349,21 +348,21 @@ class Ethicist(SamplingAttack):
 
 
 def compute_prompt_tuning_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
-    """Return L_MLE + alpha L_smooth of each pair, (pairs,), in nats (Ethicist, Eq. 1-3).
+    """Return L_MLE + alpha L_smooth of each pair, of shape (pairs,), in nats (Ethicist, Eq. 1-3).
 
-    nll: (pairs, length) nats. L_smooth is the mean of the `smooth_tokens` largest token losses of
-    this step, or of all losses of a shorter suffix.
+    nll: (pairs, length), in nats. L_smooth is the mean of a suffix's `smooth_tokens` largest token
+    losses at this step, or of all its losses if it is shorter.
     """
     worst = nll.topk(min(smooth_tokens, nll.shape[-1]), dim=-1).values
     return nll.mean(-1) + alpha * worst.mean(-1)
 
 
 def calibrate_confidence(candidates: SuffixCandidates) -> Tensor:
-    """Return the calibrated confidence of each distinct sample, (distinct,) (Ethicist, Eq. 4).
+    """Return the calibrated confidence (Ethicist, Eq. 4) of each distinct sample, (distinct,).
 
     C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j), where r_i is the number of samples equal to
-    sample i. nll_i is a sum, equal to the authors' 50 * mean loss for 50 tokens. Logarithms avoid
-    0/0.
+    sample i. nll_i is a sum over tokens, equal to the authors' 50 * mean loss for 50 tokens.
+    Logarithms avoid 0/0.
     """
     return torch.softmax(candidates.counts.double().log() - candidates.nll, dim=-1)
 
@@ -388,18 +387,20 @@ def split_tuning_pairs(
 
 
 def count_warmup_steps(steps: int) -> int:
-    """Return the paper's share of warm-up steps among `steps`: 500 of 8,440.
+    """Return the number of warm-up steps among `steps` by the paper's share, 500 of 8,440.
 
-    The paper has 15,000 pairs, a tenth held out, and 20 epochs of batches of 32.
+    The paper has 15,000 pairs, of which a tenth is held out, and 20 epochs with batches of 32.
     """
     return max(1, round(steps * 500 / 8440))
 
 
 def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
-    """Yield (share of all pairs, pairs) for each group of pairs that one forward pass can read.
+    """Yield (share of all pairs, pairs) for groups of pairs that fit into one forward pass each.
 
-    Group means, weighted by the shares, add up to the mean over all pairs. Suffixes of a group have
-    equal length. Texts, with a prompt of `rows` tokens, differ by at most an eighth in length.
+    Group means, weighted by the shares, add up to the mean over all pairs. Suffixes in a group have
+    equal length.
+
+     Whole texts, including a prompt of `rows` tokens, differ by at most an eighth in length.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):
@@ -418,7 +419,7 @@ def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[floa
 
 
 def _compute_prompt_learning_rate_factor(warmup: int, steps: int, step: int) -> float:
-    """Return the factor on the learning rate at a step.
+    """Return the learning rate's factor at a step.
 
     The factor rises linearly over `warmup` steps, then falls linearly to zero at `steps`.
     """

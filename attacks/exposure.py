@@ -1,7 +1,6 @@
 """Measure the exposure of canaries.
 
-The exposure depends on the inserted text's rank, by the model's likelihood, among all possible
-texts.
+Exposure depends on how the model's likelihood ranks the inserted text among all possible texts.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from auditor.statistics.intervals import measure_share
 class Exposure(AncestralProbe):
     """Measure the exposure of canaries in bits (Carlini et al. 2019).
 
-    Exposure is log2|R| - log2 rank, where R is all texts that the canary could have been. A search
-    of R finds the exact rank. With `nodes` > 0, the search of each canary stops after this many
-    inputs of the model, and the result is a certified upper bound. If R has more than `enumerate`
-    texts, the rank is estimated from `draws` texts that the model writes in the format, and from
-    the `references`.
+    Exposure is log2|R| - log2 rank, where R is the set of texts that the canary could have been.
+    The exact rank is found by a search of R. With `nodes` > 0, the search of each canary stops
+    after this many inputs of the model, and the result is a certified upper bound. If R has more
+    than `enumerate` texts, the rank is estimated from `draws` texts that the model generates in the
+    canary's format, and from the `references`.
     `references`: the number of texts drawn uniformly, from which exposure is also extrapolated for
     comparison.
-    `alpha`: the significance level at which a canary counts as exposed, with Holm's correction over
-    the canaries.
+    `alpha`: the significance level at which a canary counts as exposed, with Holm's correction for
+    the number of canaries.
     """
 
     name = "exposure"
@@ -178,9 +177,9 @@ class Exposure(AncestralProbe):
 
 
 def _group_space_secrets(secrets: Sequence[Secret]) -> dict[CanarySpace, list[Secret]]:
-    """Group the canaries by their space of possible texts.
+    """Group the canaries by the space of texts that they could have been.
 
-    Raise NotApplicable if a canary's space is unknown.
+    Raise NotApplicable if the space of a canary is unknown.
     """
     spaces: dict[CanarySpace, list[Secret]] = {}
     for secret in secrets:
@@ -201,7 +200,7 @@ _FITTED = (
 
 
 class _CanarySpaceRanking:
-    """The ranking, on one model, of the canaries that share a space of possible texts."""
+    """Rank the canaries that share a space of possible texts, on one model."""
 
     def __init__(self, probe: Exposure, view: View, space: CanarySpace) -> None:
         self.probe = probe
@@ -225,10 +224,9 @@ class _CanarySpaceRanking:
             yield Observation(secret.id, values)
 
     def _require_token_before_canaries(self, head: Tokens) -> Tokens:
-        """Return `head`, the tokens with which all texts of the space begin.
+        """Return `head`, the tokens at the start of every text in the space.
 
-        Raise NotApplicable if the first token of a text has no token before it, and so no
-        probability.
+        Raise NotApplicable if a text's first token has no token before it, and so no probability.
         """
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
@@ -358,7 +356,7 @@ def _get_canary(secret: Secret) -> Canary:
 
 
 def _compute_maximum_exposure(observations: Sequence[Observation]) -> float:
-    """Return the largest possible exposure in bits, log2 of the size of the largest space."""
+    """Return the largest possible exposure in bits: log2 of the largest space's size."""
     return float(value_column(observations, "space_bits").max())
 
 
@@ -367,9 +365,9 @@ def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
 
 
 def _widen_exposure_interval(m: Measurement, observations: Sequence[Observation]) -> Measurement:
-    """Widen the interval of the mean exposure to include the mean lower and mean upper bounds.
+    """Widen the interval of the mean exposure to include the means of the lower and upper bounds.
 
-    The bounds and the exposures differ for incomplete searches and estimated ranks.
+    Bounds and exposures differ if a search is incomplete or a rank is estimated.
     """
     if not observations or math.isnan(m.value):
         return m

@@ -1,6 +1,6 @@
-"""Compute the exact probability that one sample, or any of n samples, equals the secret.
+"""Compute the exact probability that one sample, or any of n samples, equals a secret.
 
-The computation draws no samples.
+No samples are drawn.
 """
 
 from __future__ import annotations
@@ -58,19 +58,20 @@ _ROUNDING = 1e-12  # tolerance for float noise in an exact probability
 class ExtractionProbability(DistributionProbe):
     """Compute the exact probability of each suffix (Hayes et al. 2024).
 
-    The model reads each suffix once. Its log-probability is log p_z = sum_t log q_t(z_t), which is
-    -inf if the decoding never draws one of the tokens (formulas.md A4). If the model returns only
-    its likeliest tokens, each probability has a lower and an upper bound.
+    The model reads each suffix z once. The suffix's log-probability is log p_z = sum_t log
+    q_t(z_t), which is -inf if the decoding never draws one of its tokens (formulas.md A4). If the
+    model returns only its likeliest tokens, each probability has a lower and an upper bound.
 
-    `n`: the numbers of samples for which the probability of any right sample is reported.
-    `p`: a secret is (n, p)-discoverable if one of n samples is right with probability p or more.
+    `n`: the numbers of samples for which to report the probability that any sample is right.
+    `p`: a secret is (n, p)-discoverable if at least one of n samples is right with probability p or
+    more.
     `alpha`: the false-positive rate of the threshold that non-members set (conformal, A7). The
     threshold depends on the length of the suffix.
-    `bracket` adds bounds for two other events. The lower bound is for a sample within
-    `near_distance` token edits of the suffix under this decoding (the near-verbatim probe, with
-    `near_beams`). The upper bounds are for any temperature, top-k or top-p that a product may use
-    (C3). They hold for the whole suffix, and for windows of it: `windows` gives the lengths in
-    tokens, and each window follows the text before it. Reports also give the share of secrets whose
+    `bracket` adds bounds for two other events. The lower bound is on drawing, under this decoding,
+    a sample within `near_distance` token edits of the suffix (the near-verbatim probe, with
+    `near_beams`). The upper bounds hold for any temperature, top-k or top-p that a product may use
+    (C3). They are on the whole suffix and on windows of it, given the text before the window;
+    `windows` gives the windows' lengths in tokens. Reports also give the share of secrets whose
     bound is at least 1 in `one_in`.
     """
 
@@ -110,7 +111,7 @@ class ExtractionProbability(DistributionProbe):
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        """Return the capabilities of the model that this decoding needs.
+        """Return the model capabilities that this decoding needs.
 
         Ancestral decoding needs only the log-probabilities of a secret's own tokens. Other
         decodings also need the likeliest tokens.
@@ -130,7 +131,7 @@ class ExtractionProbability(DistributionProbe):
         return _parse_extraction_option_numbers("p", self.p, float)
 
     def window_token_lengths(self) -> list[int]:
-        """Return the lengths of windows in tokens; [] without `bracket`."""
+        """Return the windows' lengths in tokens; [] if `bracket` is off."""
         if self.bracket:
             return _parse_extraction_option_numbers("windows", self.windows, int)
         return []
@@ -234,7 +235,7 @@ class ExtractionProbability(DistributionProbe):
     def _measure_shares(
         self, member: Bools, observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
-        """Yield the mean of each bound, and the share of secrets likelier than 1 in `one_in`."""
+        """Yield the mean of each bound, and the share of bounds that are at least 1 in `one_in`."""
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, after the text before it; {_CEILING}"
@@ -250,9 +251,9 @@ class ExtractionProbability(DistributionProbe):
             yield from measure_baselined_share(name, reached, member)
 
     def _bound_brackets(self, observations: Sequence[Observation]) -> dict[str, Floats]:
-        """Return lower bounds, upper bounds and greedy shares by measurement name, (secrets,) each.
+        """Return (secrets,) lower and upper bounds and greedy shares, keyed by measurement name.
 
-        A greedy share is the share of windows that greedy decoding reproduces.
+        A greedy share is the share of a suffix's windows that greedy decoding reproduces.
         """
         bounds = {
             _NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
@@ -268,9 +269,9 @@ class ExtractionProbability(DistributionProbe):
         return bounds
 
     def _mask_one_in_n(self, observations: Sequence[Observation]) -> dict[str, Bools]:
-        """Mark the secrets with a bound of at least 1/`one_in`.
+        """Mark the secrets whose bound is at least 1/`one_in`.
 
-        Return a mask (secrets,) for each bound, by measurement name.
+        Return a mask (secrets,) for each bound, keyed by measurement name.
         """
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
@@ -288,9 +289,11 @@ class ExtractionProbability(DistributionProbe):
     ) -> dict[str, Bools]:
         """Mark the secrets that are discoverable and unusually likely.
 
-        Return masks (secrets,) by measurement name. A member is unusually likely if its suffix is
-        likelier than the threshold that non-members set for this length. A measurement is left out
-        if all discoverable members are, because it then equals the discoverable share.
+        Return masks (secrets,) keyed by measurement name.
+
+        A member is unusually likely if its suffix is likelier than the threshold that non-members
+        set for its length. If all discoverable members are unusually likely, the measurement is
+        omitted: it equals the discoverable share.
         """
         member = mask_members(secrets)
         n_nonmembers = int((~member).sum())
@@ -415,7 +418,7 @@ _NEAR = "near_verbatim_probability"
 
 
 def suffix_lengths_note(lengths: Sequence[int]) -> str:
-    """Return a phrase such as `suffixes of 8 to 50 tokens`; "" if all lengths are equal."""
+    """Return a phrase such as `suffixes of 8 to 50 tokens`; "" if all have the same length."""
     shortest = min(lengths, default=0)
     longest = max(lengths, default=0)
     if shortest < longest:
@@ -430,9 +433,9 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
 def _list_log_prob_columns(
     observations: Sequence[Observation],
 ) -> list[tuple[str, Floats]]:
-    """Return log p of the exact probability, or of its two bounds, in nats, (secrets,) each.
+    """List the log of the exact probability, or of its two bounds, in nats, each (secrets,).
 
-    A pair has the ending of the measurement's name first, such as "" for the exact probability.
+    Each is paired with the ending of its measurement's name, such as "" for the exact probability.
     """
     if _has_exact_probability(observations):
         ends = {"": "log_p"}
@@ -442,9 +445,9 @@ def _list_log_prob_columns(
 
 
 def _mask_discoverable_secrets(log_p: Floats, n: int, p: float) -> Bools:
-    """Return a mask (secrets,): one of n samples equals the secret with probability at least p.
+    """Mark the secrets that equal any of n samples with probability at least p, as (secrets,).
 
-    A probability that only rounding puts below p counts as p.
+    A probability that is below p only by rounding counts as p.
     """
     reached: Bools = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
@@ -462,15 +465,16 @@ def compute_suffix_log_probs(
     suffixes: Tensor,
     windows: Sequence[int] = (),
 ) -> dict[str, Tensor]:
-    """Return log_p and log_p_ancestral in nats, and rank_bits, each (B,) float64.
+    """Return log_p and log_p_ancestral in nats, and rank_bits, each of shape (B,), float64.
 
-    prefixes: (B, n); suffixes: (B, L). windows: lengths N, which add window_bits_N and
-    greedy_windows_N for a model with full distributions. If a model returns only its likeliest
-    tokens, log_p_least and log_p_most replace log_p.
+    prefixes: (B, n); suffixes: (B, L). windows: each length N adds window_bits_N and
+    greedy_windows_N, if the model gives full distributions.
+
+    If a model returns only its likeliest tokens, log_p_least and log_p_most replace log_p.
 
     rank_bits = sum_t log2 rank_t is at most -log2 p under any monotone decoding, because q_t(z_t)
-    <= 1/rank_t. Of equally likely tokens each counts as the first, because a product may order them
-    so; a server's ranks have the server's order.
+    <= 1/rank_t. Each of several equally likely tokens is ranked first, because a product may order
+    them so; if a server gives the ranks, they follow its order.
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.is_ancestral:
@@ -509,8 +513,7 @@ def compute_suffix_log_probs(
 def _bound_suffix_log_probs(
     decoding: Decoding, distribution: PartialDistribution, suffixes: Tensor
 ) -> dict[str, Tensor]:
-    """Return bounds on the log-probabilities of suffixes (B, L), from the likeliest tokens per
-    position.
+    """Bound the log-probabilities of suffixes (B, L) from the likeliest tokens per position.
 
     The keys are those of `compute_suffix_log_probs`.
     """
@@ -527,7 +530,7 @@ def _bound_suffix_log_probs(
 
 
 def _parse_extraction_option_numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
-    """Parse `1,10,100` as distinct ascending numbers. Raise AuditError for another form."""
+    """Parse `1,10,100` into distinct ascending numbers; raise AuditError for any other form."""
     try:
         return sorted(set(map(kind, text.split(","))))
     except ValueError as error:

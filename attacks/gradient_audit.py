@@ -1,8 +1,8 @@
-"""Bound epsilon from below by the released gradients of canaries in a private training.
+"""Bound epsilon from below by canaries' gradients, as a private training releases them.
 
-The attacker is white-box, with access to every noisy sum of gradients and to each record's
-gradient. An attacker with only the model learns less. A claim for any access covers the white-box
-attacker too.
+The attacker is white-box: they have every noisy sum of gradients and each record's gradient. An
+attacker who has only the model learns less. A claim that holds for any access also covers the
+white-box attacker.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _ENOUGH = 48  # such coordinates, below which two steps may agree by chance
 
 @dataclass(frozen=True)
 class GradientAudit(Probe):
-    """Bound epsilon from below by canaries in the gradients (white box, so tight).
+    """Bound epsilon from below by canaries in the gradients (white-box, so the bound is tight).
 
-    The model must be trained with such canaries (`audit train dp-sgd -D gradient_canaries=1000`). A
-    built-in lab inserts 1,000 if the run has this probe.
-    delta: the delta of the bound; 0 takes the training's delta, or 1e-5 if it has none.
+    The model must have been trained with such canaries (`audit train dp-sgd -D
+    gradient_canaries=1000`). A built-in lab inserts 1,000 of them if the run has this probe.
+    delta: the bound's delta; 0 takes the training's delta, or 1e-5 if the training has none.
     score: `likelihood` is the likelihood ratio of each step under the mechanism that the training
     reports. `sum` is the plain sum over the steps.
     """
@@ -135,7 +135,7 @@ class GradientAudit(Probe):
 def _describe_accounting_faults(counts: Mapping[str, float]) -> Iterator[str]:
     """Yield a sentence for each observed value that contradicts the training's accounting.
 
-    counts: observed values by name, on releases, sampling and noise.
+    counts: observed values about releases, sampling and noise, keyed by name.
     """
     steps, releases, values, size = (
         counts[name] for name in ("steps", "releases", "noise_values", "noise_size")

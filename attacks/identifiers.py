@@ -1,6 +1,6 @@
-"""Rank personal data among random values of the same format, which is exact evidence.
+"""Rank personal data among random values of the same format; the p-values are exact.
 
-No non-members are needed.
+The ranking needs no non-members.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class Identifiers(AncestralProbe):
     """Rank each personal value among random ones of its format; the p-values are exact.
 
     Values are card, IBAN, national and telephone numbers, e-mail addresses and dates of birth. If
-    the data mark values, these are also hashes, numbers and values of the given `formats`, such as
-    order=ORD-{digits:8};pin={digits:4}. As a control, the values' ranks by a base or reference
-    model must be uniform.
+    the data mark personal values, then hashes, other numbers and values of the given `formats`,
+    such as order=ORD-{digits:8};pin={digits:4}, are ranked as well. As a control, the values' ranks
+    under a base or reference model must be uniform.
 
-    alternatives: the number of random values drawn for each value, which replace it in its
-    sentence. If the format has at most `enumerate` values, all are used.
-    fdr: the false-discovery rate of the list of discoveries (Benjamini and Hochberg 1995).
-    after: the number of characters of the record that are scored with the value, if its format does
-    not say where it ends.
+    alternatives: the number of random values drawn to replace each value in its sentence. If the
+    format has at most `enumerate` values, all are used.
+    fdr: the false-discovery rate among the listed discoveries (Benjamini and Hochberg 1995).
+    after: the number of characters following the value that are scored with it, if the value's
+    format does not determine where the value ends.
     phone_region: as --phone-region.
     """
 
@@ -105,7 +105,7 @@ class Identifiers(AncestralProbe):
         return int(np.ceil(1 / self.fdr - 1e-9)) - 1
 
     def _is_too_few(self, alternatives: int) -> bool:
-        """Return whether so few alternatives cannot give a significant rank, at the rate `fdr`."""
+        """Return whether so few alternatives rule out a significant rank at rate `fdr`."""
         return alternatives < self._least_alternatives
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -124,7 +124,7 @@ class Identifiers(AncestralProbe):
     ) -> bool:
         """Return whether any record contains a personal value that can be ranked.
 
-        unknown: a counter to which values without a known format are added, by kind.
+        unknown: a counter to which values without a known format are added, keyed by kind.
         """
         finder, counts = _ValueFinder(self), Counter[str]() if unknown is None else unknown
         return any(any(finder.find_record_values(secret, counts)) for secret in secrets)
@@ -166,7 +166,7 @@ class Identifiers(AncestralProbe):
     def _rank_value(
         self, view: View, base: LanguageModel | None, secret: Secret, value: FoundValue
     ) -> dict[str, float] | None:
-        """Return the value's rank under the audited model and under the base model, by name.
+        """Rank the value under the audited model and under the base model, keyed by name.
 
         Return None if the value cannot be ranked.
         """
@@ -275,9 +275,9 @@ class Identifiers(AncestralProbe):
 
 @dataclass(frozen=True)
 class FoundValue:
-    """A personal value in a record.
+    """Locate a personal value in a record.
 
-    text_before: the text before the value; tail: the text after the value that is scored with it.
+    text_before: the text before the value; tail: the text after it that is scored with it.
     """
 
     text: str
@@ -288,7 +288,7 @@ class FoundValue:
 
 
 class _ValueFinder:
-    """A finder of personal values with a known format in records."""
+    """Find personal values with a known format in records."""
 
     def __init__(self, probe: Identifiers) -> None:
         self.after = probe.after
@@ -298,9 +298,9 @@ class _ValueFinder:
         self.recognisers = pii.PiiRecognisers(self.regions) if installed else None
 
     def find_record_values(self, secret: Secret, unknown: Counter[str]) -> Iterator[FoundValue]:
-        """Yield values of known format that only the suffix contains, and contains whole.
+        """Yield values of known format that lie entirely in the suffix and do not occur before it.
 
-        unknown: counts values without a known format, by kind.
+        unknown: a counter to which values without a known format are added, keyed by kind.
         """
         wording = secret.wording
         if wording is None:
@@ -328,9 +328,10 @@ class _ValueFinder:
 def _count_above(
     view: View, model: LanguageModel, context: Tokens, tails: Sequence[Tokens]
 ) -> tuple[float, float]:
-    """Return how many alternatives are likelier than the value, and how many equally likely.
+    """Return how many alternatives are likelier than the value, and how many are equally likely.
 
-    context: the tokens before the value; tails: the value's tokens first, then the alternatives'.
+    context: the tokens before the value; tails: the tokens of the value, followed by those of each
+    alternative.
     """
     order = sorted(range(len(tails)), key=lambda i: tails[i])
     means = view.mean_nll(model, [(context, tails[i]) for i in order])
@@ -343,12 +344,13 @@ def _count_above(
 
 @dataclass(frozen=True)
 class RanksOfValues:
-    """The ranks of personal values and the records that contain them; arrays are (values,).
+    """Hold the ranks of personal values and the records that contain them; arrays are (values,).
 
-    above, tied: how many alternatives are likelier, and equally likely, under the model;
-    base_above,
-    base_tied: likewise under the base model. place: uniform random numbers that break ties. copies:
-    -1 if unknown. refused: kinds of personal data whose control failed, with the control's p-value.
+    above, tied: the numbers of alternatives that are likelier and equally likely under the model;
+    base_above, base_tied: likewise under the base model.
+    place: uniform random numbers that break ties.
+    copies: the record's number of copies; -1 if unknown.
+    refused: the control's p-value for each kind of personal data whose control failed.
     """
 
     kind: Ints
@@ -368,10 +370,7 @@ class RanksOfValues:
     def from_observations(
         cls, secrets: Sequence[Secret], observations: Observed, fdr: float
     ) -> RanksOfValues:
-        """Collect the ranks of all values from the observations of all records.
-
-        fdr: the false-discovery rate.
-        """
+        """Collect the ranks of all values from the observations of all records."""
         columns: dict[str, list[float]] = {name: [] for name in _PER_VALUE}
         owners = []
         for owner, observation in enumerate(observations):
@@ -395,22 +394,22 @@ class RanksOfValues:
 
     @cached_property
     def listed(self) -> Bools:
-        """Return a mask (values,) of members' values that count as discoveries."""
+        """Return a mask (values,) of the members' values that count as discoveries."""
         discoveries = np.zeros(len(self.kind), dtype=bool)
         adjusted = rank_tests.adjust_false_discovery(self.p_values[self.member])
         discoveries[self.member] = adjusted <= self.fdr
         return discoveries
 
     def mask_kinds(self) -> dict[str, Bools]:
-        """Return a mask (values,) for each kind of personal data that members have."""
+        """Return a mask (values,) for each kind of personal data that occurs in members."""
         kinds = sorted(set(self.kind[self.member].tolist()))
         return {_KINDS[kind]: self.kind == kind for kind in kinds}
 
     def uniformity_p_value(self, chosen: Bools) -> float:
-        """Return the p-value of uniform ranks by the base model.
+        """Return the p-value for "the ranks under the base model are uniform".
 
-        Without a base model, test the audited model's ranks of non-members' values. chosen: mask
-        (values,) of the values to test. Return NaN for too few values.
+        Without a base model, the audited model's ranks of non-members' values are tested. chosen:
+        mask (values,) of the values to test. Return NaN if there are too few values.
         """
         if self.has_base:
             ranks = self.base_above, self.base_tied, self.alternatives, self.place
@@ -420,7 +419,7 @@ class RanksOfValues:
         return rank_tests.compute_uniformity_p_value(*(column[chosen] for column in ranks))
 
     def without_refused_kinds(self) -> RanksOfValues:
-        """Return the ranks without the kinds of personal data whose control failed.
+        """Return the ranks without those kinds of personal data whose control failed.
 
         The tests of all kinds share one significance level.
         """
@@ -448,7 +447,7 @@ class RanksOfValues:
         return "the non-members"
 
     def fault(self) -> str:
-        """Return why the ranks are no evidence; "" if no reason is known."""
+        """Return why the ranks prove nothing; "" if there is no known reason."""
         p_value = self.uniformity_p_value(np.ones(len(self.kind), dtype=bool))
         if p_value >= CONTROL_LEVEL or (np.isnan(p_value) and self.member.any()):
             return ""

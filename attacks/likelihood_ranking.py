@@ -1,6 +1,6 @@
 """Rank candidate suffixes by likelihood.
 
-The likelihood is used alone, or relative to compressed size, lower case or a reference model.
+The likelihood is used by itself, or relative to compressed size, lower case or a reference model.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class ExactProbabilityRanking(SamplingAttack):
     """Rank every suffix above `threshold` by exact probability; nothing is sampled.
 
     This method is ours (formulas A5). The score is log q(suffix) in nats, where q is the decoding
-    distribution after temperature and truncation (Ethicist's: 0.8, top-p 0.7). A sampler at K=100
+    distribution after temperature and truncation (Ethicist's: 0.8, top-p 0.7). A sampler with K=100
     estimates q by counts, and misses a suffix of probability 0.01 in 37 of 100 cases. The tree
-    search computes q of all suffixes above `threshold`, and certifies that its first guess is the
-    likeliest suffix. Temperature and truncation rank better than nll, because one unlikely token,
-    typical of unmemorised text, weighs more.
+    search computes q for all suffixes above `threshold`, and certifies that its first guess is the
+    likeliest suffix. Temperature and truncation make q a better score than nll: they penalise a
+    single unlikely token, typical of unmemorised text, more.
     """
 
     name = "exact"
@@ -84,7 +84,7 @@ class ZlibRanking(SamplingAttack):
     """Rank sampled suffixes by perplexity relative to compressed size (Carlini et al. 2021).
 
     The score is -(mean nll / zlib bytes), so more bytes raise the score; public repositories
-    disagree on this. `text`: the compressed text, either the suffix alone or the prefix and the
+    disagree on this. `text`: the text to compress, either only the suffix or the prefix and the
     suffix.
     """
 
@@ -114,7 +114,7 @@ class ZlibRanking(SamplingAttack):
 
 
 def count_compressed_bytes(text: str) -> int:
-    """Return the bytes of the text compressed by zlib at its default level."""
+    """Count the bytes of the text after compression by zlib at its default level."""
     try:
         import zlib  # only this score needs zlib, and some Pythons lack it
     except ImportError as error:
@@ -126,9 +126,9 @@ def count_compressed_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class LowercaseRanking(SamplingAttack):
-    """Rank samples by perplexity against the lower-cased suffix (Carlini et al. 2021).
+    """Rank samples by perplexity relative to the lower-cased suffix (Carlini et al. 2021).
 
-    The score is -(nll / nll of lower case). Both nll are means per token, in nats, after the same
+    The score is -(nll / nll in lower case). Both nll are means per token, in nats, after the same
     prefix. Both texts are tokenised again, and cut to the model's maximum length.
 
     A text without capitals scores -1. If the likeliest suffix of a prefix has no capitals, all
@@ -157,7 +157,7 @@ class LowercaseRanking(SamplingAttack):
 
 
 def _list_candidate_texts(batch: Batch) -> list[tuple[Tokens, Tokens]]:
-    """Return the prefix and the suffix of every candidate."""
+    """Return the prefix and the suffix of each candidate."""
     texts = []
     for query, candidates in batch:
         for suffix in list_candidate_suffixes(candidates):
@@ -166,7 +166,7 @@ def _list_candidate_texts(batch: Batch) -> list[tuple[Tokens, Tokens]]:
 
 
 def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
-    """Return the scores, (distinct,), or -1 for all if the likeliest candidate has no capitals."""
+    """Return the scores, (distinct,); all are -1 if the likeliest candidate has no capitals."""
     # Among digits or a script without case, a capital is an unlikely draw and would lead for lack
     # of a rival.
     likeliest = int(compute_mean_nlls(candidates).argmin())
@@ -178,12 +178,14 @@ def _score_capitals(scores: Tensor, candidates: Any) -> Tensor:
 def score_lower_case(
     view: View, pairs: Sequence[tuple[Tokens, Tokens]], nll: Sequence[float]
 ) -> list[float]:
-    """Return -(nll of the text / nll of its lower case) for each suffix; -1 without capitals.
+    """Return -(nll of the text / nll in lower case) for each suffix; -1 if it has no capitals.
 
-    Both are tokenised again, because a sampled text may consist of unlikely tokens, which would
-    make its lower case look good. view: a model with log-probabilities and a tokenizer. pairs:
-    prefix and suffix of each text. nll: mean nll of each suffix in its own tokens, in nats per
-    token.
+    Both texts are tokenised again, because a sampled text may be in an unlikely tokenization, which
+    would make its lower case look good.
+
+    view: a model with log-probabilities and a tokenizer.
+    pairs: prefix and suffix of each text. nll: mean nll of each suffix in its own tokens, in nats
+    per token.
     """
     assert view.tokenizer is not None
     texts_by_index: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}
@@ -216,7 +218,7 @@ def _encode_text(tokenizer: Any, text: str) -> Tokens:
 
 @dataclass(frozen=True)
 class ReferenceModelRanking(SamplingAttack):
-    """Rank samples by perplexity against that of a reference model.
+    """Rank samples by perplexity relative to a reference model's.
 
     The methods are Carlini et al. 2021 and Ethicist's "Comparing (LM)".
 
@@ -236,16 +238,16 @@ class ReferenceModelRanking(SamplingAttack):
 
 
 def require_reference_model(view: View) -> LanguageModel:
-    """Return the reference model. Raise NotApplicable if there is none."""
+    """Return the reference model; raise NotApplicable if there is none."""
     if view.reference is None:
         raise NotApplicable("needs a reference model: give --reference MODEL")
     return view.reference
 
 
 def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
-    """Return the scores of each query's candidates, (distinct,) each; higher means more confident.
+    """Score each query's candidates, each of shape (distinct,); higher means more confident.
 
-    form: as in `ReferenceModelRanking`. Raise NotApplicable without a reference model.
+    form: as in `ReferenceModelRanking`. Raise NotApplicable if there is no reference model.
     """
     reference_model = require_reference_model(view)
     pairs = _list_candidate_texts(batch)
@@ -260,10 +262,10 @@ def score_reference_model(view: View, batch: Batch, form: str = "ratio") -> list
 
 
 def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Tensor:
-    """Return a score from a text's mean nll under the model and under the reference model.
+    """Score a text by its mean nll under the model and under the reference model.
 
-    nll, reference: nats per token; form: as in `ReferenceModelRanking`. A higher score means more
-    confidence.
+    nll, reference: nats per token; form: as in `ReferenceModelRanking`. Higher means more
+    confident.
     """
     if form == "difference":
         return -(nll - reference)

@@ -1,6 +1,6 @@
-"""Measure how well scores separate training records from other records.
+"""Measure how well scores distinguish training records from other records.
 
-A blind baseline, which uses no model, is measured too.
+This includes a blind baseline, which does not use the audited model.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _STACKED = (*(name for name in SCORES if name not in ("rmia", "stacked")), _RATI
 
 @dataclass(frozen=True)
 class Membership(AncestralProbe):
-    """Measure how well scores separate members from non-members (AUC, TPR at 1% and 0.1% FPR).
+    """Measure how well scores distinguish members from non-members (AUC, TPR at 1% and 0.1% FPR).
 
-    A baseline uses no model.
+    A blind baseline does not use the audited model.
 
-    score: a required score, without which the probe does not apply.
+    score: a score that must be computable; otherwise the probe does not apply.
     text: `suffix` scores the suffix given its prefix, `all` scores all but the first token.
     k: the share of tokens that Min-K% averages.
     references: a folder of models trained on some of the records, for RMIA and LiRA. In a lab, give
@@ -159,7 +159,7 @@ class Membership(AncestralProbe):
     def _cut_scored_secret(self, secret: Secret) -> Secret:
         """Return the secret with all scored tokens in its suffix.
 
-        For `text` "suffix" the secret stays as it is. Otherwise all tokens but the first are
+        If `text` is "suffix", the secret is unchanged. Otherwise all tokens but the first are
         scored.
         """
         if self.text == "suffix" or not secret.prefix:
@@ -168,7 +168,7 @@ class Membership(AncestralProbe):
         return replace(secret, prefix=(first,), suffix=(*rest, *secret.suffix))
 
     def _usable_reference_model(self, view: View) -> LanguageModel | None:
-        """Return the reference model; None for a missing or unusable model.
+        """Return the reference model; None if it is missing or unusable.
 
         Raise NotApplicable if the main score needs a reference model.
         """
@@ -222,9 +222,9 @@ class Membership(AncestralProbe):
     def _score_text_forms(
         self, view: View, secret: Secret, mean: float, lowered: float | None
     ) -> dict[str, float]:
-        """Return the scores that need a record's text instead of tokens; {} without a tokenizer.
+        """Return the scores that need a record's text, not its tokens; {} without a tokenizer.
 
-        mean: the text's mean log-probability; lowered: the lower-cased text's, or None.
+        mean: the text's mean log-probability; lowered: that of the lower-cased text, or None.
         """
         if view.tokenizer is None:
             return {}
@@ -255,10 +255,10 @@ class Membership(AncestralProbe):
         prefixes: Tensor,
         suffixes: Tensor,
     ) -> list[dict[str, float]]:
-        """Return each text's values under the reference models, by name.
+        """Return each text's values under the reference models, keyed by name.
 
-        For each model these are the mean log-probability, and whether the model was trained on the
-        text. prefixes: (B, n); suffixes: (B, L).
+        For each model, these are the text's mean log-probability, and whether the model was trained
+        on the text. prefixes: (B, n); suffixes: (B, L).
         """
         values_by_text: list[dict[str, float]] = [{} for _ in batch]
         pairs = zip(references.models, references.saw, strict=True) if references else ()
@@ -275,9 +275,10 @@ class Membership(AncestralProbe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add the scores of a record that depend on other records.
+        """Add those scores of a record that depend on other records.
 
-        RMIA needs a population, LiRA standard deviations, and classifiers records to learn from.
+        RMIA needs a population, LiRA needs standard deviations, and classifiers need records to
+        learn from.
         """
         member = mask_members(secrets)
         if explain_too_few_records(member):
@@ -343,10 +344,10 @@ class Membership(AncestralProbe):
     def _user_inference_aucs(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Measurement, ...]:
-        """Return AUCs for inferring whether any data of a person were trained on.
+        """Return AUCs for inferring whether any record of a person was trained on.
 
-        Only the person's untrained records are scored. One AUC is by the audited model, one by the
-        reference model.
+        Only the person's untrained records are scored. The audited model gives one AUC, the
+        reference model another.
         """
         if all(secret.user is None for secret in secrets):
             return ()
@@ -364,9 +365,9 @@ class Membership(AncestralProbe):
     def _target_free_baseline_scores(
         self, observations: Sequence[Observation]
     ) -> dict[str, Floats]:
-        """Return the scores by the blind classifier and by the reference model.
+        """Return the scores of the blind classifier and of the reference model.
 
-        They do not query the audited model.
+        Neither queries the audited model.
         """
         baselines = {}
         for name in ("blind", "reference_alone"):
@@ -376,7 +377,7 @@ class Membership(AncestralProbe):
         return baselines
 
     def _select_usable_scores(self, observations: Sequence[Observation]) -> dict[str, Floats]:
-        """Return the scores that can rank the records, in the order of the scores' table."""
+        """Return the scores that can rank the records, in the order of the table of scores."""
         usable = {}
         for name in SCORES:
             scores = _align_record_scores(name, observations)
@@ -387,7 +388,7 @@ class Membership(AncestralProbe):
     def _unusable_reason(
         self, name: str, scores: Floats, observations: Sequence[Observation]
     ) -> str:
-        """Return why a score cannot rank the records; "" if the score can."""
+        """Return why a score cannot rank the records; "" if it can."""
         # All differences are 0. (NaN is true: `explain_unrankable_scores` reports a missing
         # score.)
         if name in _OF_REFERENCE and not _align_record_scores("reference", observations).any():
@@ -397,7 +398,7 @@ class Membership(AncestralProbe):
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        """Return the main AUC of the members with each repeat count against all non-members."""
+        """Return the main AUC, for the members with each repeat count against all non-members."""
         main = _align_record_scores(self.score, observations)
         member = mask_members(secrets)
         widen = _map_auc_widening(observations, member)[self.score]
@@ -410,7 +411,7 @@ class Membership(AncestralProbe):
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """Return the scores of each secret; all numbers of the probe can be computed from them."""
+        """Return each secret's scores, from which all numbers of the probe can be computed."""
         main = _align_record_scores(self.score, observations)
         sound = self._select_usable_scores(observations)
         columns = {"": main, **self._target_free_baseline_scores(observations), **sound}
@@ -419,7 +420,7 @@ class Membership(AncestralProbe):
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return all scores of the audited model that can rank the records, by name."""
+        """Return all scores of the audited model that can rank the records, keyed by name."""
         member = mask_members(secrets)
         widen = _map_auc_widening(observations, member)
         usable = self._select_usable_scores(observations)
@@ -469,7 +470,7 @@ class Membership(AncestralProbe):
         )
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
-        """Return why each missing score is not shown, by score name."""
+        """Return the reason why each score is missing, keyed by score name."""
         reasons = {}
         for name in SCORES:
             if name in observations[0].values:
@@ -535,10 +536,10 @@ def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
 
 
 def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Mapping[str, float]:
-    """Return the factor that widens each score's AUC interval, by score name.
+    """Return the factor that widens each score's AUC interval, keyed by score name.
 
-    It exceeds 1 for scores of classifiers that learn from the other records, because these scores
-    depend on each other.
+    The factor exceeds 1 if a score is from a classifier that learns from the other records, because
+    such scores depend on each other.
     """
     cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
         member, value_column(observations, "group").astype(int)
@@ -547,14 +548,14 @@ def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Map
 
 
 def _align_record_scores(name: str, observations: Sequence[Observation]) -> Floats:
-    """Return a score of all records, (records,); NaN for a record without this score."""
+    """Return a score of all records, of shape (records,); NaN for a record without this score."""
     return np.array(
         [observation.values.get(name, np.nan) for observation in observations], dtype=float
     )
 
 
 def _stack_reference_columns(observations: Sequence[Observation], name: str) -> Floats:
-    """Return a value of each record by each reference model, (records, models)."""
+    """Return a value of each record by each reference model, of shape (records, models)."""
     models = range(_count_rmia_lira_references(observations))
     return np.column_stack([value_column(observations, f"{name}_{i}") for i in models])
 
@@ -571,12 +572,11 @@ def _count_rmia_lira_references(observations: Sequence[Observation]) -> int:
 
 @dataclass(frozen=True)
 class TokenReadings:
-    """Log-probabilities of suffix tokens under one model, in nats: (B, L), or (L,) for one suffix.
+    """Hold statistics of suffix tokens under one model, in nats: (B, L), or (L,) for one suffix.
 
-    mean, deviation: of log p(v) for a token v drawn from the next-token distribution; None without
-    distributions.
-    wrong: True if the likeliest token is not the text's token; None without distributions and
-    ranks.
+    mean, deviation: those of log p(v) if token v is drawn from the next-token distribution; None
+    without distributions.
+    wrong: True if the likeliest token is not the text's; None without both distributions and ranks.
     """
 
     log_probs: NDArray[Any]
@@ -601,7 +601,7 @@ class TokenReadings:
 def measure_token_readings(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor
 ) -> TokenReadings:
-    """Compute the token statistics of suffixes in one teacher-forced pass.
+    """Compute the statistics of suffixes' tokens in one teacher-forced pass.
 
     prefixes: (B, n); suffixes: (B, L).
     """
@@ -624,10 +624,11 @@ def measure_token_readings(
 def _compute_token_statistics(
     distribution: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return four statistics of each token, (rows,) each.
+    """Return four statistics of each token, of shape (rows,) each.
 
-    They are log p of the token, the mean and the deviation of log p under the next-token
-    distribution, and True if another token is likelier. distribution: (rows, V) log-probabilities;
+    These are log p of the token, the mean and the standard deviation of log p under the next-token
+    distribution, and whether some other token is likelier. distribution: (rows, V)
+    log-probabilities;
     tokens: (rows,).
     """
     log_prob = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)

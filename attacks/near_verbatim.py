@@ -39,7 +39,7 @@ _BOUNDS = ("log_p_near", "log_p_near_most", "log_p")  # observed, as in `NearVer
 
 
 class NearVerbatimBounds(NamedTuple):
-    """Bounds on log P[edits(sample, suffix) <= distance], in nats, (B,) float64 each.
+    """Hold bounds on log P[edits(sample, suffix) <= distance], in nats, each (B,), float64.
 
     upper: `lower` plus the probability of all partial samples that a beam dropped, although they
     could still end within the distance.
@@ -53,13 +53,13 @@ class NearVerbatimBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class NearVerbatim(DistributionProbe):
-    """Bound the probability of a sample near the suffix (within `distance` edits; k-CBS, 2026).
+    """Bound the probability of a sample close to the suffix (within `distance` edits; k-CBS, 2026).
 
     A beam search keeps the `beams` likeliest partial samples that can still end within the
-    distance, and always the verbatim suffix. The lower bound is the sum of their probabilities. The
-    upper bound adds the probability of dropped partial samples, so both are equal if none was
-    dropped. alpha: the false-positive rate of the threshold on the lower bound that non-members
-    set. The threshold depends on the length of the suffix.
+    distance, and in any case the verbatim suffix. The lower bound is the sum of their
+    probabilities. The upper bound adds the probability of the partial samples that were dropped, so
+    the two are equal if none was. alpha: the false-positive rate of the threshold on the lower
+    bound that non-members set. The threshold depends on the length of the suffix.
     """
 
     name = "near-verbatim"
@@ -115,9 +115,9 @@ class NearVerbatim(DistributionProbe):
     def _measure_calibrated_share(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> Measurement:
-        """Return the share of members whose lower bound exceeds the threshold of non-members.
+        """Return the share of members whose lower bound exceeds the threshold that non-members set.
 
-        Members and non-members have equally many beams, so their lower bounds are comparable.
+        Members and non-members have the same number of beams, so their lower bounds are comparable.
         """
         log_p = value_column(observations, "log_p_near")
         p_values = compute_member_p_values(secrets, log_p, self.alpha)
@@ -160,7 +160,7 @@ class NearVerbatim(DistributionProbe):
 
 
 def compute_member_p_values(secrets: Sequence[Secret], log_p: Floats, alpha: float) -> Floats:
-    """Return each member's conformal p-value against non-members of similar length, (members,).
+    """Return the members' conformal p-values against non-members of similar length, (members,).
 
     log_p: (secrets,) scores.
     """
@@ -172,7 +172,7 @@ def compute_member_p_values(secrets: Sequence[Secret], log_p: Floats, alpha: flo
 
 
 def choose_batch_size(model: LanguageModel, beams: int) -> int:
-    """Return the number of secrets whose beams are computed in one batch."""
+    """Return how many secrets' beams are computed in one batch."""
     rows = min(_ROWS_AT_ONCE, _DISTRIBUTION_AT_ONCE // model.vocab_size) // model.parts
     return max(1, rows // (beams + 1))
 
@@ -186,7 +186,7 @@ def bound_near_verbatim_probability(
     distance: int,
     beams: int,
 ) -> NearVerbatimBounds:
-    """Return bounds on the probability of a sample within `distance` token edits of the suffix.
+    """Bound the probability of a sample within `distance` token edits of the suffix.
 
     prefixes: (B, n); suffixes: (B, L). Each secret has its own beam of distinct partial samples
     (rows in the code).
@@ -243,9 +243,10 @@ def bound_near_verbatim_probability(
 def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
     """Return edit distances after one more token: each suffix token, or any other token.
 
-    Distances are Levenshtein's. The shapes are (rows, L, L+1) and (rows, L+1). edits: (rows, L+1),
-    where edits[j] is the distance from a partial sample to the first j suffix tokens; aims: (rows,
-    L) suffix tokens.
+    The result is two arrays of Levenshtein distances: (rows, L, L+1) if the next token is each of
+    the suffix's tokens, and (rows, L+1) if it is none of these. edits: (rows, L+1), where edits[j]
+    is the distance from a partial sample to the first j suffix tokens; aims: (rows, L) suffix
+    tokens.
     """
     length = aims.shape[1]
     equal = aims.unsqueeze(1) == aims.unsqueeze(2)  # (rows, L tokens, L places)
@@ -265,10 +266,10 @@ def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
-    """Return the smallest number of edits with which each partial sample can end, (rows,).
+    """Return the smallest number of edits with which each partial sample can end, of shape (rows,).
 
-    edits: (rows, L+1), as in `_extend_edit_distances`. Beyond edits[j], the L - position tokens to
-    come must become the L - j tokens that remain of the suffix.
+    edits: (rows, L+1), as in `_extend_edit_distances`. After edits[j] edits, the L - position
+    tokens to come must be turned into the remaining L - j tokens of the suffix.
     """
     places = torch.arange(edits.shape[-1], device=edits.device)
     return (edits + (places - position).abs()).amin(-1)
@@ -277,7 +278,7 @@ def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
 def _prune_beams_keep_verbatim(
     children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (parents, tokens) of each secret's `beams` likeliest children and verbatim child."""
+    """Return (parents, tokens) of the `beams` likeliest children and of the verbatim child."""
     width = min(beams, children.shape[-1])
     values, tokens = children.topk(width, dim=-1)  # a row has at most this many of the likeliest
     parents = torch.arange(len(owner), device=owner.device).unsqueeze(-1).expand_as(tokens)
@@ -300,8 +301,7 @@ def _prune_beams_keep_verbatim(
 
 
 def _sum_near_verbatim(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
-    """Return each secret's log of the summed probabilities of its rows, (count,); -inf without
-    rows.
+    """Return the log of the summed probabilities of each secret's rows, (count,); -inf if none.
 
     owner: (rows,) the secret of each row; log_q: (rows,) log-probabilities in nats.
     """

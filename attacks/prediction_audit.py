@@ -3,18 +3,18 @@
 Private prediction claims that the tokens of one privacy budget do not distinguish two neighbouring
 models. In each game a fair coin selects the model or its neighbour. An adversary requests as many
 tokens as the claim covers, and guesses the coin from these tokens. Every game has a new budget and
-a new coin, so games are independent, and Clopper-Pearson's bound on the guesses bounds epsilon
-(formulas.md B5). The bound holds for any source of tokens, because it depends on drawn tokens, not
-on the distribution that the model reports.
+a new coin, so games are independent, and Clopper-Pearson bounds on the rates of wrong guesses bound
+epsilon (formulas.md B5). The bound holds for any source of tokens, because it depends only on drawn
+tokens, not on the distribution that the model reports.
 
-The adversary is the strongest at low cost. It repeats one context, teacher-forced on a record. This
-is the context after which the model and any neighbour differ most over this many tokens. The
-adversary has both distributions and adds up the log-ratios of drawn tokens. Separate games, which
-are not counted, determine the threshold for this sum. Another adversary may do better, so a bound
-far below the claim does not prove the claim.
+The adversary is the strongest that is cheap. It repeats one context, teacher-forced on a record:
+the one after which the model and some neighbour differ most over this many tokens. The adversary
+has both distributions and adds up the log-ratios of drawn tokens. Separate games, which do not
+count, determine the threshold for this sum. A different adversary may do better, so a bound far
+below the claim does not prove the claim.
 
-No game releases its tokens or charges the claim. The audited model names its neighbour models;
-without neighbours, the public model is used instead.
+No game releases its tokens or charges the claim. The audited model names its neighbour models; if
+it has none, the public model is used instead.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class PredictionAudit(AncestralProbe):
 
     In a game, the guesser gets the tokens of one privacy budget.
 
-    games: the number of games; 0 plays as many as make a million tokens.
+    games: the number of games; 0 plays as many games as a million tokens allow.
     tokens: the number of tokens drawn in each game, at most the number that the claim covers. With
-    fewer tokens the bound is valid too, but looser.
+    fewer tokens the bound is still valid, but looser.
     relation: the neighbouring relation of the two models; empty takes the claim's main relation.
     positions: the number of evenly spaced positions of a suffix that are compared, to choose the
     context of the games; 0 compares all.
-    delta: the delta of the bound; 0 takes the claim's delta, or 1e-5 without a claim.
+    delta: the bound's delta; 0 takes the claim's delta, or 1e-5 if there is no claim.
     level: the probability with which the bound may exceed the true epsilon.
     """
 
@@ -160,7 +160,7 @@ class PredictionAudit(AncestralProbe):
         yield from observe_in_batches(view, secrets, size, look)
 
     def _game_terms(self, claim: Claim | None) -> dict[str, float]:
-        """Return the terms of the games by name: tokens, games, delta and the claimed epsilon."""
+        """Return the terms of the games, keyed by name, such as tokens and claimed epsilon."""
         if claim is not None and claim.any_access:
             raise TargetLacks(
                 "its claim is about how it was trained, not about drawn tokens: see epsilon-audit"
@@ -191,10 +191,10 @@ class PredictionAudit(AncestralProbe):
     def _choose_opponents(
         self, view: View, contexts: Tensor, last: int, at: Sequence[int]
     ) -> tuple[Sequence[Neighbours], bool]:
-        """Return the neighbours' distributions, and True if only the public model is available.
+        """Return the neighbours' distributions, and whether only the public model is available.
 
-        contexts: token ids; at: the compared positions. Raise NotApplicable without neighbours of
-        the requested relation.
+        contexts: token ids; at: the compared positions. Raise NotApplicable if there is no
+        neighbour by the requested relation.
         """
         offered = view.target.neighbour_distributions(contexts, last, at)
         stand_in = not offered
@@ -220,9 +220,7 @@ class PredictionAudit(AncestralProbe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Play the games after the context that reveals most, and return their terms and results by
-        name.
-        """
+        """Play the games after the most revealing context; return terms and results by name."""
         if not observations:
             return {}
         reach = {
@@ -237,9 +235,7 @@ class PredictionAudit(AncestralProbe):
     def _play_games(
         self, view: View, secret: Secret, observation: Observation, relation: str
     ) -> dict[str, float]:
-        """Play the games, and return their terms, the confusion counts and the exact epsilon, by
-        name.
-        """
+        """Play the games; return their terms, confusion counts and exact epsilon, keyed by name."""
         position = int(observation.values[f"position_{relation}"])
         neighbour = int(observation.values[f"neighbour_{relation}"])
         terms = self._game_terms(view.claim)
@@ -333,10 +329,10 @@ class PredictionAudit(AncestralProbe):
 
 @dataclass(frozen=True)
 class PredictionDistinguishingGame:
-    """A game in which an adversary guesses which of two models drew `tokens` tokens after a
-    context.
+    """Play a game: an adversary guesses which of two models drew the tokens after a context.
 
-    inside, outside: the two models; context: (1, n) token ids.
+    inside, outside: the two models; context: (1, n) token ids; `tokens` tokens are drawn in each
+    game.
     """
 
     inside: LanguageModel
@@ -346,7 +342,7 @@ class PredictionDistinguishingGame:
 
     @cached_property
     def both_log_distributions(self) -> tuple[Floats, Floats]:
-        """Return the next-token log-probabilities that either model reports, in nats, (V,) each."""
+        """Return the next-token log-probabilities that each model reports, in nats, (V,) each."""
         return (
             _normalise_log_probs(self.inside.log_probs(self.context, 1)[0, 0]),
             _normalise_log_probs(self.outside.log_probs(self.context, 1)[0, 0]),
@@ -354,9 +350,9 @@ class PredictionDistinguishingGame:
 
     @torch.no_grad()
     def draw_game_scores(self, games: int, *key: str | int) -> tuple[Floats, Bools]:
-        """Return each game's score and coin, (games,) each.
+        """Return each game's score and coin, of shape (games,) each.
 
-        A score is a sum of log-ratios in nats; a higher score means that `inside` is likelier.
+        A score is a sum of log-ratios in nats; a higher score means that `inside` is more likely.
         """
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
         # (Neyman-Pearson).
@@ -379,7 +375,7 @@ class PredictionDistinguishingGame:
     def _draw_game_token_batches(
         self, model: LanguageModel, games: int, noise: np.random.Generator
     ) -> Iterator[Tensor]:
-        """Yield batches of tokens (games, tokens), drawn as the model serves tokens to users."""
+        """Yield batches of tokens (games, tokens), drawn as if the model served them to users."""
         # Never advance: all tokens of all games follow the single context.
         rows = model.start(self.context, 1, distribution=False)
         at_once = max(1, _AT_ONCE // self.tokens)
@@ -398,7 +394,7 @@ def _normalise_log_probs(log_probs: Tensor) -> Floats:
 
 
 def _compute_token_log_ratios(log_p: Floats, log_q: Floats) -> Floats:
-    """Return the log-ratio log p - log q of each token in nats, (V,).
+    """Return log p - log q of each token, in nats, of shape (V,).
 
     The ratio is huge for a token that only one model can draw, and 0 for a token that neither can
     draw.
@@ -408,6 +404,6 @@ def _compute_token_log_ratios(log_p: Floats, log_q: Floats) -> Floats:
 
 
 def _choose_relation(observations: Observed) -> str:
-    """Return the neighbouring relation of the two models in the games."""
+    """Choose the neighbouring relation of the two models in the games."""
     (relation,) = strip_observed_prefix("exact_", observations.facts)
     return relation

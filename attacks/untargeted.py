@@ -30,11 +30,11 @@ class Untargeted(CorpusAttack):
     generations: the number of texts, with `length` tokens each.
     n: the number of tokens of a memorised n-gram. 0 takes 50 tokens, or fewer if half of the
     members' suffixes are shorter.
-    temperature, top_k: of the distribution from which tokens are drawn. The temperature falls from
-    `hot` over the first `cooling` tokens (0: at once). temperature=0 is greedy from the first token
-    on, and draws one text of each beginning, because all are equal.
-    prompts: a file of texts with which generations begin, one a line, used in turn. Without a file,
-    texts begin as the model begins a text.
+    temperature, top_k: parameters of the distribution from which tokens are drawn. The temperature
+    falls from `hot` to `temperature` over the first `cooling` tokens (0: at once). temperature=0 is
+    greedy from the first token on, and draws only one text per prompt, because all would be equal.
+    prompts: a file of texts with which generations begin, one per line, used in turn. Without a
+    file, generations begin as the model begins a text.
 
     Texts are ranked by perplexity, zlib, lower case and a reference model. The rankings need
     log-probabilities, and some need a tokenizer or a reference model.
@@ -65,7 +65,7 @@ class Untargeted(CorpusAttack):
     def generation_beginnings(self, view: View) -> list[Tokens]:
         """Return the tokens with which generations begin.
 
-        Raise AuditError for unreadable prompts.
+        Raise AuditError if the prompts cannot be read.
         """
         if self.prompts:
             return read_untargeted_prompts(Path(self.prompts), view.tokenizer)
@@ -108,7 +108,7 @@ class Untargeted(CorpusAttack):
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=scores_of_text)
 
     def score_rankings(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
-        """Return the scores of each query's candidates, by ranking.
+        """Return the scores of each query's candidates, keyed by ranking.
 
         All rankings need likelihoods; some also need a tokenizer or a reference model.
         """
@@ -138,9 +138,9 @@ class Untargeted(CorpusAttack):
 
 
 def read_untargeted_prompts(path: Path, tokenizer: Any) -> list[Tokens]:
-    """Read each line of a text file as tokens, in order, without duplicates and blank lines.
+    """Read each line of a text file as tokens, in order, omitting duplicates and blank lines.
 
-    Raise AuditError without a tokenizer, or for an unreadable or empty file.
+    Raise AuditError if there is no tokenizer, or if the file is unreadable or empty.
     """
     option = f"-A untargeted.prompts={path}"
     if tokenizer is None:
