@@ -173,9 +173,10 @@ def list_text_column_values(table: RecordTable, column: str) -> list[str]:
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str):
-            raise _make_table_cell_error(
-                table, row, column, "text", describe_cell_value_type(value)
-            )
+            kind = describe_cell_value_type(value)
+            if table.rows == 1 and isinstance(value, list | dict):
+                kind += ": write an object for each row"  # pandas writes one of columns
+            raise _make_table_cell_error(table, row, column, "text", kind)
         if not value.isascii() and re.search(
             "[\ud800-\udfff]", value
         ):  # JSON can hold half a character: "\ud83d"

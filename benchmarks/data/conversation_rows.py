@@ -275,6 +275,8 @@ def parse_conversation(
 
 def _describe_missing_assistant(messages: Sequence[Message]) -> str:
     """Name the roles of a conversation without an assistant's turn, and say what to rename."""
+    if not messages:
+        return "no message"
     roles = {message["role"] for message in messages}
     reason = f"no assistant turn, only roles {_list_public_names(roles)}"
     if any(role.lower() not in _USUAL_ROLES for role in roles):

@@ -253,7 +253,8 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
             line = lines.line_num + 1
     except csv.Error as error:
         raise AuditError(
-            f"{where}: not CSV in the record that starts at line {line}: {error}"
+            f"{where}: not CSV in the record that starts at line {line}: {error}: write each quote "
+            "inside a text twice"
         ) from None
     finally:
         csv.field_size_limit(old_limit)
@@ -431,6 +432,7 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
                 if isinstance(split, datasets.DatasetDict):
                     split = _select_train_split(where, name, split)
             else:
+                _refuse_mixed_files(where, Path(name))
                 split = datasets.load_dataset(name, split="train", cache_dir=str(cache))
         except AuditError:
             raise
@@ -439,6 +441,22 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
         ) as error:  # the libraries raise dozens of types, all about the data or the network
             _raise_dataset_load_error(where, Path(name).is_dir(), error)
         yield split
+
+
+def _refuse_mixed_files(where: str, folder: Path) -> None:
+    """Raise AuditError for a folder with data files in several formats: `datasets` reads only one
+    of them.
+    """
+    endings = set()
+    for path in folder.rglob("*"):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not is_hidden and path.suffix in {".tsv", *_READERS} - {".json"}:
+            endings.add(path.suffix)
+    if len(endings) > 1:
+        raise AuditError(
+            f"{where}: expected data files of one format in this folder, got "
+            f"{', '.join(sorted(endings))}: give one file, or a folder for each format"
+        )
 
 
 def _select_train_split(where: str, name: str, splits: Mapping[str, Any]) -> Any:

@@ -457,6 +457,7 @@ BAD: dict[str, tuple[Any, str]] = {
         [{"role": "user", "content": "Who?"}, {"role": "Ann Lee", "content": "Ann."}],
         "only roles user, 1 not shown, as it may be a name: rename to assistant",
     ),
+    "nothing said": ([], "no message"),
     "empty": (messages(talk("Who?", " ")), "an empty answer"),
     "no role": ([{"content": "x"}], "a turn without a role, only content "),
     "other keys": (

@@ -197,6 +197,7 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
             "column 'suffix': expected text, got null",
         ),
         ("d.jsonl", b'{"text": ["%s"]}\n', "column 'text': expected text, got a list"),
+        ("d.json", b'{"text": {"0": "%s"}}', "text, got an object: write an object for each row"),
         (
             "d.jsonl",
             b'{"text": "%s"}\n{"x": "%s"}\n',
@@ -230,6 +231,7 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
             "not CSV in the record that starts at line 3: unexpected end",
         ),
         ("d.csv", b'prefix,suffix\na,"%s" b\n', "not CSV in the record that starts at line 2"),
+        ("d.csv", b'prefix,suffix\na,"%s \\"b\\""\n', ": write each quote inside a text twice"),
         ("d.csv", b"prefix,prefix,suffix\na,b,%s\n", "expected one column 'prefix', got 2"),
         ("d.csv", b"%s 1,%s 2\na,b\n", "2 not shown, as a name may be private"),
         ("d.csv", b"%s,Meier\na,b\n", "got 2 not shown, as a name may be private"),
@@ -266,6 +268,17 @@ def test_a_data_set_without_a_train_split_names_the_folders_of_its_splits(tmp_pa
     folder = str(tmp_path / "saved" / "validation")
     assert refusal(str(tmp_path / "saved")).endswith(f"expected a split train, or one of {folder}")
     assert len(build(folder).secrets) == 1
+
+
+def test_a_folder_with_files_of_several_formats_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"text": " one two three"}])
+    (tmp_path / "dataset_infos.json").write_text("{}")  # a clone of a data set has this
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "old.csv").touch()
+    assert len(build(str(tmp_path)).secrets) == 1
+    parquet.write_table(pa.table({"text": [" four five six"]}), tmp_path / "b.parquet")
+    expected = "expected data files of one format in this folder, got .jsonl, .parquet: give one"
+    assert expected in refusal(str(tmp_path))
 
 
 def test_files_with_different_columns_are_no_data_set(tmp_path: Path) -> None:
