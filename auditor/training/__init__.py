@@ -1,1 +1,1 @@
-"""Fine-tuning and unlearning, private or not; canaries among gradients."""
+"""Fine-tune and unlearn, privately or not, and plant gradient canaries."""

@@ -3,16 +3,17 @@
 If two data sets differ in one unit, their computed sums differ by at most C (1 + ROUNDING) in norm:
 
 - Norms are summed in float64, in which the squares are exact, in two stages of at most 2^25
-  additions each. A norm is therefore too small by a relative error of at most 2^-27, in any order
+  additions each. So a norm is too small by a relative error of at most 2^-27, in any order
   (Higham 2002, Section 4.2). In float32, the sum of a large matrix in eight lanes can lose 13% of a
-  norm. It loses every value below half a unit in the last place of a lane's running sum.
+  norm, because each lane loses every value below half a unit in the last place of its running sum.
 - The entries of a clipped gradient are rounded to a grid of 2^-37 to 2^-36 of C before they are
   added. This moves a gradient of d entries by at most sqrt(d) 2^-37 C, which is 2^-20.5 C if d is
   at most MOST_PARAMETERS.
-- Sums are then multiples of the grid spacing, below 2^53 spacings for fewer than 2^16 units. They
-  are thus exact in float64, in any order. A unit's rounding does not depend on the other units.
+- Sums are then multiples of the grid spacing, below 2^53 spacings for fewer than 2^16 units. So
+  float64 represents the sums exactly, in any order. A unit's rounding does not depend on the other
+  units.
 
-Together (1 + 2^-27) (1 + 2^-52)^3 + 2^-20.5 < 1 + 2^-20. The proof does not cover the per-sample
+Together, (1 + 2^-27) (1 + 2^-52)^3 + 2^-20.5 < 1 + 2^-20. The proof does not cover the per-sample
 gradients themselves. They come from float32 kernels, whose last digits can depend on which records
 are computed together (`physical_batch=1` computes each record separately).
 """
@@ -39,16 +40,16 @@ _LANES = 8  # of float32 norms on a CPU
 
 
 def choose_sum_device(device: torch.device) -> torch.device:
-    """Return the device, or the CPU if the device has no float64."""
+    """Return `device`, or the CPU if `device` has no float64."""
     if device.type in _PIECE:
         return device
     return torch.device("cpu")
 
 
 def compute_gradient_norms(samples: Sequence[Tensor]) -> Tensor:
-    """Return the norms of b per-sample gradients in float64, (b,).
+    """Return the norms of b per-sample gradients, (b,) in float64.
 
-    samples: for each parameter, its part of the gradients, (b, ...).
+    `samples` holds, for each parameter, its part of the gradients, (b, ...).
     """
     device = choose_sum_device(samples[0].device)
     squares = torch.zeros(len(samples[0]), dtype=torch.float64, device=device)
@@ -60,7 +61,7 @@ def compute_gradient_norms(samples: Sequence[Tensor]) -> Tensor:
 
 
 def compute_clipping_factors(norms: Tensor, clips: Tensor) -> Tensor:
-    """Return min(1, clip / norm) in float64, (b,); 1 for a zero gradient."""
+    """Return min(1, clip / norm), (b,) in float64; 1 for a zero gradient."""
     return (clips.to(norms) / norms).clamp(max=1.0)
 
 
@@ -72,8 +73,8 @@ def add_clipped_gradients(
 ) -> Tensor:
     """Add the sum over b of factors[b] times sample[b] to `total`, in float64.
 
-    sample: (b, ...) gradients; factors: (b,). The summands are rounded to a grid whose spacing
-    depends on `clip` (inf: no rounding). If `total` is None, start a new sum.
+    `sample` holds gradients (b, ...), and `factors` is (b,). The summands are rounded to a grid
+    whose spacing depends on `clip` (inf: no rounding). If `total` is None, start a new sum.
     """
     device = choose_sum_device(sample.device)
     if total is None:
@@ -103,9 +104,9 @@ def _split_columns(sample: Tensor) -> Sequence[Tensor]:
 
 
 def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
-    """Make a gradient, (1, ...), whose norm comes out too small if it is computed in float32.
+    """Make a gradient (1, ...) whose norm comes out too small if it is computed in float32.
 
-    A CPU computes a float32 norm as `_LANES` partial sums. Each gets an entry so large that the
+    A CPU computes a float32 norm as `_LANES` partial sums. Each sum gets an entry so large that the
     small entries are rounded away.
     """
     large = 2.0 ** math.ceil(math.log2(256 * clip))
@@ -125,10 +126,10 @@ def make_dense_gradient(parameter: Tensor, clip: float) -> Tensor:
 def check_gradient_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> None:
     """Check that this device clips a dense, far too long gradient to at most C (1 + ROUNDING).
 
-    The norm of the result is computed in another way.
+    The norm of the result is computed independently.
 
     Args:
-        parameters: determine the shapes and the device.
+        parameters: give the shapes and the device.
         clip: C, the clipping norm.
         units: expected number of units in a batch.
 

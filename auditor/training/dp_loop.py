@@ -4,8 +4,8 @@ This module runs one mechanism on token sequences, without accounting: epsilon f
 noise multiplier, the sampling rate and the number of steps that `fit_privately` returns. It needs
 the `dp` extra.
 
-The noise is sigma times the sensitivity C (1 + ROUNDING); `auditor/training/clipping.py` proves
-the rounding, a millionth of C. Epsilon does not cover two things: the training loss shown as
+The noise is sigma times the sensitivity C (1 + ROUNDING); `auditor/training/clipping.py` proves the
+rounding, a millionth of C. Epsilon does not cover two things: the training loss that is shown as
 progress, and float32 kernels, in which the last digits of a record's gradient can depend on the
 other records computed with it.
 """
@@ -51,10 +51,10 @@ Progress = Callable[[int, float], None]  # (steps done, mean loss of the last ba
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """A sampler that puts each of `size` units into each batch independently, at rate `rate`.
+    """Sampler that puts each of `size` units into each batch independently, at rate `rate`.
 
-    Epsilon is computed for this sampling. (key, step) determines a batch, so a resumed training
-    draws equal batches.
+    Epsilon is computed for this kind of sampling. A batch is determined by (key, step), so a
+    resumed training draws the same batches.
     """
 
     size: int
@@ -62,19 +62,23 @@ class PoissonSampler:
     key: str
 
     def draw_batch_units(self, step: int) -> Ints:
-        """Return the units drawn for this step, possibly none."""
+        """Return the units drawn for this step, which may be none."""
         rng = make_keyed_generator("batch", self.key, step)
         return np.flatnonzero(rng.random(self.size) < self.rate)
 
 
 @dataclass(frozen=True)
 class PrivateRecipe:
-    """The mechanism and the optimizer of a private training.
+    """Mechanism and optimizer of a private training.
 
-    noise_multiplier: sigma, 0 for no noise. clip: C, the largest norm of the gradient of a unit's
-    mean loss per token; inf for no clipping. steps: number of optimizer steps. expected_batch: L,
-    the expected units in a batch, by which sums are divided. physical_batch: sequences in one
-    forward pass. ghost: whether to keep only one record's gradient in memory at a time.
+    Attributes:
+        noise_multiplier: sigma; 0 for no noise.
+        clip: C, the largest norm of the gradient of a unit's mean loss per token; inf for no
+            clipping.
+        steps: number of optimizer steps.
+        expected_batch: L, the expected number of units in a batch, by which sums are divided.
+        physical_batch: number of sequences in one forward pass.
+        ghost: whether to keep only one record's gradient in memory at a time.
     """
 
     noise_multiplier: float
@@ -89,11 +93,13 @@ class PrivateRecipe:
 
 @dataclass
 class PrivateModel:
-    """The result of a private training.
+    """Result of a private training.
 
-    steps: number of steps; moved: whether any parameter changed.
-    noise_scales: the noise scale of each step.
-    watch: has the scores of the gradient canaries.
+    Attributes:
+        steps: number of steps.
+        moved: whether any parameter changed.
+        noise_scales: the noise scale of each step.
+        watch: holds the scores of the gradient canaries.
     """
 
     steps: int
@@ -103,11 +109,11 @@ class PrivateModel:
 
 
 class ScaledOptimizer(DPOptimizer):
-    """Opacus's optimizer with a clipping norm for each example and a noise scale for each batch.
+    """Opacus's optimizer, with a clipping norm for each example and a noise scale for each batch.
 
-    Both are factors, 1 in DP-SGD. ADP scales the noise (Wu et al. 2022, Eq. 6: z = gamma_B N(0, C^2
-    sigma^2 I)), which makes epsilon invalid if the scale depends on the data. Factors of at most 1
-    on the clipping norm leave the sensitivity at C (formulas B4, variant B).
+    In DP-SGD, both factors equal 1. ADP scales the noise (Wu et al. 2022, Eq. 6: z = gamma_B N(0,
+    C^2 sigma^2 I)), which invalidates epsilon if the scale depends on the data. Clipping factors of
+    at most 1 leave the sensitivity at C (formulas B4, variant B).
     """
 
     noise_multiplier: float
@@ -117,7 +123,8 @@ class ScaledOptimizer(DPOptimizer):
     def add_clipped_samples(self, shares: Tensor) -> Tensor:
         """Add the clipped per-sample gradients of one physical batch to the sums.
 
-        shares: (b,) fractions of the clipping norm. Return the clipping factors, (b,) float64.
+        `shares` (b,) are fractions of the clipping norm. Return the clipping factors, (b,) in
+        float64.
         """
         norms = clipping.compute_gradient_norms(self.grad_samples)
         factors = clipping.compute_clipping_factors(norms, self.max_grad_norm * shares.double())
@@ -135,7 +142,7 @@ class ScaledOptimizer(DPOptimizer):
     def take_noisy_step(self) -> None:
         """Add noise to the sums, divide them by the expected batch, and take one optimizer step.
 
-        The step for an empty batch is noise only.
+        If the batch is empty, the step consists of noise only.
         """
         for p in self.params:
             if p.summed_grad is None:
@@ -179,10 +186,11 @@ def fit_privately(
 ) -> PrivateModel:
     """Train the parameters that require gradients, in place; each example is a privacy unit.
 
-    The training continues from the checkpoint, if any.
+    If the checkpoint has a state, the training continues from it.
 
     Args:
-        sampler, recipe: the batches and the mechanism.
+        sampler: draws the batches.
+        recipe: the mechanism.
         pad: id of the padding token.
         shares: for each example, the fraction of the clipping norm to which its gradient is
             clipped, in (0, 1].
@@ -193,8 +201,8 @@ def fit_privately(
         seconds_between: seconds between two checkpoints.
 
     Raises:
-        AuditError: for batches that are not Poisson or too large for exact sums, frozen models, and
-            layers without per-sample gradients.
+        AuditError: if batches are not Poisson or are too large for exact sums, if the model is
+            frozen, or if a layer has no per-sample gradients.
     """
     _check_sampler(sampler, len(examples), canaries.count)
     parameters = list_trainable_parameters(model)
@@ -253,9 +261,9 @@ def fit_privately(
 
 
 def _handle_empty_batches(noise_scale: NoiseScale | None) -> NoiseScale | None:
-    """Return the noise scale, set to 1 for an empty batch, where ADP's batch mean is undefined.
+    """Return the noise scale, set to 1 for an empty batch, whose ADP batch mean is undefined.
 
-    noise_scale: the scale for other batches (None: return None).
+    `noise_scale` is the scale for other batches; if it is None, return None.
     """
     if noise_scale is None:
         return None
@@ -303,8 +311,8 @@ def _hook_canary_scores(
 ) -> RemovableHandle:
     """Install a hook that scores the canaries before each optimizer step; return the hook.
 
-    The hook reads the gradients of the inner optimizer, which are released, and not the sums over
-    records. units: the units in the batch.
+    The hook reads the gradients of the inner optimizer, which are released, not the sums over
+    records. `units` are the units in the batch.
     """
     inner = optimizer.original_optimizer
     expected_batch = optimizer.expected_batch_size
@@ -325,8 +333,8 @@ def _add_batch_gradients(
 ) -> float:
     """Add the clipped gradients of these units, one physical batch at a time.
 
-    Units numbered after the examples are canaries. Return the mean loss of the records; NaN without
-    records.
+    Units numbered after the examples are canaries. Return the mean loss of the records, or NaN if
+    there are none.
     """
     total_loss = 0.0
     device = optimizer.params[0].device
@@ -368,9 +376,9 @@ def _add_clipped_gradients(
     watch: CanaryWatch,
     canaries: Sequence[int],
 ) -> None:
-    """Clip and add the per-sample gradients of a backward pass, then the canaries' gradients.
+    """Clip and add the per-sample gradients of a backward pass, then those of the canaries.
 
-    n_records: number of records in the backward pass; shares: (n_records,).
+    `n_records` is the number of records in the backward pass; `shares` is (n_records,).
     """
     watch.append_canary_gradients(canaries)
     # Read before `add_clipped_samples`, which frees the samples.

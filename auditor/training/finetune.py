@@ -35,7 +35,8 @@ def make_untrained_gpt_neox(
 ) -> GPTNeoXForCausalLM:
     """Make a small GPT-NeoX with tied embeddings and random weights.
 
-    Rotary positions need no training, so a soft prompt may push a text to positions never trained.
+    Rotary positions need no training, so a soft prompt may move a text to positions that were never
+    trained.
     """
     # This seeds torch's process-wide generator, so later draws follow from the seed too.
     torch.manual_seed(seed)
@@ -55,7 +56,7 @@ def make_untrained_gpt_neox(
 
 
 def compute_causal_loss(model: Any, blocks: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood (nats) of tokens with a loss; 0 without any."""
+    """Return the mean negative log-likelihood (nats) of the tokens in the loss; 0 if none."""
     labels = loss_masks.make_row_labels(blocks)
     if not bool((labels == loss_masks.IGNORED).any()):
         loss: Tensor = model(input_ids=blocks, labels=blocks).loss  # the model's own loss
@@ -68,7 +69,7 @@ def compute_causal_loss(model: Any, blocks: Tensor) -> Tensor:
 def make_autocast_loss(half: torch.dtype | None) -> Loss:
     """Return `compute_causal_loss` with matrix products in the precision `half`.
 
-    The weights keep their precision. None: products have it too.
+    The weights keep their precision. If `half` is None, products use it too.
     """
     if half is None:
         return compute_causal_loss
@@ -81,10 +82,10 @@ def make_autocast_loss(half: torch.dtype | None) -> Loss:
 
 
 def cast_frozen_linear_weights(model: Any, half: torch.dtype | None) -> None:
-    """Cast frozen weights of linear layers once, instead of at every forward pass as autocast does.
+    """Cast frozen weights of linear layers once, instead of in every forward pass as autocast does.
 
-    Results are equal, in less time. A head that shares the embedding's weight is not cast, because
-    autocast does not round the embedding. If `half` is None, change nothing.
+    This is faster and gives the same results. A head that shares the embedding's weight is not
+    cast, because autocast does not round the embedding. If `half` is None, change nothing.
     """
     if half is None:
         return
@@ -107,8 +108,8 @@ def pack_blocks(
 ) -> Tensor:
     """Concatenate the sequences, with `end` after each, and cut them into blocks.
 
-    order: draws the order of the sequences. Return (blocks, block) token ids; the first tokens fill
-    the last block.
+    `order` draws the order of the sequences. Return token ids (blocks, block); the last block is
+    filled up with the first tokens.
     """
     tokens = list[int]()
     for i in order.permutation(len(sequences)):
@@ -130,7 +131,7 @@ def check_weights_finite(
     parameters: Iterable[torch.nn.Parameter],
     checkpoint: TrainerCheckpoint | None,
 ) -> None:
-    """Raise AuditError if a weight is not finite.
+    """Raise AuditError if any weight is not finite.
 
     The checkpoint is cleared first, because a training continued from it would fail again.
     """
@@ -145,7 +146,7 @@ def check_weights_finite(
 
 
 def list_trainable_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters that require gradients, by name; raise AuditError if none does."""
+    """Return the parameters that require gradients, by name; raise AuditError if there are none."""
     parameters = dict(model.named_parameters())
     trainable = {}
     for name, p in parameters.items():
@@ -161,10 +162,13 @@ def list_trainable_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
 
 @dataclass(frozen=True)
 class FineTuningRecipe:
-    """The settings of a fine-tuning.
+    """Settings of a fine-tuning.
 
-    rate: peak learning rate; batch: blocks in a step; block: tokens in a block; end: the token
-    after each sequence.
+    Attributes:
+        rate: peak learning rate.
+        batch: number of blocks in a step.
+        block: number of tokens in a block.
+        end: token that follows each sequence.
     """
 
     epochs: int
@@ -182,7 +186,7 @@ class FineTuningRecipe:
 class StepwiseFineTuning:
     """A fine-tuning that runs one step at a time: AdamW with warm-up, decay and clipping.
 
-    Batches are in random order. Without sequences, no step remains.
+    Batches are in random order. Without sequences, the fine-tuning has zero steps.
     """
 
     def __init__(
@@ -259,7 +263,7 @@ class StepwiseFineTuning:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; only valid before the first step."""
+        """Continue from `state`; call this only before the first step."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state["parameters"][name])
@@ -296,8 +300,8 @@ def train_packed_blocks(
 ) -> None:
     """Train the parameters that require gradients, in place, on packed blocks.
 
-    rate, batch, block, end: see `FineTuningRecipe`. order: draws the order of sequences. Training
-    continues after the last epoch of the checkpoint.
+    For `rate`, `batch`, `block` and `end`, see `FineTuningRecipe`. `order` draws the order of the
+    sequences. Training continues after the last epoch of the checkpoint.
     """
     recipe = FineTuningRecipe(epochs, rate, batch, block, end)
     fitting = StepwiseFineTuning(list_trainable_parameters(model), sequences, recipe, order)

@@ -2,19 +2,18 @@
 
 A fair coin decides whether a canary is in the data. If so, it is sampled, clipped, summed and
 noised like the records. Its gradient lies along one coordinate of the trained parameters, a
-different coordinate for each canary, so that canaries do not disturb each other. The gradient is
-far longer than the clipping norm C. It therefore contributes exactly C if clipping works, and more
-if not. At each step the auditor reads the canary's coordinate in the gradient that the optimizer
-receives, and subtracts the records' contribution (Nasr et al. 2023; Steinke, Nasr and Jagielski
-2023, Section 6).
+different one for each canary, so that canaries do not disturb each other. The gradient is far
+longer than the clipping norm C, so it contributes exactly C if clipping works, and more if not. At
+each step the auditor reads the canary's coordinate in the gradient that the optimizer receives, and
+subtracts the records' contribution (Nasr et al. 2023; Steinke, Nasr and Jagielski 2023, Section 6).
 
-The sampling rate, the noise and the steps are those of the training without canaries. The claim
-follows from them and holds for any data, including the canaries. Only the number of units in a
-batch changes.
+The sampling rate, the noise and the number of steps are those of the training without canaries. The
+claim follows from them and holds for any data, including the canaries. Only the number of units in
+a batch changes.
 
-The auditor also checks the steps: their number, whether units were drawn as often as in Poisson
-sampling, and whether the noise has the right size and never repeats. This module computes no bound
-and writes no file.
+The auditor also checks the steps: how many there were, whether units were drawn as often as in
+Poisson sampling, and whether the noise has the right size and never repeats. This module computes
+no bound and writes no file.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ _STATE_ARRAYS = ("scores", "sums", "drawn")
 class PlantedCanaries:
     """The gradient canaries to plant.
 
-    seed: decides by coins which canaries the data include (`included`), and draws their
-    coordinates.
+    `seed` determines the coins, which decide which canaries are in the data (`included`), and the
+    canaries' coordinates.
     """
 
     count: int
@@ -76,10 +75,12 @@ NOTHING_PLANTED = PlantedCanaries(0)
 
 @dataclass(frozen=True)
 class AssumedMechanism:
-    """The mechanism that the auditor assumes when a canary's score is computed as a likelihood
-    ratio.
+    """The mechanism that the auditor assumes to compute a canary's score, a likelihood ratio.
 
-    noise_multiplier: sigma; clip: C, the clipping norm; rate: sampling rate q.
+    Attributes:
+        noise_multiplier: sigma.
+        clip: C, the clipping norm.
+        rate: sampling rate q.
     """
 
     noise_multiplier: float
@@ -88,11 +89,13 @@ class AssumedMechanism:
 
 
 class CanaryWatch:
-    """A watch that plants canaries in the steps of a training and scores each release of gradients.
+    """Watch that plants canaries in the steps of a training and scores each release of gradients.
 
-    planted: the canaries. parameters: the trained parameters. first: index of the first canary
-    among the privacy units, after all records. assumed: the privacy mechanism that the training
-    should use.
+    Attributes:
+        planted: the canaries.
+        parameters: the trained parameters.
+        first: index of the first canary among the privacy units; canaries follow all records.
+        assumed: the privacy mechanism that the training should use.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class CanaryWatch:
     def drop_excluded_canaries(self, units: Ints) -> Ints:
         """Return the units of a batch without the canaries that a coin excluded.
 
-        All canaries' draws are counted, also of the excluded ones.
+        Draws are counted for all canaries, including the excluded ones.
         """
         canaries = units[units >= self.first]
         self.drawn[canaries - self.first] += 1
@@ -168,7 +171,7 @@ class CanaryWatch:
     # --- reading gradients ---
 
     def read_record_gradients(self, records: int) -> Tensor:
-        """Return the per-sample gradients of the first `records` records, (records, canaries).
+        """Return per-sample gradients of the first `records` records, (records, canaries).
 
         Only the canaries' coordinates are returned.
         """
@@ -184,7 +187,7 @@ class CanaryWatch:
     def add_known_sums(self, sums: Tensor) -> None:
         """Add noiseless sums of records' gradients at the canaries' coordinates, (canaries,).
 
-        `score_release` subtracts these sums, because they have nothing to do with the canaries.
+        `score_release` subtracts these sums, because they are independent of the canaries.
         """
         self._known_sums += sums.numpy()
 
@@ -207,7 +210,7 @@ class CanaryWatch:
         """Score one release: the gradients that the optimizer will use.
 
         Args:
-            expected_batch: the divisor of the summed gradients, in units of the data.
+            expected_batch: number by which the summed gradients are divided.
             units: the units in the batch.
             scale: maps units to the noise scale; None if the scale does not depend on the units.
         """
@@ -236,9 +239,9 @@ class CanaryWatch:
         self._known_sums[:] = 0
 
     def _compute_noise_scales(self, units: Ints, scale: NoiseScale) -> tuple[Floats, Floats]:
-        """Return the noise scale with each canary in the batch and without it, (canaries,) each.
+        """Return the noise scale with and without each canary in the batch, (canaries,) each.
 
-        Other units stay.
+        The other units of the batch stay the same.
         """
         scales_with = []
         scales_without = []
@@ -254,10 +257,10 @@ class CanaryWatch:
         noise_with: Floats,
         noise_without: Floats,
     ) -> Floats:
-        """Return what the size of this step's noise says about each canary, (canaries,) nats.
+        """Return the evidence for each canary in the size of this step's noise, (canaries,) nats.
 
-        This is the log-likelihood ratio of the deviation `noise_with` against `noise_without`, 0 if
-        both are equal (formulas B4, (i)).
+        This is the log-likelihood ratio of the deviation `noise_with` to `noise_without`; it is 0
+        if both are equal (formulas B4, (i)).
         """
         energy = 0.0
         n_values = 0
@@ -275,12 +278,12 @@ class CanaryWatch:
 
     @property
     def draw_unevenness_z(self) -> float:
-        """Return a z-score for how unevenly canaries were drawn; negative if too evenly.
+        """Z-score for how unevenly canaries were drawn; negative if they were drawn too evenly.
 
-        A canary is drawn Binomial(steps, q) times. The statistic is the sum of these counts'
-        squared deviations from their mean. z is the statistic minus its mean, divided by the root
-        of its terms' summed second moments. P[z below -t] is at most exp(-t^2 / 2), for any number
-        of nonnegative terms (Maurer 2003, Theorem 2.1).
+        A canary is drawn Binomial(steps, q) times. The statistic is the sum of the squared
+        deviations of these counts from their mean. z is the statistic minus its mean, divided by
+        the square root of the summed second moments of its terms. For any number of nonnegative
+        terms, P[z < -t] is at most exp(-t^2 / 2) (Maurer 2003, Theorem 2.1).
         """
         n = self.releases
         q = self.assumed.rate
@@ -296,8 +299,8 @@ class CanaryWatch:
     def measure_noise(self) -> tuple[int, float, float]:
         """Measure the noise at some coordinates, in units of the reported deviation.
 
-        Return the number of noise values, their root mean square, and the largest correlation of
-        two steps; (0, 1, 0) if no noise is reported.
+        Return the number of noise values, their root mean square, and the largest correlation
+        between two steps; (0, 1, 0) if no noise is reported.
         """
         if not self._noise or not len(self._witnesses):
             return 0, 1.0, 0.0
@@ -334,12 +337,17 @@ def compute_inclusion_log_ratio(
     rate: float,
     other_evidence: float | Floats = 0.0,
 ) -> Floats:
-    """Return a canary's log-likelihood ratio, included against excluded, in nats.
+    """Return a canary's log-likelihood ratio of being included to being excluded, in nats.
 
     It compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2): the subsampled Gaussian
     mechanism with and without one unit of gradient 1. The value is log(1 - q + q exp((2 x - 1) / (2
-    s^2))). x: observed values; noise: s; rate: q. other_evidence: a further log-ratio in nats,
-    added to the exponent.
+    s^2))).
+
+    Args:
+        x: observed values.
+        noise: s.
+        rate: q.
+        other_evidence: a further log-ratio in nats, added to the exponent.
     """
     s = np.maximum(noise, _LEAST_NOISE)
     log_ratio = (2 * x - 1) / (2 * s * s) + other_evidence

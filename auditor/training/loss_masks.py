@@ -1,6 +1,6 @@
 """Mask the loss of tokens that the model reads but does not learn, such as a user's turns.
 
-Such a token is written as ~token, a negative number. One row of numbers thus passes through
+A masked token is written as ~token, a negative number. So one row of numbers passes through
 packing, cutting and batching, which need no code for masks. Callers of a model get its inputs from
 `remove_row_loss_masks` and its labels from `make_row_labels`.
 """
@@ -21,7 +21,7 @@ IGNORED = -100  # a label that losses ignore
 
 
 def apply_loss_mask(record: TrainingRecord) -> Tokens:
-    """Return the record's tokens, with ~token for tokens without a loss."""
+    """Return the record's tokens, with tokens that are excluded from the loss written as ~token."""
     if record.learnt is None:
         return record.tokens
     pairs = zip(record.tokens, record.learnt, strict=True)
@@ -29,22 +29,22 @@ def apply_loss_mask(record: TrainingRecord) -> Tokens:
 
 
 def remove_loss_mask(tokens: Tokens) -> Tokens:
-    """Return the token ids of a sequence, with each masked token ~t as t."""
+    """Return the token ids of a sequence, replacing each masked token ~t with t."""
     return tuple(~token if token < 0 else token for token in tokens)
 
 
 def remove_row_loss_masks(rows: Tensor) -> Tensor:
-    """Return the token ids of sequences that write a masked token as ~token.
+    """Return the token ids of rows, replacing each masked token ~t with t.
 
-    rows: an integer tensor of any shape.
+    `rows` is an integer tensor of any shape.
     """
     return rows.where(rows >= 0, ~rows)
 
 
 def make_row_labels(rows: Tensor) -> Tensor:
-    """Return the ids of tokens that have a loss, and IGNORED for all others.
+    """Return the ids of tokens that count toward the loss, and IGNORED for all others.
 
-    rows: sequences that write a token without a loss as ~token.
+    In `rows`, a token that is excluded from the loss is written as ~token.
     """
     return rows.masked_fill(rows < 0, IGNORED)
 
@@ -53,9 +53,10 @@ def make_row_labels(rows: Tensor) -> Tensor:
 
 
 def compute_learnt_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
-    """Return the negative log-likelihoods of the k tokens that have a loss, row by row, (k,) nats.
+    """Return the negative log-likelihoods of the k tokens in the loss, row by row, (k,) nats.
 
-    labels: (b, n) the tokens, `IGNORED` for tokens without a loss; inputs: passed to the model.
+    `labels` (b, n) are the tokens, with `IGNORED` for tokens excluded from the loss; `inputs` are
+    passed to the model.
     """
     # Shifting the labels instead of the logits copies no logits.
     targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
@@ -72,7 +73,7 @@ def compute_learnt_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tens
 
 
 def compute_mean_learnt_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
-    """Return each row's mean of `compute_learnt_token_nlls`, (b,); 0 if no token has a loss."""
+    """Return each row's mean of `compute_learnt_token_nlls`, (b,); 0 if no token counts."""
     nlls = compute_learnt_token_nlls(model, labels, **inputs)
     has_loss = labels[:, 1:] != IGNORED
     # nonzero() goes row by row, like `nlls`: its first column is the row of each token.
@@ -83,10 +84,10 @@ def compute_mean_learnt_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tenso
 
 @contextmanager
 def _restrict_head(model: Any, has_loss: Tensor) -> Iterator[None]:
-    """Let the model's head skip positions without a loss inside this context.
+    """Let the model's head skip positions that are excluded from the loss, during the block.
 
-    has_loss: mask of positions with a loss. A head with trained parameters skips nothing, because
-    per-sample gradients need all positions.
+    `has_loss` is a mask of the positions to keep. A head with trained parameters skips nothing,
+    because per-sample gradients need all positions.
     """
     inner = getattr(model, "_module", model)  # unwraps a model that Opacus has wrapped
     head = None

@@ -36,8 +36,8 @@ _TOKENS_A_STEP = 4096
 def assign_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
     """Return the indices of each member's records.
 
-    units: the privacy unit of each record. The hash of the unit determines the shard, so one shard
-    has all records of a unit, and adding or removing a unit changes only this shard.
+    `units` holds the privacy unit of each record. The hash of the unit determines the shard. So all
+    records of a unit are in one shard, and adding or removing a unit changes only this shard.
     """
     shards: list[list[int]] = [[] for _ in range(members)]
     for index, unit in enumerate(units):
@@ -49,9 +49,9 @@ def assign_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
 def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) -> list[str]:
     """Return the unit of each record, after merging units that have a record in common.
 
-    A merged unit has the alphabetically first name of its parts. Otherwise copies of a record could
-    be in two shards, and a claim about one record would be false. units, records: the unit and the
-    text of each record.
+    A merged unit has the alphabetically first name of its parts. Without merging, copies of a
+    record could be in two shards, and a claim about one record would be false. `units` and
+    `records` hold the unit and the text of each record.
     """
     leader = {unit: unit for unit in units}
 
@@ -85,10 +85,10 @@ def get_member_folder(ensemble: Path, index: int) -> Path:
 
 @dataclass(frozen=True)
 class LoraAdapterRecipe:
-    """A plain LoRA adapter.
+    """Settings of a plain LoRA adapter.
 
-    layers: the adapted layers: all linear layers, or the attention projection that PEFT adapts in
-    this architecture.
+    `layers` are the adapted layers: all linear layers, or the attention projection that PEFT adapts
+    in this architecture.
     """
 
     rank: int
@@ -100,9 +100,11 @@ class LoraAdapterRecipe:
 class MemberToTrain:
     """One member of an ensemble to train: its folder and its records.
 
-    texts, sequences: the records as texts and as tokens.
-    seed: determines the random half of the adapter's weights.
-    stream: key that determines the order of the records.
+    Attributes:
+        texts: the records as texts.
+        sequences: the records as tokens.
+        seed: determines the half of the adapter's weights that is drawn at random.
+        stream: key that determines the order of the records.
     """
 
     folder: Path
@@ -113,7 +115,7 @@ class MemberToTrain:
 
 
 class _MemberTraining:
-    """The training of one member, in progress."""
+    """Training of one member, in progress."""
 
     def __init__(
         self,
@@ -160,19 +162,20 @@ def train_private_members(
     the public model.
 
     Args:
-        together: largest number of members trained at once. 0: as many as read 4,096 tokens a step,
-            but only one if the base's layers do not treat each row of a batch independently.
+        together: largest number of members to train at once. 0 means as many as read 4,096 tokens
+            per step, but only one if the base's layers do not treat each row of a batch
+            independently.
         half: precision of torch's autocast for matrix products.
         stepped: callback(steps of all members done, total steps).
-        on_written: callback(member) after its folder is written.
+        on_written: callback(member), called after the member's folder is written.
         checkpoint: state from which members in progress continue.
 
     Returns:
         The largest number of members trained at once.
 
     Raises:
-        AuditError: if PEFT does not know the architecture's attention, if `together` > 1 and its
-            members cannot be trained together, and if a training diverges.
+        AuditError: if PEFT does not know the architecture's attention, if `together` > 1 but
+            members cannot be trained together, or if a training diverges.
     """
     pending = [member for member in members if not member.folder.is_dir()]
     steps_done = 0
@@ -227,10 +230,10 @@ def train_private_members(
 def _choose_losses(
     base: Any, adapter: LoraAdapterRecipe, max_count: int, *, required: bool
 ) -> tuple[Callable[..., torch.Tensor], int]:
-    """Return a function that computes the losses of several members, and the most members per call.
+    """Return a function that computes several members' losses, and how many it takes per call.
 
-    This is one member if the base's layers do not treat each row of a batch independently; raise
-    AuditError in this case if `required` and `max_count` > 1.
+    It takes one member if the base's layers do not treat each row of a batch independently; if
+    `required` and `max_count` > 1, raise AuditError in this case.
     """
     if max_count > 1:
         joint_base = make_joint_training_base(
@@ -250,8 +253,8 @@ def _choose_losses(
 def add_lora_adapter(model: Any, adapter: LoraAdapterRecipe) -> Any:
     """Add an untrained adapter and freeze the other weights.
 
-    Half of the adapter's matrices are drawn at random by torch. Raise AuditError for an
-    architecture whose attention PEFT does not know.
+    Half of the adapter's matrices are drawn at random by torch. Raise AuditError if PEFT does not
+    know the architecture's attention.
     """
     from peft import LoraConfig, get_peft_model
 

@@ -2,19 +2,19 @@
 
 An epsilon assumes noise that nobody can guess and that is Gaussian down to the last bit.
 
-A generator's seed breaks the first assumption. torch's generator on a CPU keeps 32 bits of any
-seed. A step's noise is thus one of 2^32 known vectors, and an inner product with released weights
-identifies this vector. Opacus uses this generator by default, with the same weakness on a CPU.
-torch's generator on a GPU keeps 64 bits, and neither is cryptographic. Floating point breaks the
-second assumption, for Gaussian noise as for Laplace noise. The set of possible sums depends on the
-value to which the noise was added (Mironov 2012).
+A generator's seed breaks the first assumption. On a CPU, torch's generator keeps only 32 bits of
+any seed, so a step's noise is one of 2^32 known vectors, and an inner product with released weights
+identifies it. Opacus uses this generator by default, with the same weakness on a CPU. On a GPU,
+torch's generator keeps 64 bits. Neither generator is cryptographic. Floating point breaks the
+second assumption, for Gaussian as for Laplace noise: the set of possible sums depends on the value
+to which the noise was added (Mironov 2012).
 
 The stream is ChaCha20 (RFC 8439). Its key is 256 bits from the operating system and its nonce is
-the step. Whoever has the key can thus draw any step again, and nobody else can if ChaCha20 is
+the step. So anyone who has the key can draw any step again, and nobody else can if ChaCha20 is
 secure as a cipher. A 128-bit counter generator (Philox) would be as hard to search, but was never
 designed to hide its state. Like Mironov's snapping, `add_gaussian_noise` rounds the noisy sum, not
-the noise, to a grid that does not depend on the data. The release is a function of a nearly ideal
-Gaussian's outcome, and its last bits reveal nothing.
+the noise, to a grid that does not depend on the data. So the release is a function of the outcome
+of a nearly ideal Gaussian, and its last bits reveal nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GRID = 2.0**-16
 
 
 class NoiseStream:
-    """A stream of standard Gaussian values for one step, determined by (key, step)."""
+    """Stream of standard Gaussian values for one step, determined by (key, step)."""
 
     def __init__(self, key: str, step: int) -> None:
         secret = hashlib.sha256(f"noise\x1f{key}".encode()).digest()
@@ -45,8 +45,8 @@ class NoiseStream:
     def draw_standard_normals(self, count: int, device: torch.device) -> Tensor:
         """Draw (count,) standard normal float64 values by Box-Muller.
 
-        Values are at most 9.4 in size, because they come from words of 63 random bits. A true
-        Gaussian value is larger with probability 5e-21.
+        Their absolute values are at most 9.4, because they come from words of 63 random bits. A
+        true Gaussian value is larger with probability 5e-21.
         """
         # Encrypting zeros gives the cipher's stream; each call continues after the previous one.
         n_bytes = 8 * (count + count % 2)
@@ -62,7 +62,8 @@ class NoiseStream:
 def add_gaussian_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
     """Add Gaussian noise to `total`, and round the sum to multiples of `compute_grid_spacing`.
 
-    deviation: standard deviation of the noise; 0 adds none. The result has the dtype of `total`.
+    `deviation` is the standard deviation of the noise; 0 adds none. The result has the dtype of
+    `total`.
     """
     if deviation == 0:
         return total.clone()

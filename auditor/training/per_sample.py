@@ -1,4 +1,4 @@
-"""Compute per-sample gradients with Opacus's hooks, with gradient rules for further layers.
+"""Compute per-sample gradients with Opacus's hooks, adding gradient rules for more layers.
 
 Before use, per-sample gradients are compared with backward passes of single records. Needs the `dp`
 extra.
@@ -44,9 +44,10 @@ def pad_examples(
 
 
 def compute_padded_record_nlls(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Return each sequence's mean negative log-likelihood over tokens with a loss, (b,) nats.
+    """Return each sequence's mean negative log-likelihood over the tokens in its loss, (b,) nats.
 
-    tokens, labels: (b, n). The value is 0 without such tokens. The first token never has a loss.
+    `tokens` and `labels` are (b, n). The value is 0 if no token counts. The first token never
+    counts.
     """
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no
     # per-sample gradient.
@@ -67,10 +68,10 @@ def wrap_checked_model(
     examples: Sequence[Tokens],
     pad: int,
 ) -> Iterator[Any]:
-    """Check the model's per-sample gradients, and wrap it with Opacus's hooks inside this context.
+    """Check the model's per-sample gradients, and wrap it with Opacus's hooks during the block.
 
-    ghost: whether to keep only one record's gradient in memory at a time. Dropout is off, so that a
-    gradient depends only on its record; the noise regularises enough.
+    If `ghost` is True, keep only one record's gradient in memory at a time. Dropout is off, so that
+    a gradient depends only on its record; the noise regularises enough.
     """
     _disable_dropout(model)
     pairs = pick_gradient_check_pairs(examples)
@@ -112,7 +113,7 @@ def _compute_embedding_gradients(
 ) -> dict[nn.Parameter, Tensor]:
     """Compute per-sample gradients by Opacus's rule, but none for the row of `padding_idx`.
 
-    torch gives this row, often the end of text, no gradient either.
+    torch gives no gradient to this row either; it is often the end of text.
     """
     backprops = backprops * getattr(layer, "embed_scale", 1.0)  # Gemma scales its output
     if layer.padding_idx is not None:
@@ -127,9 +128,9 @@ def _compute_embedding_gradients(
 
 
 class PerSampleGradientHook(GradSampleModule):
-    """A hook that stores each layer's inputs and backprops.
+    """Hook that stores each layer's inputs and backprops.
 
-    It computes one record's gradient at a time from them.
+    From these, it computes the gradient of one record at a time.
     """
 
     def __init__(self, model: Any, **options: Any) -> None:
@@ -213,11 +214,11 @@ def _disable_dropout(model: nn.Module) -> None:
 
 
 def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
-    """Pair the longest record with the shortest of each octave of lengths, to check gradients.
+    """Pair the longest record with the shortest one of each octave of lengths, to check gradients.
 
-    A model may read a record differently in a longer batch, for example with rotary embeddings
-    beyond their original length. A short record's gradient then depends on the other records. The
-    last pair is the two longest records.
+    A model may read a record differently in a longer batch, for example if rotary embeddings exceed
+    their original length. A short record's gradient then depends on the other records. The last
+    pair is the two longest records.
     """
     ordered = sorted(examples, key=len)
     # In reverse order, so that the shortest example of each octave comes last and remains.
@@ -312,7 +313,7 @@ def _compute_single_gradients(
     pad: int,
     device: torch.device,
 ) -> list[dict[str, Tensor]]:
-    """Return each example's gradients from its own backward pass without Opacus's hooks."""
+    """Return each example's gradients from its own backward pass, without Opacus's hooks."""
     model = wrapped._module
     model.zero_grad(set_to_none=True)  # earlier gradients would be added to the first
     wrapped.disable_hooks()
@@ -330,7 +331,7 @@ def _compute_single_gradients(
 
 
 def _make_unsupported_error(model: nn.Module, reason: str) -> AuditError:
-    """Return the error for a model without per-sample gradients, with advice."""
+    """Return the error, with advice, for a model without per-sample gradients."""
     kinds = set[str]()
     for module in model.modules():
         is_trained = any(p.requires_grad for p in module.parameters(recurse=False))

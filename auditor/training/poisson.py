@@ -1,7 +1,7 @@
 """Fine-tune in Poisson batches, one example per privacy unit: the base of private trainings.
 
-Trainings without noise, which serve as controls, have this base too. The module defines their
-options, checks and `privacy.json`, as trainers and as defenses. The loop is in
+It is also the base of trainings without noise, which serve as controls. The module defines their
+options, checks and `privacy.json`, both as trainers and as defenses. The loop is in
 `auditor/training/dp_loop.py`. Subclasses define noise, clipping and promises.
 """
 
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnitTreatment:
-    """The clipping and the noise that a training chooses for each privacy unit.
+    """Clipping and noise that a training chooses for each privacy unit.
 
-    shares: for each unit, a fraction of the clipping norm (None: 1).
-    noise_scale: maps the units of a batch to the factor on its noise (None: 1).
-    details: (name, value) for `privacy.json`.
+    Attributes:
+        shares: for each unit, a fraction of the clipping norm; None means 1.
+        noise_scale: maps the units of a batch to the factor on its noise; None means 1.
+        details: (name, value) pairs for `privacy.json`.
     """
 
     shares: Sequence[float] | None = None
@@ -55,11 +56,16 @@ class UnitTreatment:
 
 @dataclass(frozen=True)
 class MechanismTerms:
-    """The parameters of a training's mechanism, from which its promise is computed.
+    """Parameters of a training's mechanism, from which its promise is computed.
 
-    sigma: noise multiplier, 0 for no noise. clip: C, the clipping norm; inf for no clipping. rate:
-    sampling rate q of the `units` units. steps: planned steps; delta: the promise's delta. base:
-    the promise of the base model.
+    Attributes:
+        sigma: noise multiplier; 0 for no noise.
+        clip: C, the clipping norm; inf for no clipping.
+        rate: sampling rate q of the `units` units.
+        units: number of units.
+        steps: number of planned steps.
+        delta: delta of the promise.
+        base: promise of the base model.
     """
 
     sigma: float
@@ -73,15 +79,20 @@ class MechanismTerms:
 
 @dataclass(frozen=True)
 class PoissonTraining(Defense, Trainer):
-    """Base of trainings that draw each privacy unit into each batch independently.
+    """Base class of trainings that put each privacy unit into each batch independently.
 
-    Each such training is a trainer and a defense. batch: expected units in a batch. unit: what is
-    sampled: a record, or all records of a user as one sequence. units: public number of units, from
-    which the sampling rate follows (0: as many as the data have). ghost: whether to keep only one
-    record's gradient in memory at a time. physical_batch: sequences in one forward pass. model: a
-    folder with a model trained this way, for `audit run` outside the lab. gradient_canaries: number
-    of planted units, each included by a coin; `gradient-audit` checks the claim with them. A model
-    with canaries is for an audit, not for release.
+    Each such training is a trainer and a defense.
+
+    Attributes:
+        batch: expected number of units in a batch.
+        unit: what is sampled: a record, or all records of a user as one sequence.
+        units: public number of units, from which the sampling rate follows; 0 means the number in
+            the data.
+        ghost: whether to keep only one record's gradient in memory at a time.
+        physical_batch: number of sequences in one forward pass.
+        model: folder with a model trained this way, for `audit run` outside the lab.
+        gradient_canaries: number of planted units, each included by a coin; `gradient-audit` checks
+            the claim with them. A model with canaries is for an audit, not for release.
     """
 
     needs = ("trained",)
@@ -118,9 +129,7 @@ class PoissonTraining(Defense, Trainer):
         return UnitTreatment()
 
     def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
-        """Return the mechanism's parameters for this number of units: noise, clipping, rate and
-        steps.
-        """
+        """Return the mechanism's noise, clipping, rate and steps for this number of units."""
         raise NotImplementedError
 
     def make_privacy_record(
@@ -128,7 +137,7 @@ class PoissonTraining(Defense, Trainer):
     ) -> PrivacyRecord:
         """Return the promise that the finished training makes.
 
-        judgement: the treatment of the units; terms: the mechanism's parameters.
+        `judgement` is the treatment of the units; `terms` are the mechanism's parameters.
         """
         raise NotImplementedError
 
@@ -254,9 +263,9 @@ class PoissonTraining(Defense, Trainer):
         )
 
     def collect_recipe_details(self) -> dict[str, float]:
-        """Return the training's settings by name, for `privacy.json`.
+        """Return the training's settings for `privacy.json`, keyed by name.
 
-        A control must have equal settings.
+        A control must have the same settings.
         """
         details = {"expected_batch": float(self.batch), "learning_rate": self.learning_rate}
         if self.gradient_canaries:
@@ -279,17 +288,17 @@ class PoissonTraining(Defense, Trainer):
 
 @dataclass(frozen=True)
 class NonPrivateControl(PoissonTraining):
-    """Base of trainings without noise, which are controls of a private training.
+    """Base class of trainings without noise, which are controls of a private training.
 
-    They promise nothing, so the seed may determine the batches: controls with one seed have equal
-    batches.
+    They promise nothing, so the seed may determine the batches: controls with the same seed have
+    the same batches.
     """
 
     claims = "none: the control row of private training"
 
     @property
     def control_clipping_norm(self) -> float:
-        """Return C, the clipping norm; inf for no clipping."""
+        """C, the clipping norm; inf for no clipping."""
         return math.inf
 
     def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
@@ -327,10 +336,10 @@ class NonPrivateControl(PoissonTraining):
 
 
 def _collect_unit_sequences(job: TrainingJob, unit: str) -> tuple[list[Tokens], int]:
-    """Return one sequence for each privacy unit, cut at the block length, and the number of cuts.
+    """Return one sequence per privacy unit, cut to the block length, and the number of cuts.
 
-    unit: "record" or "user". An end-of-text token precedes a unit's first record and follows each
-    of its records.
+    `unit` is "record" or "user". An end-of-text token precedes a unit's first record and follows
+    each of its records.
     """
     sequences: dict[str, list[int]] = {}
     for i, record in enumerate(job.records):

@@ -1,7 +1,7 @@
 """Check before a training whether its training set contains the secrets that will be audited.
 
 A dose-response curve (leakage against copies) means nothing if its records are missing from the
-training set or have no loss. The checks work on token ids and labels.
+training set or excluded from the loss. The checks work on token ids and labels.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ _COMPLETION = "completion_mask"
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """The rows of a training set joined end to end.
+    """The rows of a training set, joined end to end.
 
-    ids: token ids; has_loss: for each token, whether it has a loss.
-    rows: number of rows; copies: number of rows that equal an earlier row.
+    Attributes:
+        ids: token ids.
+        has_loss: for each token, whether it counts toward the loss.
+        rows: number of rows.
+        copies: number of rows that equal an earlier row.
     """
 
     ids: NDArray[np.int32]
@@ -48,14 +51,14 @@ def read_training_set(
     completion_only: bool = True,
     learns_prompts: bool = False,
 ) -> TrainingSet | None:
-    """Return the tokens of a data set whose rows have token ids; None if rows are tokenised lazily.
+    """Return the tokens of a data set; None if its rows have no token ids yet (lazy tokenisation).
 
     A row has `input_ids`, or TRL's prompt with its completions: `chosen_ids` and `rejected_ids`
     (DPO), `completion_ids` (KTO), `chosen_input_ids` and `rejected_input_ids` (ORPO, CPO, DPO
     before 1.16).
 
     Args:
-        max_length: the number of tokens to which TRL's collators cut a prompt with a completion.
+        max_length: number of tokens to which TRL's collators cut a prompt with a completion.
         keep_end: whether the last of these tokens are kept, not the first.
         completion_only: whether the trainer uses a `completion_mask` if there are no labels.
         learns_prompts: whether the loss covers prompts of chosen answers, as in TRL 1.16's ORPO.
@@ -89,11 +92,15 @@ def read_training_set(
 def _extract_row_sequences(
     row: Mapping[str, Any], window: slice, masks: Sequence[str], sides_with_prompts: Sequence[str]
 ) -> list[tuple[NDArray[np.int32], Bools]]:
-    """Return (token ids, mask of tokens with a loss) for each sequence of a row.
+    """Return (token ids, mask of tokens in the loss) for each sequence of a row.
 
-    Return [] if the row has no ids. window: the tokens to keep of a preference sequence. masks:
-    columns that mask the loss. sides_with_prompts: ("chosen",) if the loss covers the prompt of the
-    chosen answer, whatever its labels mask.
+    Return [] if the row has no ids.
+
+    Args:
+        window: the tokens of a preference sequence to keep.
+        masks: columns that mask the loss.
+        sides_with_prompts: ("chosen",) if the loss covers the prompt of the chosen answer, whatever
+            its labels mask.
     """
     if row.get("input_ids") is not None:
         tokens = np.asarray(row["input_ids"], dtype=np.int32).ravel()
@@ -147,7 +154,8 @@ def _read_learnt_mask(
 def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
     """Return sentences that say which of these secrets the training set contains.
 
-    Raise AuditError if it contains a non-member or no member, or if no member has a loss.
+    Raise AuditError if it contains a non-member or no member, or if no member counts toward the
+    loss.
     """
     text = training.ids.tobytes()
     positions = {}
@@ -197,7 +205,7 @@ def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -
 def _find_token_positions(text: bytes, tokens: Tokens) -> list[int]:
     """Return the positions, in tokens, at which `tokens` occur within one row.
 
-    text: the row's int32 token ids as bytes.
+    `text` holds the row's int32 token ids as bytes.
     """
     pattern = np.array(tokens, np.int32).tobytes()
     token_size = np.dtype(np.int32).itemsize

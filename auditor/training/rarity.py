@@ -1,4 +1,4 @@
-"""Estimate the privacy of a record from a public model's perplexity (Wu et al. 2022, Eq. 3 and 4).
+"""Estimate how private a record is from a public model's perplexity (Wu et al. 2022, Eq. 3 and 4).
 
 A record counts as private if it is rare under the public model, so harmless rare text also counts
 as private.
@@ -41,9 +41,10 @@ def compute_log_perplexities(
 def scale_perplexities_within_data(log_perplexity: Floats, normalisation: Normalisation) -> Floats:
     """Scale perplexities P to rho in [0, 1] (Eq. 4), (n,), relative to all records.
 
-    log_perplexity: (n,) log P. normalisation: `min-max` is (P - min P) / (max P - min P), which one
-    odd record can push towards 0 for all others. `rank` is the share of records with a smaller
-    perplexity; ties get the middle. If all perplexities are equal, rho is 1.
+    `log_perplexity` (n,) is log P. `normalisation` is `min-max` or `rank`. `min-max` is (P - min P)
+    / (max P - min P), which one odd record can push towards 0 for all others. `rank` is the share
+    of records with a smaller perplexity; ties get the middle. If all perplexities are equal, rho is
+    1.
     """
     if len(log_perplexity) == 0:
         raise AuditError("expected records to judge, got none")
@@ -61,8 +62,8 @@ def scale_perplexities_within_bounds(
 ) -> Floats:
     """Scale log-perplexities to rho in [0, 1] between two public bounds, (n,).
 
-    Each value depends only on its own record. lowest, highest: bounds on the perplexity. Raise
-    AuditError unless 1 <= lowest < highest.
+    Each value depends only on its own record. `lowest` and `highest` are bounds on the perplexity.
+    Raise AuditError unless 1 <= lowest < highest.
     """
     if not 1 <= lowest < highest < math.inf:
         raise AuditError(
@@ -74,7 +75,7 @@ def scale_perplexities_within_bounds(
 
 
 def check_perplexity_bounds(lowest: float, highest: float) -> None:
-    """Raise AuditError for bounds that `compute_clipping_shares` cannot use."""
+    """Raise AuditError if `compute_clipping_shares` cannot use these bounds."""
     # highest=0 means the vocabulary size, which is not known here: any large number passes.
     scale_perplexities_within_bounds(np.zeros(0), lowest or 1, highest or 1e9)
 
@@ -88,7 +89,8 @@ def compute_clipping_shares(
 ) -> list[float]:
     """Return each example's share of the clipping norm, from 1 (common) to kappa_least (rare text).
 
-    lowest, highest: bounds on the perplexity; 0 means 1 and the vocabulary size, respectively.
+    `lowest` and `highest` are bounds on the perplexity. If they are 0, 1 and the vocabulary size
+    are used.
     """
     log_perplexity = compute_log_perplexities(public, examples)
     upper = highest or float(public.vocab_size)

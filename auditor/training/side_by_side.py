@@ -34,9 +34,9 @@ def compute_losses_separately(adapters: Sequence[Any], rows: Sequence[Tensor]) -
 
 
 class JointAdapterTraining:
-    """A base model that computes batch rows of several adapters in one forward pass.
+    """Base model that computes batch rows of several adapters in one forward pass.
 
-    like: a PEFT model with adapters on the layers to adapt.
+    `like` is a PEFT model with adapters on the layers to adapt.
     """
 
     def __init__(self, base: Any, like: Any) -> None:
@@ -53,7 +53,7 @@ class JointAdapterTraining:
     def compute_losses_jointly(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
         """Return the losses of `compute_losses_separately` from one forward pass.
 
-        Their sum has each adapter's own gradient.
+        The gradient of their sum with respect to an adapter is that of the adapter's own loss.
         """
         counts = list(map(len, rows))
         self.route_adapter_rows(adapters, counts)
@@ -61,7 +61,7 @@ class JointAdapterTraining:
         return torch.stack([part.mean() for part in nlls.split(counts)])
 
     def route_adapter_rows(self, adapters: Sequence[Any], counts: Sequence[int]) -> None:
-        """Route the next forward pass: its first counts[0] rows go to adapters[0], and so on."""
+        """Route the next forward pass: the first counts[0] rows go to adapters[0], and so on."""
         adapter_layers = list(map(self._get_lora_layers, adapters))
         device = self.model.device
         half = None
@@ -95,7 +95,7 @@ class JointAdapterTraining:
 
 
 def list_lora_layers(adapter: Any) -> dict[str, LoraLinear]:
-    """Return the layers that a PEFT model adapts, by their names in its base."""
+    """Return the layers that a PEFT model adapts, keyed by their names in its base."""
     from peft.tuners.lora import Linear as LoraLinear
 
     modules = adapter.get_base_model().named_modules()
@@ -103,9 +103,9 @@ def list_lora_layers(adapter: Any) -> dict[str, LoraLinear]:
 
 
 def compute_row_nlls(model: Any, rows: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood of each row's tokens with a loss, (b,) nats.
+    """Return each row's mean negative log-likelihood over the tokens in its loss, (b,) nats.
 
-    rows: (b, n) token sequences. The first token of a row has no loss.
+    `rows` holds token sequences (b, n). The first token of a row never counts.
     """
     labels = loss_masks.make_row_labels(rows)
     input_ids = loss_masks.remove_row_loss_masks(rows)
@@ -117,7 +117,7 @@ def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdap
 
     A trial with two random adapters compares the distributions. They differ if layers mix the
     tokens of all rows (experts), or if kernels read the weights without calling the layers.
-    adapter: makes an adapter on a base of its own.
+    `adapter` makes an adapter on a new base of its own.
     """
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(_TRIAL_SEED)

@@ -42,10 +42,11 @@ _AT_ONCE = 16  # records evaluated together, without gradients
 
 @dataclass(frozen=True)
 class UnlearningTrainer(Variant):
-    """Base of trainings that make a model forget records.
+    """Base class of trainings that make a model forget records.
 
-    Each step takes `batch` records to forget, each distinct record once an epoch, and equally many
-    random records to keep. retain: weight of the loss of the records to keep; if 0, none are drawn.
+    Each step takes `batch` records to forget and the same number of random records to keep. Every
+    distinct record to forget occurs once per epoch. `retain` is the weight of the loss of the
+    records to keep; if it is 0, none are drawn.
     """
 
     unlearns = True
@@ -57,8 +58,8 @@ class UnlearningTrainer(Variant):
     def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
         """Return the loss of a batch of records to forget.
 
-        log_probs, before: log-probabilities of whole records in nats, now and before the first
-            step, (records,) each.
+        `log_probs` and `before` are log-probabilities of whole records in nats, now and before the
+        first step, (records,) each.
         """
         raise NotImplementedError
 
@@ -74,7 +75,7 @@ class UnlearningTrainer(Variant):
             )
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        """Return the records to forget, each text once."""
+        """Return the records to forget, without repeated texts, and a note about their number."""
         sequences = {}
         for record in job.forget:
             sequences[record.text] = loss_masks.apply_loss_mask(record)
@@ -135,7 +136,7 @@ class UnlearningTrainer(Variant):
 class _UnlearningSteps(StepwiseFineTuning):
     """A fine-tuning whose batches are the indices of records to forget, (at most batch, 1).
 
-    Each index is drawn once an epoch, in a new order.
+    Each index is drawn once per epoch, in a new order.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class _UnlearningSteps(StepwiseFineTuning):
 
 
 def _describe_forgetting(rows: Tensor, before: Tensor, after: Tensor) -> str:
-    """Describe the records' loss. before, after: log-probabilities of the rows, (records,) nats."""
+    """Describe the records' loss, given their log-probabilities (records,) before and after."""
     labels = loss_masks.make_row_labels(rows)[:, 1:]
     n_tokens = int((labels != loss_masks.IGNORED).sum())
     nats_before = -float(before.sum()) / n_tokens
@@ -175,10 +176,10 @@ def _list_retained_sequences(job: TrainingJob) -> list[Tokens]:
 
 
 def pad_unlearning_records(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
-    """Return the records as rows of tokens, (records, width), cut at `block` tokens and padded.
+    """Return the records as rows of tokens, (records, width), cut to `block` tokens and padded.
 
     As in training, an end-of-text token precedes and follows each record. The first token and the
-    padding are masked, as `training.loss_masks` encodes them.
+    padding are masked, in the notation of `training.loss_masks`.
     """
     framed = [(~end, *sequence, end)[:block] for sequence in sequences]
     width = max(map(len, framed))
@@ -187,10 +188,10 @@ def pad_unlearning_records(sequences: Sequence[Tokens], block: int, end: int) ->
 
 
 def compute_record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:
-    """Return the summed log-probability of each record's tokens with a loss, (records,) nats.
+    """Return each record's summed log-probability of the tokens in its loss, (records,) nats.
 
-    Padding comes last, so no token depends on it. half: precision of matrix products; None: the
-    precision of the weights.
+    Padding comes last, so no token depends on it. `half` is the precision of matrix products; None
+    means that of the weights.
     """
     with torch.autocast(rows.device.type, dtype=half, enabled=half is not None):
         output = model(input_ids=loss_masks.remove_row_loss_masks(rows))
@@ -235,7 +236,7 @@ def train_relearned_copy(
     """Train a copy of the model on the texts, to see which other records it remembers again.
 
     All weights are trained with `steps` steps of AdamW at the constant rate `rate`. Each step takes
-    four packed blocks of 128 tokens. The texts repeat, each time in a new order.
+    four packed blocks of 128 tokens. The texts are repeated, each time in a new order.
 
     Raises:
         AuditError: if a weight is not finite, or if the tokenizer has no end-of-text token.

@@ -1,4 +1,4 @@
-"""Fine-tune without privacy, and in variants: equal data and recipe with one change.
+"""Fine-tune without privacy, and in variants: the same data and recipe with one change.
 
 Training uses packed blocks and AdamW, and each variant states its change. No variant promises
 anything: an audit must measure what such a model reveals of a record.
@@ -34,12 +34,12 @@ NOTHING_PROMISED = "nothing is promised: the model may reveal all that it learnt
 
 @dataclass(frozen=True)
 class FineTuning(Trainer):
-    """Base of fine-tunings on packed blocks with AdamW.
+    """Base class of fine-tunings on packed blocks with AdamW.
 
-    batch: blocks in a step. learning_rate: peak rate, which decays linearly to 0. A subclass
-    changes the sequences to train on (`select_sequences`), the trained parameters
-    (`prepare_model`), or the training itself (`fit_model`). Each method also returns sentences for
-    the user about its changes.
+    `batch` is the number of blocks in a step. `learning_rate` is the peak rate, which decays
+    linearly to 0. A subclass changes the sequences to train on (`select_sequences`), the trained
+    parameters (`prepare_model`), or the training itself (`fit_model`). Each of these methods also
+    returns sentences that tell the user about its changes.
     """
 
     epochs: Epochs = 3
@@ -63,8 +63,9 @@ class FineTuning(Trainer):
         model: Any,
         sequences: Sequence[Tokens],
     ) -> tuple[str, ...]:
-        """Train the model in place, continuing from the checkpoint; return sentences for the
-        user.
+        """Train the model in place, continuing from the checkpoint.
+
+        Return sentences for the user.
         """
         train_packed_blocks(
             model,
@@ -95,10 +96,10 @@ class FineTuning(Trainer):
 
 @dataclass(frozen=True)
 class Variant(Defense, FineTuning):
-    """Base of the variants of fine-tuning; each is a trainer and a defense.
+    """Base class of the variants of fine-tuning; each is a trainer and a defense.
 
-    The lab trains a variant on demand, with the recipe of the attacked model. model: a folder with
-    a model trained this way, for `audit run` outside the lab.
+    The lab trains a variant on demand, with the recipe of the attacked model. `model` is a folder
+    with a model trained this way, for `audit run` outside the lab.
     """
 
     needs = ("trained",)
@@ -115,18 +116,19 @@ class Variant(Defense, FineTuning):
 
 @dataclass(frozen=True)
 class DataVariant(Variant):
-    """Base of the variants that drop records and train on the remaining records."""
+    """Base class of the variants that drop records and train on the remaining ones."""
 
     def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
-        """Return the indices of the records to keep, in order, and a sentence on the dropped
-        records.
+        """Return the indices of the records to keep, in order.
+
+        Also return a sentence about the dropped records.
         """
         raise NotImplementedError
 
     def count_remaining_copies(self, copies: int) -> int | None:
-        """Return the number of a record's copies that remain after dropping records.
+        """Return how many copies of a record remain after dropping records.
 
-        copies: the record's copies before. Return None if `copies` does not determine the number.
+        `copies` is the number before. Return None if it does not determine the result.
         """
         return None
 
