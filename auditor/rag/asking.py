@@ -1,7 +1,7 @@
 """Send questions about each document to a retrieval system, and collect the replies.
 
-A question is asked by someone who must not see the document, and by a control who may. Then a crawl
-asks for further documents.
+Each question is asked twice: by someone who must not see the document, and by a control who may.
+Then a crawl asks for further documents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Progress = Callable[[str, int, int], None]
 class Exchange:
     """A question and the system's reply.
 
-    document: index of the document, -1 in the crawl; identity: the asking user, or None.
+    `document` is the index of the document, or -1 in the crawl. `identity` is the asking user, or
+    None.
     """
 
     document: int
@@ -39,11 +40,12 @@ class Exchange:
 class Exchanges:
     """All replies of a retrieval system.
 
-    attack: replies to users without access to the document.
-    control: replies to users with access.
-    crawl: replies to the crawl.
-    asked_late: (documents,), whether the control asked for the document first.
-    same_system: whether the control's questions went to the audited system.
+    Attributes:
+        attack: replies to users without access to the document.
+        control: replies to users with access.
+        crawl: replies to the crawl.
+        asked_late: whether the control asked for each document before the attack did, (documents,).
+        same_system: whether the control's questions went to the audited system.
     """
 
     attack: tuple[Exchange, ...]
@@ -71,10 +73,14 @@ def ask_all(
 ) -> Exchanges:
     """Put the documents into the store, and ask every question.
 
-    control: a system that shows the documents. None: the documents' owners ask the audited system,
-    if the file has identities. template: text of a question; n_crawl: number of the crawl's
-    questions. For each document, a coin decides whether attack or control asks first, so that a
-    shared cache shows as a difference. Raise AuditError if a system fails.
+    For each document, a coin decides whether attack or control asks first, so that a shared cache
+    shows as a difference. Raise AuditError if a system fails.
+
+    Args:
+        control: a system that shows the documents. If it is None and the file has identities, the
+            documents' owners ask the audited system instead.
+        template: text of a question.
+        n_crawl: number of questions in the crawl.
     """
     for indexed in filter(None, (system, control)):
         indexed.put_in(corpus.list_rows(True))
@@ -114,8 +120,8 @@ def _crawl_store(
 ) -> Sequence[Exchange]:
     """Ask questions that make the system reveal new documents, and return the replies.
 
-    A question quotes the end of a text in an earlier reply. Otherwise it quotes a document outside
-    the store, because an attacker knows what such documents look like.
+    A question quotes the end of a text in an earlier reply. If there is none, it quotes a document
+    that is not in the store, because an attacker knows what such documents look like.
     """
     identities = corpus.identities
     identity = None

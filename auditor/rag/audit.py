@@ -1,4 +1,4 @@
-"""Audit a retrieval system: ask questions, judge each kind of leak, and state one verdict."""
+"""Audit a retrieval system: ask questions, judge each kind of leak, and give one verdict."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ from auditor.rag.vectors import VectorVerdict, judge_vectors
 
 @dataclass(frozen=True)
 class RagAudit:
-    """The results of the audit of a retrieval system.
+    """Results of the audit of a retrieval system.
 
-    control: name of the control. n_in, n_out: number of documents in the store and outside.
-    channels: where replies show text: answers, retrieved texts or both. direct: number of documents
-    that a question about them showed, after and before the control asked. layers: verdicts on shown
-    text and personal data. vectors: verdicts on personal data in stored vectors.
+    Attributes:
+        control: name of the control.
+        n_in: number of documents in the store.
+        n_out: number of documents left out of the store.
+        channels: channels in which replies show text: answers, retrieved texts or both.
+        direct: number of documents shown by a question about them, asked after the control's
+            question and before it.
+        layers: verdicts on shown text and personal data.
+        vectors: verdicts on personal data in stored vectors.
     """
 
     system: str
@@ -61,7 +66,7 @@ def audit_rag(
 ) -> RagAudit:
     """Ask the system for every document, and judge its replies.
 
-    control, template, n_crawl: see `ask_all`. Raise AuditError if the system fails.
+    For `control`, `template` and `n_crawl`, see `ask_all`. Raise AuditError if the system fails.
     """
     exchanges = ask_all(corpus, system, control, template, n_crawl, seed, progress)
     judge = RagJudge(corpus, exchanges, seed)

@@ -1,4 +1,4 @@
-"""Read documents, and decide by a coin for each whether it is put into the store."""
+"""Read documents, and toss a coin for each to decide whether it is put into the store."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _FLAG = "--documents"
 class RagDocument:
     """A distinct text in two parts: questions quote the head, and an answer may show the tail.
 
-    owners: identities with access to the document, empty if the file has no identities. marks:
-    personal data.
+    `owners` are the identities with access to the document; it is empty if the file has no
+    identities. `marks` are personal data.
     """
 
     name: str
@@ -45,10 +45,10 @@ class RagDocument:
 
 @dataclass(frozen=True)
 class RagDocuments:
-    """Distinct documents, each put into the store or not by a fair coin.
+    """Distinct documents; a fair coin decides for each whether it is put into the store.
 
-    member: (documents,), True if in the store. rows: for each document, its rows in the file;
-    copies of a text share its coin.
+    `member` (documents,) is True for a document in the store. `rows` holds, for each document, its
+    rows in the file; all copies of a text share one coin.
     """
 
     documents: tuple[RagDocument, ...]
@@ -60,7 +60,7 @@ class RagDocuments:
         return tuple(sorted({owner for entry in self.documents for owner in entry.owners}))
 
     def list_rows(self, member: bool) -> list[dict[str, Any]]:
-        """Return the rows to put into the store (`member`), or the rows to leave out."""
+        """Return the rows to put into the store or, if `member` is False, the rows to leave out."""
         return [
             row
             for rows, is_member in zip(self.rows, self.member.tolist(), strict=True)
@@ -70,7 +70,7 @@ class RagDocuments:
 
 
 def read_rag_documents(name: str, seed: int) -> RagDocuments:
-    """Read the documents, and draw a coin for each. Raise AuditError for an invalid file."""
+    """Read the documents, and toss a coin for each. Raise AuditError if the file is invalid."""
     table = read_record_table(_FLAG, name, (*columns.COLUMNS, "id", IDENTITY))
     texts = columns.list_joined_layout_texts(table, columns.require_text_layout(table))
     marks = columns.list_row_personal_data_marks(table)
@@ -120,7 +120,7 @@ def _make_row(name: str, text: str, identity: str | None) -> dict[str, Any]:
 
 
 def _cut_document(where: str, text: str, row: int) -> tuple[str, str]:
-    """Return the first half of a text, at most 24 words, and the rest of the text.
+    """Return the first half of a text (at most 24 words) and the rest of the text.
 
     Raise AuditError if the rest is too short.
     """
@@ -138,7 +138,10 @@ def _cut_document(where: str, text: str, row: int) -> tuple[str, str]:
 
 
 def write_drawn_documents(folder: Path, corpus: RagDocuments) -> tuple[Path, Path]:
-    """Write in.jsonl and out.jsonl; return their paths."""
+    """Write the documents drawn into the store and the others; return the paths of both files.
+
+    The files are in.jsonl and out.jsonl.
+    """
     paths = folder / "in.jsonl", folder / "out.jsonl"
     for path, member in zip(paths, (True, False), strict=True):
         disk.replace_atomically(path, _format_rows(corpus.list_rows(member)))
@@ -165,10 +168,10 @@ def _format_rows(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def choose_strangers(corpus: RagDocuments, seed: int) -> list[str | None]:
-    """Return, for each document, an identity that must not see it; None if there is none.
+    """Return, for each document, an identity that must not see it, or None if there is none.
 
-    The identities form a ring in random order, and each asks for its neighbour's documents. With
-    three or more identities, no two ask for each other's.
+    The identities form a ring in random order, and each one asks for its neighbour's documents. If
+    there are three or more, no two identities ask for each other's documents.
     """
     names = corpus.identities
     order = make_keyed_generator("rag ring", seed).permutation(len(names))

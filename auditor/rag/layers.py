@@ -1,8 +1,8 @@
 """Judge what a retrieval system revealed: leaks, no leak seen, or cannot tell.
 
-The only assumption is fair coins: answers of a system without access to the documents are
-independent of the coins. If no documents are shown, this proves nothing unless the control sees
-documents.
+The only assumption is that coins are fair: the answers of a system without access to the documents
+are independent of the coins. If no documents are shown, this proves nothing unless the control is
+shown documents.
 """
 
 from __future__ import annotations
@@ -55,12 +55,17 @@ _SIGNALS = (
 
 @dataclass(frozen=True)
 class RagVerdict:
-    """The verdict on one kind of leak (`layer`), such as personal data in answers.
+    """Verdict on one kind of leak (`layer`), such as personal data in answers.
 
-    disclosed: names of documents shown to an identity without access. n_possible: number of
-    documents in the store that a system without access control would show. outside: (shown, all)
-    documents outside the store. control: (shown, all) documents in the store, None without a
-    control. p_value: computed from the coins. why: why the audit cannot tell.
+    Attributes:
+        disclosed: names of documents shown to an identity without access.
+        n_possible: number of documents in the store that a system without access control would
+            show.
+        outside: counts (shown, all) of documents outside the store.
+        control: counts (shown, all) of documents in the store, for the control; None without a
+            control.
+        p_value: p-value computed from the coins.
+        why: reason why the audit cannot tell.
     """
 
     layer: str
@@ -79,12 +84,13 @@ class RagVerdict:
 
 @dataclass(frozen=True)
 class MembershipVerdict:
-    """The verdict on membership: whether replies reveal that a document is in the store.
+    """Verdict on membership: whether replies reveal that a document is in the store.
 
-    p_value: computed from the coins, over all signals.
-    control_p: p-value of the control's replies, NaN without a control.
-    measurements: AUC and rates of the strongest signal.
-    signals: AUC by signal, with simultaneous intervals.
+    Attributes:
+        p_value: p-value over all signals, computed from the coins.
+        control_p: p-value of the control's replies; NaN without a control.
+        measurements: AUC and rates of the strongest signal.
+        signals: AUC of each signal, with simultaneous intervals.
     """
 
     verdict: str
@@ -99,7 +105,8 @@ class MembershipVerdict:
 class Crawl:
     """The documents that a crawl recovered.
 
-    identity: the asking user. points: (number of questions, number of documents recovered).
+    `identity` is the asking user. `points` holds (number of questions, number of documents
+    recovered).
     """
 
     identity: str | None
@@ -110,9 +117,9 @@ class Crawl:
 def compute_coin_p_value(signals: Floats | Bools, member: Bools, seed: int) -> float:
     """Return the p-value of the largest difference in mean ranks between members and others.
 
-    signals: (signals, documents); both directions count. member: (documents,). The labels are drawn
-    again with equally many members. Fair coins make all such labels equally likely, so the p-value
-    is exact.
+    `signals` is (signals, documents); both directions count. `member` is (documents,). The labels
+    are redrawn with the same number of members. Fair coins make all such labels equally likely, so
+    the p-value is exact.
     """
     ranks = np.array([_rank_values(values) for values in signals if len(set(values.tolist())) > 1])
     if not len(ranks):
@@ -132,7 +139,7 @@ def _rank_values(values: Floats | Bools) -> Floats:
 
 
 class RagJudge:
-    """A judge of what the replies of a retrieval system reveal."""
+    """Judge of what the replies of a retrieval system reveal."""
 
     def __init__(self, corpus: RagDocuments, exchanges: Exchanges, seed: int) -> None:
         self.corpus = corpus
@@ -172,7 +179,8 @@ class RagJudge:
     def find_shown(self, exchanges: Iterable[Exchange], channels: Sequence[str]) -> Ints:
         """Return how much of each document's tail the replies show, (documents,).
 
-        2: 10 consecutive words; 1: nearly so; 0: less. channels: answers, retrieved texts or both.
+        2 means 10 consecutive words, 1 means nearly that, and 0 means less. `channels` are answers,
+        retrieved texts or both.
         """
         texts = dict.fromkeys(text for e in exchanges for text in _list_texts(e, channels))
         disclosed = np.zeros(len(self.corpus.documents), dtype=np.int64)
@@ -189,9 +197,9 @@ class RagJudge:
     def find_shown_to(
         self, exchanges: Sequence[Exchange], channels: Sequence[str], own: bool
     ) -> Ints:
-        """Return `find_shown`, (documents,), for replies to users with or without access.
+        """Return `find_shown`, (documents,), for replies to users without access to the document.
 
-        own: whether to use replies to users with access to the document.
+        If `own` is True, use replies to users with access instead.
         """
         if not self._owned:
             return self.find_shown(exchanges, channels)
@@ -209,7 +217,7 @@ class RagJudge:
     def judge_shown_text(self, channel: str) -> list[RagVerdict]:
         """Return the verdicts on documents shown verbatim, and nearly verbatim, in a channel.
 
-        channel: answers or retrieved texts.
+        `channel` is answers or retrieved texts.
         """
         attack = self.find_shown_to(self.exchanges.audited, (channel,), own=False)
         control = self.find_shown_to(self.exchanges.control, (channel,), own=True)
@@ -223,9 +231,9 @@ class RagJudge:
     # --- personal data ---
 
     def judge_personal_data(self, channel: str) -> RagVerdict | None:
-        """Return the verdict on personal data of documents' tails in a channel.
+        """Return the verdict on personal data from documents' tails in a channel.
 
-        channel: answers or retrieved texts. Return None if no tail has personal data.
+        `channel` is answers or retrieved texts. Return None if no tail has personal data.
         """
         hidden = self._hidden_items
         has_data = np.array(list(map(bool, hidden)))
@@ -263,9 +271,9 @@ class RagJudge:
     def judge(self, layer: str, disclosed: Bools, control: Bools, eligible: Bools) -> RagVerdict:
         """Return the verdict on the eligible documents.
 
-        layer: name of the kind of leak. disclosed, control, eligible: (documents,) each. With a
-        control, only documents that some reply shows count, because a system without access control
-        would not show the others either.
+        `layer` names the kind of leak. `disclosed`, `control` and `eligible` are (documents,). If
+        there is a control, only documents shown in some reply count, because even a system without
+        access control would not show the others.
         """
         member = self.corpus.member
         eligible = eligible & self._list_askable()
@@ -308,14 +316,15 @@ class RagJudge:
         )
 
     def _list_askable(self) -> Bools:
-        """Return whether an identity without access asked for each document, (documents,)."""
+        """Return which documents an identity without access asked for, (documents,)."""
         return np.isin(
             np.arange(len(self.corpus.documents)), [e.document for e in self.exchanges.attack]
         )
 
     def list_channels(self) -> list[str]:
-        """Return the channels (answers, retrieved texts) in which the audited system shows any
-        text.
+        """Return the channels in which the audited system shows any text.
+
+        The channels are answers and retrieved texts.
         """
         replies = [exchange.reply for exchange in self.exchanges.audited]
         channels = []
@@ -326,10 +335,11 @@ class RagJudge:
         return channels
 
     def count_direct(self) -> tuple[int, int]:
-        """Return how many documents a question about them showed, as (after, before).
+        """Return how many documents were shown by the attack's own question about them.
 
-        after: the control had asked for the document already; before: it had not. Shown means that
-        a reply has half of the three-word sequences of the document's tail.
+        The first count is for questions asked after the control had asked for the document, the
+        second for questions asked before. A document is shown if one text of the reply has at least
+        half of the three-word sequences of its tail.
         """
         counts = [0, 0]
         for exchange in self.exchanges.attack:
@@ -343,8 +353,9 @@ class RagJudge:
     # --- membership and the crawl ---
 
     def judge_membership(self) -> MembershipVerdict:
-        """Return the verdict on membership: whether replies depend on the documents in the
-        store.
+        """Return the verdict on membership.
+
+        It says whether replies depend on which documents are in the store.
         """
         signals, member = self._measure_signals(self.exchanges.attack)
         p_value = self._compute_attack_p_value(signals, member)
@@ -382,7 +393,7 @@ class RagJudge:
 
     @property
     def _widening(self) -> float:
-        """Return the factor by which the standard deviation of an AUC is enlarged.
+        """Factor by which the standard deviation of an AUC is enlarged.
 
         It exceeds 1 for two identities that ask for each other's documents. Similar documents of
         the two then count twice, because each reply depends on the coins of both.
@@ -405,8 +416,9 @@ class RagJudge:
         return min(1.0, 2 * min(p_values))
 
     def _measure_signals(self, exchanges: Sequence[Exchange]) -> tuple[Floats, Bools]:
-        """Return the signals' values, (signals, exchanges), and whether each document is in the
-        store.
+        """Return the values of the signals, and whether each document is in the store.
+
+        The shapes are (signals, exchanges) and (exchanges,).
         """
         rows = []
         for exchange in exchanges:
@@ -424,13 +436,13 @@ class RagJudge:
         return np.array(rows, dtype=float).T, member
 
     def _compute_overlap(self, text: str, others: Sequence[str]) -> float:
-        """Return the largest share of a text's three-word sequences found in one of `others`."""
+        """Return the largest share of a text's three-word sequences found in any of `others`."""
         own = _list_trigrams(self._tokens(text))
         shares = (len(own & _list_trigrams(self._tokens(other))) / len(own) for other in others)
         return max(shares, default=0.0)
 
     def judge_crawl(self) -> tuple[RagVerdict | None, Crawl | None]:
-        """Return the verdict on the documents that the crawl recovered, and its curve."""
+        """Return the verdict on the documents that the crawl recovered, and the crawl's curve."""
         exchanges = self.exchanges.crawl
         if not exchanges:
             return None, None

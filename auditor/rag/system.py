@@ -1,4 +1,4 @@
-"""Ask a retrieval system: a user's function, or an OpenAI-compatible endpoint."""
+"""Query a retrieval system: a user's function, or an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Vectors = Callable[[Sequence[str]], Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """A system's answer, and the texts that it retrieved (None: not returned)."""
+    """A system's answer, and the texts that it retrieved (None if it does not return them)."""
 
     answer: str
     retrieved: tuple[str, ...] | None = None
@@ -29,9 +29,12 @@ class Reply:
 class RagSystem:
     """A retrieval system to audit.
 
-    label: its name in reports; call: asks a question.
-    index: fills the system's store with documents; None if the user does this.
-    stored_vectors: returns the stored vectors of documents by id; embed: returns vectors of texts.
+    Attributes:
+        label: its name in reports.
+        call: asks a question.
+        index: puts documents into the system's store; None if the user does this.
+        stored_vectors: returns the stored vectors of documents, keyed by id.
+        embed: returns vectors of texts.
     """
 
     label: str
@@ -72,8 +75,8 @@ def open_rag_system(argument: str) -> RagSystem:
     """Return the system at `FILE.py`, `FILE.py:NAME` or `http://HOST:PORT/v1#MODEL`.
 
     NAME is a function `ask(question, identity)`, or an object with `ask` and optionally `index`,
-    `stored_vectors` and `embed`. Without a NAME, the file's own functions are used. Raise
-    AuditError if there is no `ask`, or no `embed` for `stored_vectors`.
+    `stored_vectors` and `embed`. Without a NAME, the functions in the file are used. Raise
+    AuditError if there is no `ask`, or if there is `stored_vectors` but no `embed`.
     """
     if argument.startswith(("http://", "https://")):
         return RagSystem(argument, _open_endpoint(argument))

@@ -1,8 +1,9 @@
 """Measure what stored vectors reveal of personal data: the rank of each value by similarity.
 
-An attacker with a stored vector and the embedder embeds texts with the true value and with others
-of its format. The true value's rank by cosine, among R alternatives drawn uniformly, is uniform if
-the vector says nothing of it, so rank / (R + 1) is an exact p-value. No inverter is trained.
+An attacker with a stored vector and the embedder embeds texts with the true value and with other
+values of the same format. R of these alternatives are drawn uniformly. If the vector reveals
+nothing of the true value, the value's rank by cosine is uniform, so rank / (R + 1) is an exact
+p-value. No inverter is trained.
 """
 
 from __future__ import annotations
@@ -41,12 +42,15 @@ _QUERIES: dict[str, Callable[[str, str, str], str]] = {
 
 @dataclass(frozen=True)
 class VectorVerdict:
-    """The verdict on what stored vectors reveal of the first personal value in each document.
+    """Verdict on what stored vectors reveal of the first personal value in each document.
 
-    knowledge: what the attacker knows. n_first: values more similar than all R alternatives. bits:
-    mean of log2(R + 1) - log2(rank). p_value: of all ranks together (Fisher 1932). control_p:
-    p-value of the values' ranks by another document's vector, which must be uniform
-    (Kolmogorov-Smirnov); NaN for too few values.
+    Attributes:
+        knowledge: what the attacker knows.
+        n_first: number of values that are more similar than all R alternatives.
+        bits: mean of log2(R + 1) - log2(rank).
+        p_value: p-value of all ranks together (Fisher 1932).
+        control_p: p-value of the values' ranks when another document's vector is used, which must
+            be uniform (Kolmogorov-Smirnov); NaN if there are too few values.
     """
 
     knowledge: str
@@ -71,9 +75,9 @@ class _StoredValue:
 def judge_vectors(
     corpus: RagDocuments, system: RagSystem, seed: int, progress: Callable[[str, int, int], None]
 ) -> list[VectorVerdict]:
-    """Return a verdict for each knowledge that an attacker may have; none without stored vectors.
+    """Return one verdict for each kind of knowledge that an attacker may have.
 
-    Raise AuditError if the system returns wrong vectors.
+    Return none if the system gives no stored vectors. Raise AuditError if it gives wrong ones.
     """
     if system.stored_vectors is None or system.embed is None:
         return []
@@ -115,7 +119,7 @@ def _explain_doubt(
 ) -> str:
     """Return why the ranks would prove nothing, or "".
 
-    Reasons are too few values, and stored vectors that do not belong to the texts.
+    Possible reasons are too few values, and stored vectors that do not belong to the texts.
     """
     if len(values) < rank_tests.LEAST_CONTROLS:
         return (
@@ -134,10 +138,10 @@ def _explain_doubt(
 
 
 def count_more_similar(stored: Floats, vectors: Floats) -> tuple[int, int]:
-    """Return how many alternatives are more similar to a stored vector than the true value, and how
-    many as similar.
+    """Return how many alternatives are more similar to a stored vector than the true value is.
 
-    stored: (dimensions,); vectors: (1 + R, dimensions), the true value's first; all of length 1.
+    Also return how many are exactly as similar. `stored` is (dimensions,). `vectors` is (1 + R,
+    dimensions), with the true value's vector first. All vectors have length 1.
     """
     distances = 1 - vectors @ stored
     return rank_tests.count_alternatives_above(distances[0], distances[0] + _TIE, distances[1:])
@@ -148,7 +152,8 @@ def _judge_ranks(
 ) -> VectorVerdict:
     """Return the verdict on values whose alternatives were counted.
 
-    n_above, n_tied: (2, values), by the document's own vector and by another document's.
+    `n_above` and `n_tied` are (2, values): first counted with the document's own vector, then with
+    that of another document.
     """
     n_alternatives = np.array([len(entry.alternatives) for entry in values], dtype=float)
     noise = make_keyed_generator("rag vector ranks", seed).random(len(values))
@@ -170,7 +175,7 @@ def _judge_ranks(
 
 
 def _find_values(documents: Sequence[RagDocument], seed: int) -> list[_StoredValue]:
-    """Return the first value of known format of each document, with its alternatives."""
+    """Return the first value of known format in each document, with its alternatives."""
     recognisers = None
     if pii.has_pii_packages():
         recognisers = pii.PiiRecognisers()
