@@ -1,8 +1,7 @@
-"""`audit`: measures what a language model leaks of its training data, and how much a defense
-reduces it.
+"""Measure what a language model leaks of its training data, and how much a defense reduces it.
 
 From Python: `from auditor import audit, load_run, crash_test` (`auditor/api.py`), which is loaded
-when it is asked for.
+only when needed.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ _BESIDE = (
 
 
 def explain_mixed_checkout() -> str:
-    """Explain in a sentence that parts of `auditor` come from different checkouts; "" where they
-    are.
+    """Return a sentence if parts of `auditor` come from different checkouts, otherwise "".
 
-    An editable install names the folders of one checkout, and the current folder comes first on
-    Python's path: run in another checkout, half of the code would be that one's, and its tests
-    would pass on code that they never saw.
+    An editable install names the folders of one checkout, but the current folder comes first on
+    Python's path. If the program runs in a different checkout, half of the code would come from
+    that one, and its tests would pass on code that they never saw.
     """
     folder = Path(__file__).resolve().parent
     for name in _BESIDE:
@@ -57,7 +55,7 @@ def explain_mixed_checkout() -> str:
 
 
 def main() -> None:
-    """The console script `audit`."""
+    """Run the console script `audit`."""
     if reason := explain_mixed_checkout():
         print(f"error: {reason}", file=sys.stderr)
         sys.exit(2)

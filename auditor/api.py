@@ -1,11 +1,11 @@
-"""The Python API, for notebooks and training scripts: an audit as one call, and finished runs as
-tables.
+"""Run an audit with one call, and load finished runs as tables, in notebooks and scripts.
 
-from auditor import audit, load_run
+    from auditor import audit, load_run
 
-result = audit(model, tokenizer, data="private.jsonl", attacks=["perplexity"],
-defenses=["uniform-mixing"])
-result.to_frame()
+    result = audit(
+        model, tokenizer, data="private.jsonl", attacks=["perplexity"], defenses=["uniform-mixing"]
+    )
+    result.to_frame()
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class FinishedRun:
 
     @property
     def result(self) -> AuditResult:
-        """The content of `result.json`."""
+        """Content of `result.json`."""
         return self.run.result
 
     def to_frame(self) -> pd.DataFrame:
         """Return all measurements as a data frame.
 
-        A row holds value, interval, n, unit and claim for each target, setting, attack, measurement
+        A row holds value, interval, n, unit and claim for one target, setting, attack, measurement
         and repeat count.
         """
         import pandas as pd
@@ -71,10 +71,9 @@ class FinishedRun:
 
     @property
     def secrets(self) -> pd.DataFrame:
-        """Return `secrets.parquet` as a data frame, with aliases of the secrets and without any
-        text.
+        """Content of `secrets.parquet` as a data frame, with aliases instead of text.
 
-        A row holds a value for each kind, target, setting, attack, secret and quantity. Raise
+        A row holds one value, for a kind, target, setting, attack, secret and quantity. Raise
         AuditError if the folder has no such file.
         """
         return table.read_dataframe(self.folder, secret_details.map_aliases(self.folder))
@@ -84,8 +83,8 @@ class FinishedRun:
     ) -> Decision:
         """Judge the run by gate rules, as `audit gate` does: held, failed or inconclusive.
 
-        rules: a policy file, or sentences such as "recall <= 0.05". baseline: run to compare with.
-        Raise AuditError for empty rules, and for a baseline that cannot be compared.
+        `rules` is a policy file, or sentences such as "recall <= 0.05". `baseline` is a run to
+        compare with. Raise AuditError if there are no rules, or if the baseline cannot be compared.
         """
         base = load_run(baseline) if isinstance(baseline, (str, Path)) else baseline
         from auditor.runs import gate_inputs
@@ -102,8 +101,10 @@ class FinishedRun:
     ) -> Path:
         """Render the reports again. Return the path of the page.
 
-        path: file to write (.html, or .md for Markdown); None for the run folder's page. since:
-        another run, to show what changed. reveal: also show the private text in the folder.
+        Args:
+            path: file to write (.html, or .md for Markdown); None for the page in the run folder.
+            since: an earlier run, to show what has changed since then.
+            reveal: whether to show the private text in the folder too.
         """
         if since is None:
             changes = None
@@ -154,22 +155,22 @@ def audit(
 
     Args:
         model: a folder, a hub id, or a transformers or PEFT model in memory, which is left
-        unchanged. Also a `LanguageModel` of your own, which has its tokenizer, or `openai:NAME`
-        with base_url=.
+            unchanged. Also a `LanguageModel` of your own, which has its tokenizer, or `openai:NAME`
+            with base_url=.
         tokenizer: tokenizer of all transformers models; with `openai:NAME`, a folder or hub id.
         data: a path, a hub id, or rows with `prefix` and `suffix` (or `text`). Rows are a list of
-        dictionaries, a DataFrame or a `datasets.Dataset`.
-        attacks: names, or instances of our classes or your own. An instance sets its options.
+            dictionaries, a DataFrame or a `datasets.Dataset`.
+        attacks: names, or instances of built-in classes or your own. An instance sets its options.
         defenses: names or instances, as for attacks.
         public: public model, given like `model`.
         reference: reference model, given like `model`.
         out: run folder.
-        reporter: receives messages on progress; None shows no progress.
+        reporter: receives messages about progress; None shows no progress.
         plan: any other field of `auditor.core.plan.Plan`, such as `seed=1`. `known`, `nonmembers`
-        and `forget` are given like `data`.
+            and `forget` are given like `data`.
 
-    Raise AuditError with a sentence for input that the command refuses. No files remain in that
-    case.
+    Raise AuditError, with one sentence, for any input that the command refuses. In that case no
+    files remain.
     """
     # here, not above: torch takes seconds to import, and `load_run` needs none of it
     from auditor.records.folder import RunFolder
@@ -216,10 +217,10 @@ def open_prepared_audit(
     reporter: Reporter | None = None,
     **plan: Any,
 ) -> Iterator[tuple[Plan, Site, Objects]]:
-    """Yield the plan of `audit` with these arguments, its site and the Python objects.
+    """Yield the plan of `audit` with these arguments, its site, and the Python objects by role.
 
-    The site provides the models and data. The Python objects are by role. After the block, models
-    in memory are as before. Raise AuditError as `audit` does.
+    The site provides the models and data. After the block, models in memory are as before. Raise
+    AuditError as `audit` does.
     """
     from auditor.runs import live_models, run
     from auditor.runs.plan import make_plan
@@ -267,7 +268,7 @@ def open_prepared_audit(
 def _name_plan_models(
     models: Mapping[str, Any], live: Mapping[str, LanguageModel]
 ) -> dict[str, str]:
-    """Return the plan's names of models by role. live: models in memory."""
+    """Return the plan's names of models, keyed by role. `live` holds the models in memory."""
     from auditor.runs.live_models import name_live_model
 
     names = {}
@@ -282,7 +283,7 @@ def _name_plan_models(
 def _name_plan_plugins(
     plan: Mapping[str, Any], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return the plan fields of attacks and defenses. Raise AuditError without an attack."""
+    """Return the plan fields of attacks and defenses. Raise AuditError if there is no attack."""
     fields: dict[str, Any] = {}
     for kind, plugins in (("attack", attacks), ("defense", defenses)):
         fields[kind], fields[f"{kind}_options"] = _split_plugin_arguments(
@@ -300,9 +301,9 @@ def _is_memory_argument(argument: Any) -> bool:
 def _check_audit_arguments(
     tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]
 ) -> None:
-    """Raise AuditError for arguments that would have no effect or another meaning.
+    """Raise AuditError for arguments that would have no effect or a different meaning.
 
-    live: models in memory by role. plan: further plan fields.
+    `live` holds the models in memory, keyed by role, and `plan` holds further plan fields.
     """
     from auditor.core.plan import IN_FILE
     from auditor.models.base import LanguageModel
@@ -333,8 +334,8 @@ def _check_audit_arguments(
 def _read_live_placement(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
     """Return device and precision of the main model in memory, as plan fields.
 
-    Models loaded later follow these. Return {} if the main model is not in memory. live: models in
-    memory by role.
+    Models that are loaded later use the same ones. Return {} if the main model is not in memory.
+    `live` holds the models in memory, keyed by role.
     """
     from auditor.models.huggingface import HuggingFaceModel
 
@@ -350,9 +351,10 @@ def _read_live_placement(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
 
 @contextmanager
 def _open_row_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a file path for each item, by name. Paths are returned unchanged.
+    """Yield a file path for each item, keyed by name. Paths are returned unchanged.
 
-    Rows in memory are written to a file that only its owner can read, removed after the block.
+    Rows in memory are written to a file that only its owner can read; it is removed after the
+    block.
     """
     with disk.open_scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
         paths = {}
@@ -366,9 +368,9 @@ def _open_row_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _encode_rows(name: str, rows: Any) -> str:
-    """Return rows as JSON lines. name: name of the argument in messages.
+    """Return rows as JSON lines. In messages, `name` is the name of the argument.
 
-    Raise AuditError if the rows are no table.
+    Raise AuditError if the rows are not a table.
     """
     import pandas as pd
 
@@ -400,9 +402,9 @@ def _encode_rows(name: str, rows: Any) -> str:
 def _split_plugin_arguments(
     kind: str, plugins: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the names of the plug-ins, then options by name. An instance sets all its own options.
+    """Return the names of the plug-ins, and their options keyed by name.
 
-    Raise AuditError for an object that is not a plug-in.
+    An instance sets all its own options. Raise AuditError if an object is not a plug-in.
     """
     from auditor.runs.python_objects import KINDS
 

@@ -1,6 +1,4 @@
-"""Assemble the command `audit` from commands in other files, with exit codes instead of
-tracebacks.
-"""
+"""Assemble the command `audit` from commands in other files, with exit codes, not tracebacks."""
 
 from __future__ import annotations
 
@@ -182,7 +180,7 @@ def _print_unexpected_error(error: BaseException) -> int:
 def _run_command(arguments: list[str]) -> int:
     """Run the command without `app()`, and return its exit code.
 
-    `app()` treats an EOFError as an interrupt and returns 1 for a closed pipe.
+    `app()` would treat an EOFError as an interrupt and return 1 for a closed pipe.
     """
     try:
         context = _click_command().make_context("audit", arguments)

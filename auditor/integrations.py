@@ -1,10 +1,10 @@
-"""While it trains: the cheap exact probes on a fixed set of records, every so many steps, in the
-trainer's own log.
+"""Measure memorisation during training: cheap exact probes of fixed records, in the trainer's log.
 
-from auditor.integrations import AuditCallback
+    from auditor.integrations import AuditCallback
 
-trainer.add_callback(AuditCallback(trainer, data="private.jsonl", nonmembers="fresh.jsonl",
-every=50))
+    trainer.add_callback(
+        AuditCallback(trainer, data="private.jsonl", nonmembers="fresh.jsonl", every=50)
+    )
 
 The callback leaves the model's weights, modes and gradients and all random numbers unchanged.
 """
@@ -76,7 +76,7 @@ class StopLimit:
 
     Args:
         name: name of the value.
-        sign: ">" or "<".
+        sign: ">", ">=", "<" or "<=".
         number: number that the value must pass.
     """
 
@@ -88,7 +88,7 @@ class StopLimit:
     def parse_sentence(cls, text: str) -> StopLimit:
         """Parse a sentence such as `extraction_probability > 0.01`.
 
-        Raise AuditError for any other text.
+        Raise AuditError if the text has any other form.
         """
         match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.0-9e]+)\s*", text)
         try:
@@ -107,28 +107,29 @@ class StopLimit:
 
 
 class AuditCallback(TrainerCallback):
-    """Callback that measures memorisation during a training with transformers' or TRL's `Trainer`.
+    """Callback for transformers' and TRL's `Trainer` that measures memorisation during training.
 
     Args:
         trainer: trainer that runs this callback and logs its values.
-        data, nonmembers, canaries: as for `auditor.audit`, like further plan fields
-        (prefix_length=, knows=, ...).
-        limit: number of measured records of each kind. The records are the same at every step.
+        data: as for `auditor.audit`, like all further plan fields (prefix_length=, knows=, ...).
+        nonmembers: as for `auditor.audit`.
+        canaries: as for `auditor.audit`.
+        limit: number of records of each kind to measure. They are the same records at every step.
         tokenizer: by default the trainer's.
-        every: steps between measurements; the first is before the first step.
-        stop_at: a sentence such as "extraction_probability > 0.01". If a measurement satisfies the
-        sentence, the training ends and is saved.
+        every: number of steps between measurements; the first one is before the first step.
+        stop_at: a sentence such as "extraction_probability > 0.01". If a measurement satisfies it,
+            the training ends and is saved.
         out: run folder of the audit at the end, by default `audit` in the output folder. The folder
-        also contains the curve.
+            also contains the curve.
 
     The values are logged as `audit/NAME`. Two values are logged for members and, as a baseline, for
-    non-members. They are the mean exact probability that a sample is the record's suffix, and the
-    suffix loss in nats per token. For inserted canaries, the value is the mean exposure in bits.
+    non-members: the mean exact probability that a sample is the record's suffix, and the suffix
+    loss in nats per token. For inserted canaries, the value is the mean exposure in bits.
 
     Under DDP, process 0 measures and the others wait. Before the first step, raise AuditError for
-    FSDP and DeepSpeed, because no process has all weights. Also raise AuditError for members
-    outside the training set, non-members in the training set, and a loss masked at the attacked
-    tokens (`preflight`).
+    FSDP and DeepSpeed, because no process has all weights. Also raise AuditError if members are
+    missing from the training set, if non-members are in it, or if the attacked tokens are masked in
+    the loss (`preflight`).
     """
 
     def __init__(
@@ -216,9 +217,9 @@ class AuditCallback(TrainerCallback):
         self._measure_and_log(state.global_step)
 
     def _check_training_set(self, args: TrainingArguments, knows_system: bool) -> None:
-        """Note whether the training set holds the records. Raise AuditError if it does not.
+        """Check whether the training set holds the records. Raise AuditError if it does not.
 
-        knows_system: whether the attacker has only the system turn of a conversation.
+        `knows_system` says whether the attacker has only the system turn of a conversation.
         """
         cut = getattr(args, "max_length", None)
         mode = getattr(args, "truncation_mode", "keep_start")
@@ -288,7 +289,7 @@ class AuditCallback(TrainerCallback):
     # --- what is looked at ---
 
     def to_csv(self) -> str:
-        """Return the logged values as CSV, with a row for each measurement and its `step`."""
+        """Return the logged values as CSV, with one row per measurement and its `step`."""
         text = io.StringIO()
         names = ["step", *(name for name in LOGGED if any(name in row for row in self.rows))]
         writer = csv.DictWriter(text, names, restval="")
@@ -309,7 +310,7 @@ class AuditCallback(TrainerCallback):
         return None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
-        """Measure the model, log and store the values, and return the values by name."""
+        """Measure the model, log and store the values, and return them keyed by name."""
         model = self._unwrapped_model_in_training()
         # fork_rng covers the CPU and every CUDA device: dropout and data order go on as if nobody
         # had looked

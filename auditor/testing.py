@@ -1,12 +1,11 @@
-"""The contract of a plug-in or a model of your own, as a test of one line; and intervals, for who
-simulates them.
+"""Test in one line that your own plug-in or model keeps its contract; compute intervals.
 
-from auditor.testing import check_attack
+    from auditor.testing import check_attack
 
-check_attack(Consensus)
+    check_attack(Consensus)
 
-Each check asks a tiny random model, made on the spot, and raises `ContractBroken` with all that
-does not hold.
+Each check queries a tiny random model, made on the spot, and raises `ContractBroken` with every
+breach.
 """
 
 from __future__ import annotations
@@ -50,17 +49,19 @@ from auditor.statistics import roc
 def tpr_interval(
     members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, seed: int = 0
 ) -> Measurement:
-    """Return the true-positive rate at this false-positive rate, with its 95% interval, as in
-    reports.
+    """Return the true-positive rate at this false-positive rate, with its 95% interval.
 
-    members: (members,) scores; higher means more likely a member. nonmembers: (non-members,)
-    scores. rate: the false-positive rate.
+    Args:
+        members: scores of members, (members,); a higher score means more likely a member.
+        nonmembers: scores of non-members, (non-members,).
+        rate: the false-positive rate.
 
-    `value` is the TPR at the threshold set by these non-members, which a share `rate` of other
-    non-members exceeds in expectation. `low` and `high` bound the TPR at the threshold that a share
-    `rate` of all non-members exceeds (statistics/roc.py). The result is the same for every seed,
-    because nothing is drawn. Raise AuditError for scores that are NaN or of another shape, and for
-    too few non-members to set a threshold.
+    Numbers are computed as in reports. `value` is the TPR at the threshold set by these
+    non-members, which a share `rate` of other non-members exceeds in expectation. `low` and `high`
+    bound the TPR at the threshold that a share `rate` of all non-members exceeds
+    (statistics/roc.py). The result is the same for every seed, because nothing is drawn. Raise
+    AuditError if scores are NaN or have the wrong shape, or if there are too few non-members to set
+    a threshold.
     """
     member_scores = np.asarray(members, dtype=np.float64)
     others = np.asarray(nonmembers, dtype=np.float64)
@@ -86,18 +87,18 @@ def tpr_interval(
 
 
 class ContractBroken(AssertionError):
-    """Error that lists how a plug-in or model breaks its contract, a sentence per line."""
+    """Error that lists how a plug-in or model breaks its contract, one sentence per line."""
 
 
 def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
-    """Check that an attack or probe keeps its contract. A class is built with few samples and
-    epochs.
+    """Check that an attack or probe keeps its contract.
 
-    Raise ContractBroken with every breach. An attack must describe itself correctly. It must answer
-    every query in every setting with the needed access, the surest guess first, or give a reason.
-    Each answer may depend only on its own query. An attack must draw as many tokens as announced. A
-    probe must observe every secret. Each observation may depend only on its own secret, and
-    measured values must be within their intervals.
+    A class is built with few samples and epochs. Raise ContractBroken with every breach. An attack
+    must describe itself correctly. In every setting with the access that it needs, it must answer
+    every query, most confident guess first, or give a reason. Each answer may depend only on its
+    own query. It must draw as many tokens as announced. A probe must observe every secret. Each
+    observation may depend only on its own secret, and measured values must be within their
+    intervals.
     """
     plugin: Any = attack
     if isinstance(attack, type):
@@ -112,8 +113,8 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
 def check_defense(defense: Defense | type[Defense]) -> None:
     """Check that a defense keeps its contract.
 
-    A defense must serve a model. More queries may never spend less of its budget, and a record must
-    be able to hold its claim. Raise ContractBroken with every breach.
+    A defense must serve a model. More queries may never spend less of its budget, and a run's
+    record must be able to hold its claim. Raise ContractBroken with every breach.
     """
     if isinstance(defense, type):
         defense = defense()
@@ -216,7 +217,7 @@ def _guess_format_faults(
 
 
 def _is_nearly_same_guesses(first: Guesses, other: Guesses) -> bool:
-    """Test if guesses and their order are equal, and scores are equal up to rounding."""
+    """Test whether guesses and their order are equal, and scores are equal up to rounding."""
     pairs = list(zip_longest(first.ranked, other.ranked))
     return None not in chain(*pairs) and all(
         (a.suffix, a.count) == (b.suffix, b.count) and _nearly_equal(a.score, b.score)
@@ -387,10 +388,10 @@ def tiny_model(seed: int = 0) -> HuggingFaceModel:
 def make_tiny_random_model(
     vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: float = 3.0
 ) -> HuggingFaceModel:
-    """Make a tiny random model. kind: `neox` or `gpt2`. scale: norm of each row of the output
-    layer.
+    """Make a tiny random model.
 
-    A large norm makes the distributions peaked. Samples then share prefixes, and top-p truncates.
+    `kind` is `neox` or `gpt2`. `scale` is the norm of each row of the output layer. A large norm
+    makes the distributions peaked, so that samples share prefixes and top-p truncates.
     """
     torch.manual_seed(seed)  # of the whole process: a caller who minds forks it
     model: Any
@@ -524,7 +525,7 @@ def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
 
 
 def setting_gives_capabilities(needs: Sequence[str], setting: Setting) -> bool:
-    """Test if an access setting gives all capabilities in `needs`."""
+    """Test whether an access setting gives all capabilities in `needs`."""
     return all(implies_capability(setting.capabilities, needed) for needed in needs)
 
 
