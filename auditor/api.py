@@ -1,11 +1,11 @@
 """Run an audit with one call, and load finished runs as tables, in notebooks and scripts.
 
-    from auditor import audit, load_run
+from auditor import audit, load_run
 
-    result = audit(
-        model, tokenizer, data="private.jsonl", attacks=["perplexity"], defenses=["uniform-mixing"]
-    )
-    result.to_frame()
+result = audit(
+    model, tokenizer, data="private.jsonl", attacks=["perplexity"], defenses=["uniform-mixing"]
+)
+result.to_frame()
 """
 
 from __future__ import annotations
