@@ -72,15 +72,12 @@ class Exposure(AncestralProbe):
 
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
-    ) -> list[Observation]:
+    ) -> Sequence[Observation]:
         """Add the Holm-adjusted p-value of each inserted canary."""
-        inserted = [i for i, secret in enumerate(secrets) if secret.member]
         # Only of inserted canaries: a control is no hypothesis, and would only cost power.
-        adjusted = holm.adjust_p_values([observations[i].values["null_p"] for i in inserted])
-        completed = list(observations)
-        for i, p in zip(inserted, adjusted, strict=True):
-            completed[i] = observations[i].add_values({"holm_p": p})
-        return completed
+        inserted = np.flatnonzero(mask_members(secrets))
+        adjusted = holm.adjust_p_values(value_column(observations, "null_p")[inserted].tolist())
+        return Observed(observations).add_columns({"holm_p": np.array(adjusted)}, inserted)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = mask_members(secrets)

@@ -163,21 +163,18 @@ class ExtractionProbability(DistributionProbe):
 
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
-    ) -> list[Observation]:
+    ) -> Sequence[Observation]:
         """Add each member's conformal p-value (A7).
 
         The p-value is the share of non-members whose suffix is at least as likely.
         """
         member = mask_members(secrets)
         if member.all() or not _has_exact_probability(observations):
-            return list(observations)
+            return observations
         # (1 + #{non-members as likely}) / (n + 1), only for members: a non-member is its own
         # control.
-        completed = list(observations)
         p_values = self._member_p_values(secrets, observations)
-        for i, p in zip(np.flatnonzero(member).tolist(), p_values, strict=True):
-            completed[i] = observations[i].add_values({"conformal_p": float(p)})
-        return completed
+        return Observed(observations).add_columns({"conformal_p": p_values}, np.flatnonzero(member))
 
     def _member_p_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
@@ -427,7 +424,7 @@ def suffix_lengths_note(lengths: Sequence[int]) -> str:
 
 
 def _has_exact_probability(observations: Sequence[Observation]) -> bool:
-    return all("log_p" in observation.values for observation in observations)
+    return bool(Observed(observations).find_column("log_p")[1].all())
 
 
 def _list_log_prob_columns(
@@ -454,7 +451,7 @@ def _mask_discoverable_secrets(log_p: Floats, n: int, p: float) -> Bools:
 
 
 def _has_rank_bits(observations: Sequence[Observation]) -> bool:
-    return all("rank_bits" in observation.values for observation in observations)
+    return bool(Observed(observations).find_column("rank_bits")[1].all())
 
 
 @torch.no_grad()

@@ -274,7 +274,7 @@ class Membership(AncestralProbe):
 
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
-    ) -> list[Observation]:
+    ) -> Sequence[Observation]:
         """Add those scores of a record that depend on other records.
 
         RMIA needs a population, LiRA needs standard deviations, and classifiers need records to
@@ -282,7 +282,7 @@ class Membership(AncestralProbe):
         """
         member = mask_members(secrets)
         if explain_too_few_records(member):
-            return list(observations)
+            return observations
         group = blind_classifier.assign_folds(secrets)
         added = self._score_references(observations, member, group)
         usable = []
@@ -297,11 +297,7 @@ class Membership(AncestralProbe):
         features = build_text_features(secrets, observations)
         added["blind"] = blind_classifier.predict_membership(features, member, group)
         added["group"] = group.astype(np.float64)
-        completed = []
-        for i, observation in enumerate(observations):
-            values = {name: float(column[i]) for name, column in added.items()}
-            completed.append(observation.add_values(values))
-        return completed
+        return Observed(observations).add_columns(added)
 
     def _score_references(
         self,
@@ -549,9 +545,7 @@ def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Map
 
 def _align_record_scores(name: str, observations: Sequence[Observation]) -> Floats:
     """Return a score of all records, of shape (records,); NaN for a record without this score."""
-    return np.array(
-        [observation.values.get(name, np.nan) for observation in observations], dtype=float
-    )
+    return Observed(observations).find_column(name)[0]
 
 
 def _stack_reference_columns(observations: Sequence[Observation], name: str) -> Floats:

@@ -63,7 +63,7 @@ class Canary:
 Mark = tuple[str, str]  # a kind of personal data, and a text of it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wording:
     """Original text of a secret, split into tokens. It is never decoded from the tokens.
 
@@ -91,7 +91,7 @@ class Wording:
         return tuple(self.suffix[start:end] for start, end in pairwise((0, *self.ends)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Secret:
     """A part of a training record that an attacker should not be able to complete.
 
@@ -148,7 +148,7 @@ class Secret:
         return self.document or self.id
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """Prefix and suffix of a record that the attacker knows. Attacks may be tuned on such pairs."""
 
@@ -160,7 +160,7 @@ class Pair:
         return self.prefix + self.suffix
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Query:
     """Prefix for an attack to complete with `length` tokens. The true suffix is not included."""
 
@@ -219,7 +219,7 @@ class Challenge:
     queries: tuple[Query, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Guess:
     """An attack's completion of a prefix.
 
@@ -260,7 +260,7 @@ class Certificate:
     pruned: float  # upper bound on the probability of any suffix not found: the largest pruned node
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Guesses:
     """An attack's guesses for a secret, most confident first, and what they cost.
 
@@ -302,7 +302,7 @@ def select_evenly_spaced(secrets: Sequence[Secret], limit: int) -> list[Secret]:
     return [secrets[i * len(secrets) // count] for i in range(count)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Observation:
     """Values that a probe measured for a secret, keyed by name.
 
@@ -312,11 +312,8 @@ class Observation:
     secret: str
     values: dict[str, float]
 
-    def add_values(self, values: dict[str, float]) -> Observation:
-        return Observation(self.secret, self.values | values)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenLogProbs:
     """Log-probability, in nats, of each token of a secret's true suffix, given its prefix."""
 

@@ -89,21 +89,18 @@ class MembershipScore(AncestralProbe):
 
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
-    ) -> list[Observation]:
+    ) -> Sequence[Observation]:
         """Add to each observation the score of a classifier that does not use the model.
 
         It measures how much members and non-members differ as texts.
         """
         member = mask_members(secrets)
         if explain_too_few_records(member):
-            return list(observations)
+            return observations
         group = blind_classifier.assign_folds(secrets)
         features = build_text_features(secrets, observations)
         blind = blind_classifier.predict_membership(features, member, group)
-        return [
-            observation.add_values({"blind": float(value), "group": float(fold)})
-            for observation, value, fold in zip(observations, blind, group, strict=True)
-        ]
+        return Observed(observations).add_columns({"blind": blind, "group": group})
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = mask_members(secrets)

@@ -6,9 +6,13 @@ decoding distributions and compares members with non-members.
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, overload
 
 import numpy as np
 import torch
@@ -33,8 +37,8 @@ from auditor.statistics.strongest_score import CandidateScore, ScoredRecords
 DELTA = 1e-5  # of a bound on epsilon, if neither the user nor a claim gives it
 
 
-class Observed(list[Observation]):
-    """The observations of a probe, in the order of the secrets.
+class Observed(Sequence[Observation]):
+    """The observations of a probe, in the order of the secrets, stored as a column for each name.
 
     `facts` are numbers about all secrets together, such as the rules and the outcome of a guessing
     game.
@@ -43,8 +47,85 @@ class Observed(list[Observation]):
     def __init__(
         self, observations: Iterable[Observation] = (), facts: Mapping[str, float] | None = None
     ) -> None:
-        super().__init__(observations)
         self.facts = dict(facts or {})
+        if isinstance(observations, Observed):
+            self._ids = observations._ids
+            self._columns = observations._columns
+            return
+        self._ids = list[str]()
+        # by name: the values, NaN if missing, and whether each is present
+        self._columns: dict[str, tuple[array[float], bytearray]] = {}
+        for i, observation in enumerate(observations):
+            self._ids.append(observation.secret)
+            for name, value in observation.values.items():
+                values, present = self._columns.setdefault(name, (array("d"), bytearray()))
+                _pad_column(values, present, i)
+                values.append(value)
+                present.append(True)
+        for column in self._columns.values():
+            _pad_column(*column, len(self._ids))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, place: int) -> Observation: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Observed: ...
+
+    def __getitem__(self, place: int | slice) -> Observation | Observed:
+        if isinstance(place, slice):
+            return Observed(map(self.__getitem__, range(len(self))[place]), self.facts)
+        values = {}
+        for name, (column, present) in self._columns.items():
+            if present[place]:
+                values[name] = column[place]
+        return Observation(self._ids[place], values)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(self) != len(other):
+            return NotImplemented
+        return all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the values that any secret has."""
+        return tuple(self._columns)
+
+    def find_column(self, name: str) -> tuple[Floats, Bools]:
+        """Return a value of each secret, NaN if missing, and whether the secret has it, (secrets,)
+        each.
+        """
+        if name not in self._columns:
+            return np.full(len(self), math.nan), np.zeros(len(self), dtype=bool)
+        values, present = self._columns[name]
+        column: Floats = np.asarray(memoryview(values).toreadonly())
+        return column, np.asarray(memoryview(present).toreadonly()).view(bool)
+
+    def add_columns(self, columns: Mapping[str, Floats], places: Ints | None = None) -> Observed:
+        """Return the observations with values added by name, (places,) each.
+
+        places: indices of the secrets that get a value; None for all.
+        """
+        completed = Observed(self, self.facts)
+        completed._columns = dict(self._columns)
+        index = slice(None) if places is None else places
+        for name, values in columns.items():
+            column, present = (part.copy() for part in self.find_column(name))
+            column[index] = values
+            present[index] = True
+            completed._columns[name] = array("d", column.tobytes()), bytearray(present)
+        return completed
+
+
+def _pad_column(values: array[float], present: bytearray, size: int) -> None:
+    """Lengthen a column by missing values to this size."""
+    n_missing = size - len(values)
+    values.extend(itertools.repeat(math.nan, n_missing))
+    present.extend(bytes(n_missing))
 
 
 @dataclass(frozen=True)
@@ -106,9 +187,9 @@ class Probe(Method):
 
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
-    ) -> list[Observation]:
+    ) -> Sequence[Observation]:
         """Return the observations with values that depend on all secrets, such as a p-value."""
-        return list(observations)
+        return observations
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         """Return the numbers to report, with the main number first.
@@ -279,7 +360,11 @@ def order_observations(probe: Probe, view: View, secrets: Sequence[Secret]) -> l
 
 
 def value_column(observations: Sequence[Observation], name: str) -> Floats:
-    return np.array([observation.values[name] for observation in observations], dtype=float)
+    """Return a value of each secret, (secrets,). Raise KeyError if a secret has no such value."""
+    values, present = Observed(observations).find_column(name)
+    if not present.all():
+        raise KeyError(name)
+    return values
 
 
 def strip_observed_prefix(prefix: str, names: Iterable[str]) -> list[str]:

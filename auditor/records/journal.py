@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -34,26 +38,31 @@ class CellJournal(Generic[Key, Record]):
         path: path of the file.
         encode: function from key and record to JSON values.
         decode: function from JSON values to key and record.
-        _begins: start of each secret's line in bytes, by key and secret id.
+        numbers: number of each secret, by id, in the order in which secrets first finish; shared by
+        a run's journals.
+        _finished: finished secrets by key.
     """
 
     path: Path
     encode: Callable[[Key, Record], dict[str, Any]]
     decode: Callable[[dict[str, Any]], tuple[Key, Record]]
-    _begins: dict[Key, dict[str, int]] = field(default_factory=dict)
+    numbers: dict[str, int]
+    _finished: dict[Key, FinishedSecrets[Record]] = field(default_factory=dict)
 
     def finished_secrets(self, key: Key) -> FinishedSecrets[Record]:
-        # A live view: `append` adds to this same dict.
-        return FinishedSecrets(self._begins.setdefault(key, {}), self._read_records)
+        """Return the finished secrets of a key. Later secrets are added to the same object."""
+        if key not in self._finished:
+            self._finished[key] = FinishedSecrets(self.numbers, self._read_records)
+        return self._finished[key]
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:
         lines = []
         for record in batch:
             lines.append(json.dumps(self.encode(key, record)) + "\n")
         at = disk.append_durably(self.path, "".join(lines))
-        begins = self._begins.setdefault(key, {})
+        finished = self.finished_secrets(key)
         for record, line in zip(batch, lines, strict=True):
-            begins[record.secret] = at
+            finished.set_begin(record.secret, at)
             at += len(line)  # this JSON is ASCII: a character is a byte
 
     def index_written_lines(self) -> None:
@@ -70,7 +79,7 @@ class CellJournal(Generic[Key, Record]):
                     if not line.endswith(b"\n"):  # cut off by a crash, so it is the last line
                         break
                     key, record = self._parse_journal_line(line, number)
-                    self._begins.setdefault(key, {})[record.secret] = at
+                    self.finished_secrets(key).set_begin(record.secret, at)
                     at += len(line)
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
@@ -81,7 +90,7 @@ class CellJournal(Generic[Key, Record]):
         """Yield the record that starts at each byte in `begins`. Raise AuditError if the file has
         changed.
         """
-        places = list(begins)
+        places = array("q", begins)
         if not places:  # nothing was written: perhaps there is no file
             return
         try:
@@ -117,35 +126,67 @@ class CellJournal(Generic[Key, Record]):
             ) from error
 
 
+_UNFINISHED = -1
+
+
 @dataclass(eq=False)
 class FinishedSecrets(Mapping[str, Record]):
-    """Records of finished secrets by secret id, in the order in which they finished.
+    """Records of finished secrets by secret id, in the order of their lines in the file.
 
     Each record is read from the file on demand.
 
     Args:
-        begins: start of each secret's line in the file, in bytes.
-        read_lines: function that yields the records at these starts.
+        numbers: number of each secret, by id.
+        read_lines: function that yields the records at these starts of lines.
+        _begins: start of the line of each secret in bytes, by number.
+        _count: number of finished secrets.
     """
 
-    begins: dict[str, int]
+    numbers: dict[str, int]
     read_lines: Callable[[Iterable[int]], Iterator[Record]]
+    _begins: array[int] = field(default_factory=lambda: array("q"))
+    _count: int = 0
 
     def __len__(self) -> int:
-        return len(self.begins)
+        return self._count
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.begins)
+        ids = list(self.numbers)
+        begins = np.array(self._begins)
+        for number in np.argsort(begins)[len(begins) - self._count :].tolist():
+            yield ids[number]
 
     def __contains__(self, secret: object) -> bool:
-        return secret in self.begins
+        return self._find_begin(secret) != _UNFINISHED
 
     def __getitem__(self, secret: str) -> Record:
-        return next(self.read_lines([self.begins[secret]]))
+        begin = self._find_begin(secret)
+        if begin == _UNFINISHED:
+            raise KeyError(secret)
+        return next(self.read_lines([begin]))
 
     def read_records(self, secrets: Iterable[str]) -> Iterator[Record]:
-        """Yield the records of these secrets. The file is opened once."""
-        return self.read_lines(self.begins[secret] for secret in secrets)
+        """Yield the records of these secrets. The file is opened once.
+
+        The records hold the given objects as ids, because a million copies would take memory.
+        """
+        ids = list(secrets)
+        for id, record in zip(ids, self.read_lines(map(self._find_begin, ids)), strict=True):
+            yield replace(record, secret=id)
+
+    def set_begin(self, secret: str, begin: int) -> None:
+        """Set the start of a secret's line."""
+        number = self.numbers.setdefault(secret, len(self.numbers))
+        n_new = number + 1 - len(self._begins)
+        self._begins.extend(itertools.repeat(_UNFINISHED, n_new))
+        self._count += self._begins[number] == _UNFINISHED
+        self._begins[number] = begin
+
+    def _find_begin(self, secret: object) -> int:
+        number = self.numbers.get(secret)  # type: ignore[call-overload]
+        if number is None or number >= len(self._begins):
+            return _UNFINISHED
+        return self._begins[number]
 
 
 def open_journals(
@@ -158,14 +199,11 @@ def open_journals(
     """Return three journals: answers of attacks, observations of probes, and scored suffix
     tokens.
     """
+    numbers: dict[str, int] = {}
     return (
-        CellJournal(folder / GUESSES, _encode_guesses, _decode_guesses),
-        CellJournal(
-            folder / OBSERVATIONS,
-            _encode_observation,
-            _decode_observation,
-        ),
-        CellJournal(folder / TOKENS, _encode_token_log_probs, _decode_token_log_probs),
+        CellJournal(folder / GUESSES, _encode_guesses, _decode_guesses, numbers),
+        CellJournal(folder / OBSERVATIONS, _encode_observation, _decode_observation, numbers),
+        CellJournal(folder / TOKENS, _encode_token_log_probs, _decode_token_log_probs, numbers),
     )
 
 

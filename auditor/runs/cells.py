@@ -29,6 +29,7 @@ from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
+from auditor.records.folder import batch_finished_secrets
 from auditor.records.journal import CellJournal, FinishedSecrets
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.applicability import check_method_applies, select_probed_secrets
@@ -44,6 +45,8 @@ from auditor.runs.per_secret_results import (
 from auditor.runs.target import Target
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, name_nonmember_metric
+
+_AT_ONCE = 1000  # completed observations between two writes to the run folder
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class Cell(TargetRun, ABC):
         """
         # A view of the journal: it grows when `ask` appends, and reads the file at each access.
         finished = journal.finished_secrets(self.key)
-        others = finished.keys() - {item.id for item in items}  # of earlier batches
+        others = set(finished).difference(item.id for item in items)  # of earlier batches
         if extra := others - self.audit.population:
             raise AuditError(
                 "expected answers about the secrets of this run in "
@@ -441,7 +444,7 @@ class ProbeCell(Cell):
         probe = self.method
         earlier, facts = self._pair_undefended_observations()
         secrets, finished = self._observe_missing_secrets(secrets, earlier)
-        values = list(finished.read_records(secret.id for secret in secrets))
+        values = Observed(finished.read_records(secret.id for secret in secrets))
         # Computed once: by an earlier run of the sweep, by the resumed run, or now. `facts` is
         # updated in place, like `earlier` below: all these runs share both. Facts of a part do not
         # hold for a larger part.
@@ -452,8 +455,10 @@ class ProbeCell(Cell):
         folder.save_probe_facts(self.key, facts)
         observations = probe.add_joint_values(secrets, values)
         # In the journal the last record of a secret counts.
-        if changed := list(compress(observations, map(operator.ne, observations, values))):
-            folder.observations.append(self.key, changed)
+        if observations is not values:
+            changed = compress(observations, map(operator.ne, observations, values))
+            for batch in batch_finished_secrets(changed, _AT_ONCE):
+                folder.observations.append(self.key, batch)
         if any(secret.id not in earlier for secret in secrets):
             # A ChainMap's type wants mutable maps; nothing is written to these.
             earlier.maps.insert(0, cast(MutableMapping[str, Observation], finished))

@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from auditor.conclusions.outcomes import RowValuesBySecret, list_secret_facts
 from auditor.core.arrays import Floats
-from auditor.core.nouns import CellKey, Observation, Secret, Tokens
+from auditor.core.nouns import CellKey, Secret, Tokens
 from auditor.core.result import Finding, Measurement, StoppedEarly
 from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.plugins.probe import Observed, Probe, score_records
@@ -198,21 +199,17 @@ def build_observation_row(
 
 
 def _build_observation_columns(
-    key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]
+    key: CellKey, secrets: Sequence[Secret], observations: Observed
 ) -> Iterator[Column]:
-    secrets_by_name: dict[str, list[Secret]] = {}
-    values_by_name: dict[str, list[float]] = {}
-    for secret, observation in zip(secrets, observations, strict=True):
-        for name, value in observation.values.items():
-            secrets_by_name.setdefault(name, []).append(secret)
-            values_by_name.setdefault(name, []).append(value)
     all_facts = list_secret_facts(secrets)  # shared by all columns of all secrets
-    for name, values in values_by_name.items():
+    for name in observations.names:
+        values, present = observations.find_column(name)
         facts = all_facts
-        if len(values) < len(secrets):
-            facts = list_secret_facts(secrets_by_name[name])
+        if not present.all():
+            facts = list_secret_facts(list(compress(secrets, present)))
+            values = values[present]
         ids, member, repeats = facts
-        yield Column(table.OBSERVED, key, name, ids, np.array(values, float), member, repeats)
+        yield Column(table.OBSERVED, key, name, ids, values, member, repeats)
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:

@@ -14,7 +14,7 @@ from auditor.core.result import RecordCounts
 BY_LIMIT = "beyond --limit"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DataRecord:
     """A row, or a part of a row, cut into the tokens of a prefix and a suffix.
 

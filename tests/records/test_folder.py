@@ -10,6 +10,7 @@ import os
 import stat
 import weakref
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -150,10 +151,14 @@ def test_what_was_half_appended_is_taken_back(
     )
 
 
+class WatchedGuesses(Guesses):
+    """Guesses that a weak reference can watch."""
+
+
 def test_what_is_finished_is_not_kept_in_memory(folder: RunFolder) -> None:
     """Of 20,000 secrets the guesses are larger than any model: they are read again where they are
     asked for."""
-    guesses = answer("s1")
+    guesses = WatchedGuesses(*attrgetter(*Guesses.__slots__)(answer("s1")))
     alive = weakref.ref(guesses)
     folder.guesses.append(CELL, [guesses])
     del guesses

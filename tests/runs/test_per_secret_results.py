@@ -12,7 +12,7 @@ import pytest
 from auditor.conclusions.outcomes import list_secret_facts
 from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
-from auditor.plugins.probe import Probe
+from auditor.plugins.probe import Observed, Probe
 from auditor.records.folder import RunFolder
 from auditor.runs.chain_steps import measure_row_difference
 from auditor.runs.per_secret_results import (
@@ -47,7 +47,9 @@ def collected(folder: RunFolder, probe: Probe, members: float, others: float) ->
         values = [
             scale * ((members if s.member else others) + i / 100) for i, s in enumerate(SECRETS)
         ]
-        seen = [Observation(s.id, {"p": value}) for s, value in zip(SECRETS, values, strict=True)]
+        seen = Observed(
+            Observation(s.id, {"p": value}) for s, value in zip(SECRETS, values, strict=True)
+        )
         main = Measurement("likely", sum(values[:4]) / 4, 0, 1, 4, "probability")
         collector.collect_probe_observations(
             CellKey(target, "white-box", "likely"), probe, SECRETS, seen, main
@@ -86,9 +88,9 @@ def test_columns_of_a_probe_share_their_facts_and_only_gaps_have_their_own() -> 
         Observation(secret.id, numbers) for secret, numbers in zip(SECRETS, values, strict=True)
     ]
     other = CellKey("undefended", "white-box", "other")
-    p, q = _build_observation_columns(other, SECRETS, observations)
+    p, q = _build_observation_columns(other, SECRETS, Observed(observations))
     assert (p.ids, p.member, p.repeats) == list_secret_facts(SECRETS)
     assert (q.ids, list(q.values)) == (p.ids[1:], [1.0] * 7)
     whole = [Observation(secret.id, {"p": 0.5, "q": 1.0}) for secret in SECRETS]
-    p, q = _build_observation_columns(other, SECRETS, whole)
+    p, q = _build_observation_columns(other, SECRETS, Observed(whole))
     assert p.ids is q.ids and p.member is q.member and p.repeats is q.repeats
