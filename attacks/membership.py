@@ -261,7 +261,9 @@ class Membership(AncestralProbe):
         on the text. prefixes: (B, n); suffixes: (B, L).
         """
         values_by_text: list[dict[str, float]] = [{} for _ in batch]
-        pairs = zip(references.models, references.saw, strict=True) if references else ()
+        if references is None:
+            return values_by_text
+        pairs = zip(references.models, references.saw, strict=True)
         for i, (model, saw) in enumerate(pairs):
             with torch.no_grad():
                 means = model.token_log_probs(prefixes, suffixes).double().mean(-1).tolist()

@@ -105,18 +105,19 @@ class Observed(Sequence[Observation]):
         column: Floats = np.asarray(memoryview(values).toreadonly())
         return column, np.asarray(memoryview(present).toreadonly()).view(bool)
 
-    def add_columns(self, columns: Mapping[str, Floats], places: Ints | None = None) -> Observed:
+    def add_columns(
+        self, columns: Mapping[str, Floats], places: Ints | slice = slice(None)
+    ) -> Observed:
         """Return the observations with values added by name, (places,) each.
 
-        places: indices of the secrets that get a value; None for all.
+        places: indices of the secrets that get a value.
         """
         completed = Observed(self, self.facts)
         completed._columns = dict(self._columns)
-        index = slice(None) if places is None else places
         for name, values in columns.items():
             column, present = (part.copy() for part in self.find_column(name))
-            column[index] = values
-            present[index] = True
+            column[places] = values
+            present[places] = True
             completed._columns[name] = array("d", column.tobytes()), bytearray(present)
         return completed
 
