@@ -92,6 +92,11 @@ class ClaimEvidence:
     usual: str = ""  # the probe that audits this kind of claim; "": an older record lacks it
 
     @property
+    def _sensitive_bounds(self) -> list[BoundAgainstClaim]:
+        """Audits that could have contradicted the claim."""
+        return [bound for bound in self.bounds if not bound.powerless_reason]
+
+    @property
     def verdict(self) -> Verdict | None:
         """Verdict on the claim or, without a claim, on the nominal epsilon.
 
@@ -101,7 +106,7 @@ class ClaimEvidence:
             return CONTRADICTED
         if self.claimed is None and self.nominal is None:
             return None
-        if any(not bound.powerless_reason for bound in self.bounds):
+        if self._sensitive_bounds:
             return CONSISTENT
         return TOO_WEAK if self.bounds else None
 
@@ -110,9 +115,8 @@ class ClaimEvidence:
         """Audit that could detect the smallest violation; None if no audit could detect a
         violation.
         """
-        able = [bound for bound in self.bounds if not bound.powerless_reason]
         return min(
-            able,
+            self._sensitive_bounds,
             key=lambda bound: find_detectable_epsilon(bound.audit, bound.promised),
             default=None,
         )
@@ -137,12 +141,9 @@ def weigh_claim_against_audits(
     """
     claim = target.claim
     rows = result.select_findings(target.name, setting, attack)
-    if claim is None:
-        claimed = None
-    else:
-        claimed = claim.epsilon.get(claim.relation, math.inf)
-    if claimed is not None and not math.isfinite(claimed):
-        claimed = None
+    claimed = None
+    if claim is not None and math.isfinite(claim.epsilon.get(claim.relation, math.inf)):
+        claimed = claim.epsilon[claim.relation]
     comparable: list[tuple[Finding, Audited, float]] = []
     unheld: list[UncomparableBound] = []
     for row, audit in _select_distinct_epsilon_audits(rows):
@@ -161,20 +162,21 @@ def weigh_claim_against_audits(
             bounds.append(BoundAgainstClaim(row.cell_key, repeat_audit(audit, share), promised))
         except AuditError as error:
             unheld.append(UncomparableBound(row.cell_key, audit, str(error)))
-    if claim:
-        refuted = tuple(dict.fromkeys(error for row in rows for error in row.violations))
-    else:
-        refuted = ()
+    refuted = dict[str, None]()  # ordered sets
+    unmeasured = dict[str, None]()
     probes = result.list_measuring_methods(BOUNDS, BOUNDS_OF_TOKENS)
-    missing = tuple(
-        f"{r.attack}: {r.not_applicable}" for r in rows if r.attack in probes and r.not_applicable
-    )
+    for row in rows:
+        if claim:
+            refuted |= dict.fromkeys(row.violations)
+        if row.attack in probes and row.not_applicable:
+            unmeasured[f"{row.attack}: {row.not_applicable}"] = None
     usual = result.list_measuring_methods(
         BOUNDS if claim is None or claim.queries is None else BOUNDS_OF_TOKENS
     )
     return ClaimEvidence(
-        *(target, claimed, target.nominal_epsilon, tuple(bounds), tuple(unheld), refuted),
-        unmeasured=tuple(dict.fromkeys(missing)),
+        *(target, claimed, target.nominal_epsilon, tuple(bounds), tuple(unheld)),
+        refuted=tuple(refuted),
+        unmeasured=tuple(unmeasured),
         usual=next(iter(usual), ""),
     )
 
@@ -184,17 +186,16 @@ def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, 
 
     Equal audits in several findings of a probe count once.
     """
-    findings: dict[tuple[str, str, Audited], Finding] = {}
+    pairs: dict[tuple[str, str, Audited], tuple[Finding, Audited]] = {}
     for row in rows:
         # skip bounds that assume a shape
         main = next((audit for audit in row.audits if audit.estimator in HELD), None)
         if main is not None and not row.not_applicable:
             key = (row.attack, str(row.options), main)
             # Among rows with one audit, keep a row that the claim covers.
-            previous = findings.get(key)
-            if previous is None or (previous.claim_applies is False and row.claim_applies):
-                findings[key] = row
-    return [(row, main) for (_, _, main), row in findings.items()]
+            if key not in pairs or (pairs[key][0].claim_applies is False and row.claim_applies):
+                pairs[key] = (row, main)
+    return list(pairs.values())
 
 
 def _find_game_epsilon(

@@ -12,7 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,15 +84,15 @@ def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measure
 def _measure_attack_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
-    outcomes = []
+    secrets = set[str]()
+    units = set[str]()
     for part in parts:
+        units.add(metrics.find_metric(part.metric).unit)
         for seed in seeds:
-            outcomes.append(part.cell.member_outcomes_by_seed[seed])
-    ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
-    column_by_id, draws = (
-        {secret: i for i, secret in enumerate(ids)},
-        _draw_resample_counts(len(ids)),
-    )
+            secrets.update(part.cell.member_outcomes_by_seed[seed].ids)
+    n = len(secrets)
+    column_by_id = dict(zip(sorted(secrets), range(n), strict=True))
+    draws = _draw_resample_counts(n)
     values = np.zeros(len(draws))
     for part in parts:
         for seed in seeds:
@@ -104,8 +104,6 @@ def _measure_attack_contrast(
                 / len(seeds)
                 * metrics.find_metric(part.metric).compute_resampled_values(outcome, outcome_draws)
             )
-    units = {metrics.find_metric(part.metric).unit for part in parts}
-    n = len(ids)
     unit = units.pop() if len(units) == 1 else ""
     value, resampled = float(values[0]), values[1:]  # the first row of draws is the sample itself
     if math.isnan(value) or np.isnan(resampled).mean() > _MOST_UNDEFINED:
@@ -139,8 +137,14 @@ def _measure_perplexity_contrast(
 ) -> Measurement:
     tokens = np.array([_heldout_token_counts(parts[0], seeds[0])])
     # (parts x seeds, texts), in the order of `weights`
-    nll = np.array([part.cell.heldout[seed][part.metric] for part in parts for seed in seeds])
-    weights = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
+    rows = []
+    coefficients = []
+    for part in parts:
+        for seed in seeds:
+            rows.append(part.cell.heldout[seed][part.metric])
+            coefficients.append(part.coefficient / len(seeds))
+    nll = np.array(rows)
+    weights = np.array(coefficients)
 
     def of(nlls: Floats) -> tuple[Floats, Floats]:
         # (resamples, parts x seeds); exp is its own derivative
@@ -178,11 +182,8 @@ def _measure_probe_contrast(
     for part in parts:
         for seed in seeds:
             value_by_secret = _map_metric_values(part, seed)
-            values = (
-                part.coefficient
-                / len(seeds)
-                * np.array([value_by_secret[secret] for secret in secrets])
-            )
+            values = np.array([value_by_secret[secret] for secret in secrets])
+            values *= part.coefficient / len(seeds)
             if part.coefficient > 0:
                 plus += values
             else:
@@ -213,25 +214,23 @@ def _measure_unpaired_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
     terms = list[tuple[float, Measurement]]()
+    sizes = list[int]()
+    units = set[str]()
     for part in parts:
-        measurements = [_find_replicate_measurement(part, seed) for seed in seeds]
+        ends = []
+        for seed in seeds:
+            m = _find_replicate_measurement(part, seed)
+            ends.append((m.value, m.low, m.high))
         # Average the ends instead of combining them: seeds share the secrets, so more seeds do
         # not narrow the interval.
-        value, low, high = (
-            float(np.mean([getattr(m, end) for m in measurements]))
-            for end in ("value", "low", "high")
-        )
-        terms.append(
-            (
-                part.coefficient,
-                Measurement(part.metric, value, low, high, measurements[0].n, measurements[0].unit),
-            )
-        )
-    units = {m.unit for _, m in terms}
+        value, low, high = np.mean(ends, axis=0).tolist()
+        first = _find_replicate_measurement(part, seeds[0])
+        terms.append((part.coefficient, replace(first, value=value, low=low, high=high)))
+        sizes.append(first.n)
+        units.add(first.unit)
     unit = units.pop() if len(units) == 1 else ""
-    return Measurement(
-        name, *combine_independent_intervals(terms), max(m.n for _, m in terms), unit, "not paired"
-    )
+    interval = combine_independent_intervals(terms)
+    return Measurement(name, *interval, max(sizes), unit, "not paired")
 
 
 def _find_replicate_measurement(part: WeightedMetric, seed: int) -> Measurement:

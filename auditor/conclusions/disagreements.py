@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import product, starmap
 from typing import TypeGuard
 
 from auditor.core.nouns import UNDEFENDED
@@ -31,10 +32,11 @@ def is_auc_above_chance(m: Measurement) -> bool:
 
 def has_unlike_sides(finding: Finding) -> bool:
     """Test if a score that does not query the target separates members from non-members."""
-    controls = []
     for control in CONTROLS:
-        controls.append(finding.measurement(name_auc(control)))
-    return any(m is not None and is_auc_above_chance(m) for m in controls)
+        m = finding.measurement(name_auc(control))
+        if m is not None and is_auc_above_chance(m):
+            return True
+    return False
 
 
 def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
@@ -43,12 +45,14 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     """
 
     def highest(control: str) -> Measurement | None:
-        aucs = (finding.measurement(name_auc(control)) for finding in result.findings)
-        return max(
-            (m for m in aucs if m is not None and is_auc_above_chance(m)),
-            key=lambda m: m.low,
-            default=None,
-        )
+        best = None
+        for finding in result.findings:
+            m = finding.measurement(name_auc(control))
+            if m is None or not is_auc_above_chance(m):
+                continue
+            if best is None or m.low > best.low:
+                best = m
+        return best
 
     if blind := highest("blind"):
         reason = (
@@ -71,15 +75,15 @@ def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
 
 def _describe_adjustment(result: AuditResult) -> str:
     """Describe the AUC that decides on membership, or explain that no AUC can be trusted."""
-    rows = []
+    adjusted = []
+    reason = ""
     for finding in result.findings:
-        rows.append(finding.measurement(ADJUSTED_AUC))
-    adjusted = [m for m in rows if is_measured(m)]
+        m = finding.measurement(ADJUSTED_AUC)
+        if is_measured(m):
+            adjusted.append(m)
+        elif m is not None and not reason:
+            reason = f" (too few texts in common to adjust for it: {m.note})"
     if not adjusted:
-        unmeasured = next((m for m in rows if m is not None), None)
-        reason = ""
-        if unmeasured is not None:
-            reason = f" (too few texts in common to adjust for it: {unmeasured.note})"
         return f"no membership number here means what it says{reason}"
     strongest = max(adjusted, key=lambda m: max(m.low, 1 - m.high))
     number = f"{_format_auc(strongest)} ({strongest.note})"
@@ -100,17 +104,12 @@ def list_contradiction_doubts(
     """
     rows = [f for f in result.select_findings(target) if not f.not_applicable]
     attacks = [f for f in rows if is_measured(f.measurement(RECALL))]
-    probes = []
-    for f in rows:
-        if any(m.name.startswith(EXACT) for m in f.measurements):
-            probes.append(f)
-    too_few = dict.fromkeys(
-        _describe_too_few_hits(probe, attack) for probe in probes for attack in attacks
-    )
-    sentences = [sentence for sentence in too_few if sentence]
+    # an ordered set; "": the numbers agree
+    sentences = dict.fromkeys(starmap(_describe_too_few_hits, product(rows, attacks)))
     if target == UNDEFENDED and greedy is not None:
-        sentences += _describe_greedy_contradiction(greedy, rows, attacks)
-    yield from (Doubt("contradiction", sentence) for sentence in sentences)
+        sentences |= dict.fromkeys(_describe_greedy_contradiction(greedy, rows, attacks))
+    for sentence in filter(None, sentences):
+        yield Doubt("contradiction", sentence)
 
 
 def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
@@ -129,7 +128,7 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
     any_recall = attack.measurement(ANY)
     if recall is None or not is_measured(probability):
         return ""
-    hits = max(round(m.value * m.n) for m in (recall, any_recall) if is_measured(m))
+    hits = max(map(_count_hits, filter(is_measured, (recall, any_recall))))
     # same secrets: use their mean itself
     if probability.n == recall.n:
         p = probability.value
@@ -151,13 +150,11 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
 def _describe_greedy_contradiction(
     greedy: Measurement, rows: Sequence[Finding], sampled_rows: Sequence[Finding]
 ) -> Iterator[str]:
-    n_greedy = round(greedy.value * greedy.n)
-    hits = [
-        round(m.value * m.n)
-        for f in sampled_rows
-        for name in (RECALL, ANY)
-        if is_measured(m := f.measurement(name))
-    ]
+    n_greedy = _count_hits(greedy)
+    hits = []
+    for f in sampled_rows:
+        for m in filter(is_measured, (f.measurement(RECALL), f.measurement(ANY))):
+            hits.append(_count_hits(m))
     # Without a difference, a secret extracted by only one method is equally likely from either
     # (McNemar, exact).
     if hits and not any(hits) and n_greedy and (tail := 0.5**n_greedy) < _IMPROBABLE:
@@ -173,7 +170,7 @@ def _describe_greedy_contradiction(
             # An equal number of secrets is assumed to be the secrets of greedy decoding.
             n_probable = 0
             if level != m.name and _find_discoverable_level(level) > 0.5 and m.n == greedy.n:
-                n_probable = round(m.value * m.n)
+                n_probable = _count_hits(m)
             if (
                 n_probable > n_greedy
             ):  # above one half, every token of the suffix is the most probable token
@@ -182,6 +179,10 @@ def _describe_greedy_contradiction(
                     f"{_format_percent(_find_discoverable_level(level))} or more, and greedy "
                     f"decoding, which must give these, gives {n_greedy:,}."
                 )
+
+
+def _count_hits(share: Measurement) -> int:
+    return round(share.value * share.n)
 
 
 def _find_discoverable_level(text: str) -> float:

@@ -7,7 +7,6 @@ predict. The mean over seeds is taken in each resample of secrets, as in conclus
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -54,10 +53,11 @@ class FrontierModel:
 
     def is_same_model(self, other: FrontierModel) -> bool:
         """Test if both models have equal held-out numbers at their common seeds."""
-        shared_seeds = [seed for seed in self.heldout if seed in other.heldout]
-        return bool(shared_seeds) and all(
-            self.heldout[seed] == other.heldout[seed] for seed in shared_seeds
-        )
+        shared_seeds = self.heldout.keys() & other.heldout.keys()
+        for seed in shared_seeds:
+            if self.heldout[seed] != other.heldout[seed]:
+                return False
+        return bool(shared_seeds)
 
 
 # --- models of runs
@@ -87,9 +87,11 @@ def list_frontier_models(
             if defended
             else ()
         )
-        claims = [
-            t.claim for result, _ in runs.values() for t in result.targets if t.name == target.name
-        ]
+        claims = []
+        for result, _ in runs.values():
+            for record in result.targets:
+                if record.name == target.name:
+                    claims.append(record.claim)
         cells = {}
         for cell in replicates:
             if cell.target == target.name:
@@ -124,10 +126,16 @@ def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 
     Return None if a seed has no claim.
     """
-    known_claims = [claim for claim in claims if claim is not None]
-    if len(known_claims) == len(claims):
-        return max(known_claims, key=lambda c: c.epsilon.get(c.relation, math.inf))
-    return None
+    weakest = None
+    largest = -math.inf
+    for claim in claims:
+        if claim is None:
+            return None
+        epsilon = claim.epsilon.get(claim.relation, math.inf)
+        if epsilon > largest:
+            weakest = claim
+            largest = epsilon
+    return weakest
 
 
 def merge_frontier_models(
@@ -140,11 +148,12 @@ def merge_frontier_models(
     """
     bases = [place[0] for place in places]
     base = max(bases, key=lambda model: len(model.heldout), default=None)
-    if base is None or not all(model.is_same_model(base) for model in bases):
+    if base is None or not all(map(base.is_same_model, bases)):
         return []
     defended: dict[tuple[str, str], FrontierModel] = {}
-    for model in (model for place in places for model in place[1:]):
-        defended.setdefault((model.name, model.label), model)
+    for place in places:
+        for model in place[1:]:
+            defended.setdefault((model.name, model.label), model)
     return [base, *defended.values()]
 
 
@@ -161,19 +170,22 @@ def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
         return ()
     models = _select_distinct_models(models)
     ratio = _measure_perplexity_ratios(models)
-    frontiers = (
-        _build_metric_frontier(models, metric, row, ratio)
-        for metric, row in _list_frontier_rows(models[0])
-    )
-    return tuple(curve for curve in frontiers if len(curve.points) > 2)
+    frontiers = []
+    for metric, row in _list_frontier_rows(models[0]):
+        curve = _build_metric_frontier(models, metric, row, ratio)
+        if len(curve.points) > 2:
+            frontiers.append(curve)
+    return tuple(frontiers)
 
 
 def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierModel]:
     """Return the distinct models. Labels of defenses with equal titles get the defenses' names."""
-    n_models_by_line = Counter(line for line, _ in {(model.line, model.name) for model in models})
+    names_by_line: dict[str, set[str]] = {}
+    for model in models:
+        names_by_line.setdefault(model.line, set()).add(model.name)
     renamed = []
     for model in models:
-        if n_models_by_line[model.line] > 1:
+        if len(names_by_line[model.line]) > 1:
             line = f"{model.line} ({model.name})"
         else:
             line = model.line
@@ -188,17 +200,17 @@ def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     with the one probe that lists the metric earliest.
     """
     for name in LEAKS:
-        rows = [
-            row
-            for row, cell in base.cells.items()
-            if cell.rows and name in _list_measured_metrics(cell)
-        ]
+        rows = []
+        for row, cell in base.cells.items():
+            if cell.rows and name in _list_measured_metrics(cell):
+                rows.append(row)
         widest = [row for row in rows if row[0] == "white-box"] or rows
         if not find_metric(name).is_of_member_guesses:  # each attack has a frontier of its own
             widest = sorted(
                 widest, key=lambda row: _list_measured_metrics(base.cells[row]).index(name)
             )[:1]
-        yield from ((find_metric(name), row) for row in widest)
+        for row in widest:
+            yield find_metric(name), row
 
 
 def _list_measured_metrics(cell: Replicates) -> list[str]:
@@ -210,27 +222,29 @@ def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Mea
 
     Models without these texts are omitted.
     """
-    base = models[0].heldout
     # Ratios are paired by text over all seeds: each seed needs the same number of texts.
-    tokens = {}
-    for seed, losses in base.items():
-        tokens[seed] = tuple(losses["tokens"])
-    if not tokens or len({len(counts) for counts in tokens.values()}) > 1:
+    tokens = _map_heldout_losses(models[0], "tokens")
+    if not tokens or len(set(map(len, tokens.values()))) > 1:
         return {}
-    comparable = []
+    labels = []
+    nll = []  # (models, seeds, texts): summed nats
     for m in models:
-        if {seed: tuple(losses["tokens"]) for seed, losses in m.heldout.items()} == tokens:
-            comparable.append(m)
-    # "perplexity" holds summed nats per text: (models, seeds, texts); the tokens are (seeds,
-    # texts).
-    nll = np.array(
-        [[m.heldout[seed]["perplexity"] for seed in tokens] for m in comparable], dtype=float
-    )
+        if _map_heldout_losses(m, "tokens") == tokens:
+            labels.append(m.label)
+            losses = _map_heldout_losses(m, "perplexity")
+            nll.append([losses[seed] for seed in tokens])
     # nll[0] is the undefended model, which is always comparable with itself.
     ratios = frontier.estimate_perplexity_ratios(
-        nll, np.array(list(tokens.values()), dtype=float), nll[0]
+        np.array(nll, dtype=float),
+        np.array(list(tokens.values()), dtype=float),
+        np.array(nll[0], dtype=float),
     )
-    return {model.label: ratio for model, ratio in zip(comparable, ratios, strict=True)}
+    return dict(zip(labels, ratios, strict=True))
+
+
+def _map_heldout_losses(model: FrontierModel, column: str) -> dict[int, tuple[float, ...]]:
+    """Return the column of the held-out texts, by seed."""
+    return {seed: tuple(losses[column]) for seed, losses in model.heldout.items()}
 
 
 def _build_metric_frontier(
@@ -238,12 +252,13 @@ def _build_metric_frontier(
 ) -> Frontier:
     base = models[0]
     seeds = sorted(base.cells[row].rows)
-    missing = {
-        m.label: shortfall
-        for m in models
-        if (shortfall := _explain_missing_point(m, base, metric, row, seeds, ratio))
-    }
-    compared = [model for model in models if model.label not in missing]
+    missing = {}
+    compared = []
+    for m in models:
+        if shortfall := _explain_missing_point(m, base, metric, row, seeds, ratio):
+            missing[m.label] = shortfall
+        else:
+            compared.append(m)
     curve = Frontier(metric.name, row[1], row[0], MARGIN, LEVEL, (), missing, tuple(seeds))
     if base not in compared or len(compared) < 3:
         return curve
@@ -307,17 +322,12 @@ def _pair_model_leakages(
     """
     rows = []
     for model in models:
-        rows.append([model.cells[row].rows[seed] for seed in seeds])
+        for seed in seeds:
+            rows.append(model.cells[row].rows[seed])
     column = metric.scores or metric.per_secret_column_name
-    compared_rows = []
-    for model_rows in rows:
-        for seed_row in model_rows:
-            compared_rows.append(seed_row)
-    # (models, seeds, secrets)
-    member_values, nonmember_values = (
-        align_rows(compared_rows, column, members)[1].reshape(len(models), len(seeds), -1)
-        for members in (True, False)
-    )
+    shape = (len(models), len(seeds), -1)  # models, seeds, secrets
+    member_values = align_rows(rows, column, True)[1].reshape(shape)
+    nonmember_values = align_rows(rows, column, False)[1].reshape(shape)
     if member_values.shape[-1] < 2:
         return []
     if not metric.scores:
@@ -362,18 +372,20 @@ def _flag_least_leaking_points(
     """Flag the points that may leak least, among the points shown to be within the perplexity
     margin.
     """
-    indices = [i for i, point in enumerate(points) if point.within == "shown"]
+    indices = []
+    for i, point in enumerate(points):
+        if point.within == "shown":
+            indices.append(i)
 
     @cache
     def apart(i: int, j: int) -> BoundedNumber:
         return frontier.compare_paired_leakage(leaks[indices[i]], leaks[indices[j]])
 
-    least = dict(
-        zip(
-            indices, frontier.select_possibly_least_leaking(len(indices), apart, LEVEL), strict=True
-        )
-    )
-    return [replace(point, least=least.get(i)) for i, point in enumerate(points)]
+    flagged = list(points)
+    least = frontier.select_possibly_least_leaking(len(indices), apart, LEVEL)
+    for i, is_least in zip(indices, least, strict=True):
+        flagged[i] = replace(points[i], least=is_least)
+    return flagged
 
 
 def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
@@ -382,11 +394,13 @@ def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoin
     A user who chooses at random between two models gets a point on the line between them.
     """
     indices = []
+    places = []
     for i, point in enumerate(points):
         if math.isfinite(point.ratio.value):
             indices.append(i)
-    places = []
-    for i in indices:
-        places.append((math.log(points[i].ratio.value), points[i].leak.value))
-    corners = {indices[i] for i in frontier.find_convex_frontier(places)}
-    return [replace(point, corner=i in corners) for i, point in enumerate(points)]
+            places.append((math.log(point.ratio.value), point.leak.value))
+    marked = list(points)
+    for corner in frontier.find_convex_frontier(places):
+        i = indices[corner]
+        marked[i] = replace(points[i], corner=True)
+    return marked

@@ -80,9 +80,11 @@ def _read_copies_leaks(finding: Finding) -> Iterator[LeakReading]:
 
     The shares have a common significance level. Yield nothing for a single number of copies.
     """
-    strata = [s for s in finding.strata if is_measured(s.extracted)]
-    if len(strata) > 1:
-        shares = {format_copies(s.copies): s.extracted for s in strata}
+    shares = {}
+    for stratum in finding.strata:
+        if is_measured(stratum.extracted):
+            shares[format_copies(stratum.copies)] = stratum.extracted
+    if len(shares) > 1:
         floor = _find_baseline(finding)
         yield from read_repeat_leaks(replace(finding, by_repeats=shares), floor, RECALL)
 
@@ -106,13 +108,11 @@ def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
 
     Also yield the shares of secrets with a high probability, which a mean may hide.
     """
-    any_of = (
-        m.name
-        for m in finding.measurements
-        if EXPECTED_ANY_OF.parse_numbers(m.name.removesuffix(AT_LEAST))
-    )
-    for name in (EXACT, f"{EXACT}{AT_LEAST}", *any_of):
+    for name in (EXACT, f"{EXACT}{AT_LEAST}"):
         yield from read_nonmember_leaks(finding, name)
+    for m in finding.measurements:
+        if EXPECTED_ANY_OF.parse_numbers(m.name.removesuffix(AT_LEAST)):
+            yield from read_nonmember_leaks(finding, m.name)
     for m in finding.measurements:
         levels = DISCOVERABLE.parse_numbers(m.name)
         # levels: (samples, probability), as in the name.
@@ -259,31 +259,30 @@ def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str
     is wider.
     """
     main = finding.measurement(name_auc(""))
-    groups = {
-        n: m for n, m in finding.by_repeats.items() if n.isdecimal() and m.name == name_auc("")
-    }
-    groups = {n: m for n, m in groups.items() if is_measured(m) and len(groups) > 1}
     if not is_measured(main):
         return None, {}
+    groups = {}
+    n_groups = 0
+    for count, m in finding.by_repeats.items():
+        if count.isdecimal() and m.name == main.name:
+            n_groups += 1
+            if is_measured(m):
+                groups[count] = m
+    if n_groups < 2:
+        groups = {}
     if finding.scores_tried:
         return main, groups
-    aucs_by_title = {
-        title: m
-        for score, title in SCORES.items()
-        if is_measured(m := finding.measurement(name_auc(score)))
-    }
-    score_aucs = [
-        replace(m, name=name_auc(""), note=title) for title, m in aucs_by_title.items()
-    ] or [main]
-    corrected = [widen_leak_measurement(m, len(score_aucs)) for m in score_aucs]
+    score_aucs = []
+    for score, title in SCORES.items():
+        auc = finding.measurement(name_auc(score))
+        if is_measured(auc):
+            score_aucs.append(replace(auc, name=main.name, note=title))
+    n_scores = len(score_aucs)
+    corrected = [widen_leak_measurement(m, n_scores) for m in score_aucs or [main]]
     best = max(corrected, key=lambda m: max(m.low, 1 - m.high))
-    if len(score_aucs) > 1:
-        note = f"{best.note}, best of {len(score_aucs)} scores"
-    else:
-        note = best.note
-    return replace(best, note=note), {
-        n: widen_leak_measurement(m, len(groups)) for n, m in groups.items()
-    }
+    if n_scores > 1:
+        best = replace(best, note=f"{best.note}, best of {n_scores} scores")
+    return best, {n: widen_leak_measurement(m, len(groups)) for n, m in groups.items()}
 
 
 def _list_person_inference(finding: Finding) -> list[Measurement]:

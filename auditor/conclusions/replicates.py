@@ -46,11 +46,11 @@ class Replicates:
     @cached_property
     def member_outcomes_by_seed(self) -> Mapping[int, Outcome]:
         """An attack's judged guesses for the members, by seed."""
-        return {
-            seed: outcome.select_secrets(outcome.member)
-            for seed, row in self.rows.items()
-            if (outcome := row.outcome) is not None
-        }
+        outcomes = {}
+        for seed, row in self.rows.items():
+            if row.outcome is not None:
+                outcomes[seed] = row.outcome.select_secrets(row.outcome.member)
+        return outcomes
 
 
 def read_replicates(runs: Runs) -> Iterator[Replicates]:
@@ -70,20 +70,21 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
     for key, findings in by_key.items():
         target = key.target
         first_finding = next(iter(findings.values()))
-        applied = {}
+        rows = {}
+        measured = {}
         for seed, finding in findings.items():
-            if not finding.not_applicable:
-                applied[seed] = finding
+            if finding.not_applicable:
+                continue
+            measured[seed] = _map_measurements(finding, runs[seed][0].target(target))
+            if key in judged[seed]:
+                rows[seed] = judged[seed][key]
         yield Replicates(
             *key,
-            rows={seed: row for seed in applied if (row := judged[seed].get(key)) is not None},
-            measured={
-                seed: _map_measurements(finding, runs[seed][0].target(target))
-                for seed, finding in applied.items()
-            },
+            rows=rows,
+            measured=measured,
             heldout={seed: losses[target] for seed, losses in heldout.items() if target in losses},
             options=first_finding.options,
-            not_applicable="" if applied else first_finding.not_applicable,
+            not_applicable="" if measured else first_finding.not_applicable,
         )
 
 
@@ -99,7 +100,9 @@ def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measu
         *_measure_cause_differences(finding.chain),
     ):
         measurements[m.name] = m
-    return measurements | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
+    for count, m in finding.by_repeats.items():
+        measurements[f"{m.name}(count={count})"] = m
+    return measurements
 
 
 def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:

@@ -155,13 +155,10 @@ class LeakAssessment:
     def shows_no_leakage(self, target: str) -> bool:
         """Test if a report may state "no leakage seen" for the target."""
         tested = self.list_tested_signals(target)
-        has_signs = any(s.status == SHOWN or s.suspected for s in tested)
-        return (
-            bool(tested)
-            and not has_signs
-            and not self.list_target_doubts(target)
-            and not self.unasked
-        )
+        for s in tested:
+            if s.status == SHOWN or s.suspected:
+                return False
+        return bool(tested) and not self.list_target_doubts(target) and not self.unasked
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -178,41 +175,40 @@ class LeakAssessment:
         else:
             candidates = self.list_target_signals(target)
         # A gate judges defended targets; the undefended model if there are none.
-        judged = [s for s in candidates if s.target != UNDEFENDED]
-        leaking = [s for s in (*judged, *candidates) if s.status == SHOWN]
-        ruled = sorted(
-            (s for s in (*judged, *candidates) if s.gate_rule), key=lambda s: not s.suspected
+        leaking = [s for s in candidates if s.status == SHOWN]
+        return min(
+            (s for s in leaking or candidates if s.gate_rule),
+            key=lambda s: (not s.suspected, s.target == UNDEFENDED),
+            default=None,
         )
-        return next((s for s in (leaking or ruled) if s.gate_rule), None)
 
 
 def assess_signals(result: AuditResult) -> LeakAssessment:
     """Return all signals of a result, for all targets except controls."""
-    names = [target.name for target in result.targets if not target.companion]
-    companions = {target.name for target in result.targets if target.companion}
-    attacked_names = (
-        finding.target for finding in result.findings if finding.target not in companions
-    )
-    targets = sorted(dict.fromkeys((*names, *attacked_names)), key=lambda name: name != UNDEFENDED)
-
-    signals = tuple(s for target in targets for s in _assess_target_signals(result, target))
+    records = {record.name: record for record in result.targets}
+    names = dict.fromkeys(records)
+    for finding in result.findings:
+        names[finding.target] = None
     greedy = _build_greedy_signal(result).measured
-    contradictory = {}
-    for target in targets:
-        contradictory[target] = tuple(list_contradiction_doubts(result, target, greedy))
     of_data = (*list_mismatch_doubts(result), *result.benchmark.doubts)
-    doubts = dict.fromkeys(targets, of_data)
-    # for these targets a doubt on likelihood adds nothing
-    leaking = {signal.target for signal in signals if signal.status == SHOWN}
-    for record in result.targets:
-        if record.name in doubts:
-            own_doubts = (
-                doubt
-                for doubt in record.doubts
-                if doubt.kind != "likelihood" or record.name not in leaking
-            )
-            doubts[record.name] = (*of_data, *own_doubts)
-    return LeakAssessment(signals, contradictory, doubts, result.benchmark.unasked)
+    signals: list[LeakSignal] = []
+    contradictory = {}
+    doubts = {}
+    for target in sorted(names, key=lambda name: name != UNDEFENDED):
+        record = records.get(target)
+        if record and record.companion:
+            continue
+        is_leaking = False
+        for signal in _assess_target_signals(result, target):
+            signals.append(signal)
+            is_leaking |= signal.status == SHOWN
+        contradictory[target] = tuple(list_contradiction_doubts(result, target, greedy))
+        doubts[target] = of_data
+        for doubt in record.doubts if record else ():
+            # a doubt on likelihood adds nothing for a target that leaks
+            if doubt.kind != "likelihood" or not is_leaking:
+                doubts[target] += (doubt,)
+    return LeakAssessment(tuple(signals), contradictory, doubts, result.benchmark.unasked)
 
 
 # --- from readings to signals
@@ -243,14 +239,8 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
         for other, setting, reading in readings:
             if other is kind:
                 by_setting.setdefault(setting, []).append(reading)
-        if kind is GREEDILY and any(
-            f.decodes_greedily and is_measured(f.measurement(RECALL)) for f in rows
-        ):
-            continue  # the verbatim signal covers it: one measurement is not two signals
-        if kind is GREEDILY and target == UNDEFENDED:
-            yield _build_greedy_signal(result)
-        elif kind is GREEDILY:
-            yield LeakSignal(kind, target, "", NOT_TESTED, reason="undefended model only")
+        if kind is GREEDILY:
+            yield from _assess_greedy_decoding(result, target, rows)
         elif not by_setting:
             yield LeakSignal(
                 kind, target, "", NOT_TESTED, reason=_explain_unmeasured_signal(result, rows, kind)
@@ -258,6 +248,22 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
         for setting, kind_readings in by_setting.items():
             signal = _build_signal(kind, target, setting, kind_readings)
             yield _complete_verbatim_signal(signal, rows) if kind is VERBATIM else signal
+
+
+def _assess_greedy_decoding(
+    result: AuditResult, target: str, rows: Sequence[Finding]
+) -> Iterator[LeakSignal]:
+    """Yield the signal of greedy decoding, unless the verbatim signal covers it.
+
+    One measurement is not two signals.
+    """
+    for row in rows:
+        if row.decodes_greedily and is_measured(row.measurement(RECALL)):
+            return
+    if target == UNDEFENDED:
+        yield _build_greedy_signal(result)
+    else:
+        yield LeakSignal(GREEDILY, target, "", NOT_TESTED, reason="undefended model only")
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
@@ -279,12 +285,14 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
     )
     m = signal.measured
     floor = signal.baseline
-    is_greedy = any(row.decodes_greedily for row in rows if row.cell_key == signal.row)
-    if m is None or not is_greedy or not signal.suspected:
+    if m is None or not signal.suspected:
         return signal
     if isinstance(floor, Measurement) and m.value <= floor.value:
         return signal
-    return replace(signal, status=SHOWN, suspected=False, smallest_detectable=1 / m.n)
+    for row in rows:
+        if row.cell_key == signal.row and row.decodes_greedily:
+            return replace(signal, status=SHOWN, suspected=False, smallest_detectable=1 / m.n)
+    return signal
 
 
 def _build_signal(
@@ -296,15 +304,10 @@ def _build_signal(
     that raises suspicion, then the highest. Among zeros, the number with the widest interval is
     taken.
     """
-    significant = [r for r in readings if r.is_shown]
-    if significant:
-        suspected = []
-    else:
-        suspected = [r for r in readings if r.is_suspected]
-    first = {name: i for i, (name, _) in enumerate(kind.limits)}
+    limit_names = list(dict(kind.limits))
     least = min(reading.looks for reading in readings)
 
-    def place(reading: LeakReading) -> tuple[bool, bool, int, float, float]:
+    def place(reading: LeakReading) -> tuple[bool, bool, bool, bool, int, float, float]:
         m = reading.corrected
         # Rank AUCs by their certain distance from chance: a small group's AUC is often far by
         # chance.
@@ -312,24 +315,24 @@ def _build_signal(
             size = max(m.low, 1 - m.high)
         else:
             size = m.value
-        shared = reading.looks > least
-        limit_rank = first.get(m.name, len(first))
-        # The least is best: can show a leak, has its own level, is early among the limits, is
-        # large; zeros by widest interval.
-        return not reading.can_show_leak, shared, limit_rank, -size, -m.n if size else -m.high
+        limit_rank = limit_names.index(m.name) if m.name in limit_names else len(limit_names)
+        # The least is best: shows a leak, is suspected, can show a leak, has its own level, is
+        # early among the limits, is large; zeros by widest interval.
+        return (
+            not reading.is_shown,
+            not (reading.is_shown or reading.is_suspected),
+            not reading.can_show_leak,
+            reading.looks > least,
+            limit_rank,
+            -size,
+            -m.n if size else -m.high,
+        )
 
-    best = min(significant or suspected or readings, key=place)
+    best = min(readings, key=place)
     return LeakSignal(
-        *(
-            kind,
-            target,
-            setting,
-            SHOWN if significant else NOT_SHOWN,
-            best.corrected,
-            best.baseline,
-            best.row,
-        ),
-        suspected=bool(suspected),
+        *(kind, target, setting, SHOWN if best.is_shown else NOT_SHOWN),
+        *(best.corrected, best.baseline, best.row),
+        suspected=best.is_suspected and not best.is_shown,
         looks=best.looks,
         smallest_detectable=best.smallest_detectable_value,
         part=best.part,
@@ -346,13 +349,16 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
     Only the undefended model is queried. A single hit shows a leak, unless non-members have an
     equal share of hits.
     """
-    recall_by_count = {
-        count: m for count, m in result.benchmark.greedy_recall.items() if is_measured(m)
-    }
+    recall_by_count = {}
+    hits = 0
+    n = 0
+    for count, m in result.benchmark.greedy_recall.items():
+        if is_measured(m):
+            recall_by_count[count] = m
+            hits += round(m.value * m.n)
+            n += m.n
     if not recall_by_count:
         return LeakSignal(GREEDILY, UNDEFENDED, "", NOT_TESTED)
-    hits = sum(round(m.value * m.n) for m in recall_by_count.values())
-    n = sum(m.n for m in recall_by_count.values())
     low, high = clopper_pearson(hits, n)
     measured = Measurement(GREEDY, hits / n, low, high, n)
     baseline = result.benchmark.greedy_nonmembers
@@ -378,15 +384,14 @@ def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kin
 
     Return "" if no such attack or probe was requested.
     """
-    if (
-        kind.alike
-        and (unlike := list_mismatch_doubts(result))
-        and any(f.measurement(kind.main) for f in rows)
-    ):
-        return unlike[0].sentence
-    if kind is PERSONAL and any(is_measured(f.measurement(RECALL)) for f in rows):
-        return "the attacked suffixes contain no personal data"
+    unlike = kind.alike and list_mismatch_doubts(result)
     measuring = result.list_measuring_methods(*kind.measured_by)
-    return "; ".join(
-        dict.fromkeys(f.not_applicable for f in rows if f.not_applicable and f.attack in measuring)
-    )
+    reasons = dict[str, None]()  # an ordered set
+    for f in rows:
+        if unlike and f.measurement(kind.main):
+            return unlike[0].sentence
+        if kind is PERSONAL and is_measured(f.measurement(RECALL)):
+            return "the attacked suffixes contain no personal data"
+        if f.not_applicable and f.attack in measuring:
+            reasons[f.not_applicable] = None
+    return "; ".join(reasons)

@@ -36,10 +36,12 @@ def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement
     if not finding.strata:
         return None
     counts = []
+    population = 0
     for s in finding.strata:
         counts.append(StratumCount(s.population, s.extracted.n, count_stratum_hits(s)))
+        population += s.population
     value, low, high = estimate_population_share(counts, tail)
-    return Measurement(RECALL, value, low, high, sum(s.population for s in finding.strata))
+    return Measurement(RECALL, value, low, high, population)
 
 
 def find_worst_stratum(finding: Finding) -> Stratum | None:
@@ -47,7 +49,10 @@ def find_worst_stratum(finding: Finding) -> Stratum | None:
 
     The result is a `Stratum`, or None if all shares are 0.
     """
-    copied = [s for s in finding.strata if (s.copies or 1) > 1 and count_stratum_hits(s)]
+    copied = []
+    for s in finding.strata:
+        if (s.copies or 1) > 1 and count_stratum_hits(s):
+            copied.append(s)
     return max(
         copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None
     )
@@ -59,8 +64,11 @@ def find_worst_group(finding: Finding) -> tuple[str, Measurement] | None:
     Return None if no group's interval lies entirely above the share of all records.
     """
     shares = finding.by_group
-    n_all = sum(m.n for m in shares.values())
-    n_hits = sum(round(m.value * m.n) for m in shares.values())
+    n_all = 0
+    n_hits = 0
+    for m in shares.values():
+        n_all += m.n
+        n_hits += round(m.value * m.n)
     name = max(shares, key=lambda group: (shares[group].low, shares[group].value), default="")
     if not n_hits or shares[name].low <= n_hits / n_all:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -34,28 +35,25 @@ def summarise_unlearning(
     name by role ("before", "after", "retrained", ...). forgotten: ids of the secrets to forget. The
     caller adds the steps, rate and texts of relearning.
     """
-    if any(f.setting == "white-box" for f in result.findings):
-        setting = "white-box"
-    else:
-        setting = "text-only"
+    setting = "white-box" if result.select_findings(setting="white-box") else "text-only"
     rows_by_cell = read_row_values(folder)
     target = models[AFTER]
-    rows = []
-    for f in result.findings:
-        if f.target == target and f.setting == setting and f.main is not None:
-            rows.append(f)
     numbers = list[GroupRecall]()
-    for finding in rows:
-        keys = {model: finding.cell_key._replace(target=name) for model, name in models.items()}
-        columns = {model: rows_by_cell[key] for model, key in keys.items() if key in rows_by_cell}
-        assert finding.main is not None
+    for finding in result.select_findings(target, setting):
+        if finding.main is None:
+            continue
+        columns = {}
+        for model, name in models.items():
+            key = finding.cell_key._replace(target=name)
+            if key in rows_by_cell:
+                columns[model] = rows_by_cell[key]
         numbers += _measure_group_recall(finding.attack, finding.main.name, columns, forgotten)
-    target_rows = (row for key, row in rows_by_cell.items() if key.target == target)
-    largest = max(target_rows, key=lambda row: len(row.ids), default=None)
-    if largest is None:
-        attacked = []
-    else:
-        attacked = [id for id, member in zip(largest.ids, largest.member, strict=True) if member]
+    attacked: tuple[str, ...] = ()
+    n_largest = 0
+    for key, row in rows_by_cell.items():
+        if key.target == target and len(row.ids) > n_largest:
+            n_largest = len(row.ids)
+            attacked = tuple(compress(row.ids, row.member))
     n_forgotten = sum(id in forgotten for id in attacked)
     return Unlearning(
         target=target,
@@ -73,9 +71,9 @@ def _measure_group_recall(
 ) -> Iterator[GroupRecall]:
     for name in (_GREEDY, main, _BOUND):
         quantity = _BOUND if name == _GREEDY else name
-        if not all(quantity in row.values for row in columns.values()) or (
-            name == _BOUND and main == _BOUND
-        ):
+        if name == main == _BOUND:
+            continue
+        if not all(quantity in row.values for row in columns.values()):
             continue
         for group in (FORGOTTEN, RETAINED, NONMEMBERS):
             values_by_model = {}
@@ -91,24 +89,25 @@ def _measure_group_recall(
             aligned = {}
             for model, values_by_id in values_by_model.items():
                 aligned[model] = np.array([values_by_id[id] for id in ids])
-            if name == _GREEDY:
-                # prod_t 1 / rank_t = 1 (formulas C3): every true token is the most probable, as in
-                # greedy decoding.
-                aligned = {model: (values == 1).astype(float) for model, values in aligned.items()}
-            if ids and all(np.isfinite(values).all() for values in aligned.values()):
+                if name == _GREEDY:
+                    # prod_t 1 / rank_t = 1 (formulas C3): every true token is the most probable,
+                    # as in greedy decoding.
+                    aligned[model] = (aligned[model] == 1).astype(float)
+            if ids and np.isfinite(list(aligned.values())).all():
                 yield measure_unlearning_group(attack, name, group, aligned)
 
 
 def _list_unlearning_perplexities(
     result: AuditResult, folder: Path, models: Mapping[str, str]
 ) -> dict[str, Measurement]:
-    perplexities = {
-        model: m
-        for model, name in models.items()
-        if (m := result.target(name).perplexity) is not None
-    }
+    perplexities = {}
+    for model, name in models.items():
+        m = result.target(name).perplexity
+        if m is not None:
+            perplexities[model] = m
     losses = read_heldout_losses(folder)
-    before, after = (losses.get(models[model]) for model in (BEFORE, AFTER))
+    before = losses.get(models[BEFORE])
+    after = losses.get(models[AFTER])
     # `+` joins two lists: the losses of every text, before and after.
     if before and after and np.isfinite(before["perplexity"] + after["perplexity"]).all():
         base, nll, tokens = np.array(
