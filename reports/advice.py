@@ -77,20 +77,16 @@ def list_advice(
     run: the run's name in commands.
     """
     assessment = assess_signals(result)
-    if not any(assessment.list_tested_signals(target) for target in assessment.targets):
+    if not any(map(assessment.list_tested_signals, assessment.targets)):
         return ()
-    doubts = (
-        Advice(RESOLVE, doubt.sentence, doubt.kind) for doubt in signals.list_doubts(assessment)
-    )
-    return (
-        *doubts,
-        *_list_severity_advice(result, assessment, run),
-        *_list_verbatim_leakage_advice(result, details),
-        *(
-            Advice(TEST, text, on.removeprefix(" on ") or "audit run")
-            for on, text in signals.list_untested_signals(result, assessment)
-        ),
-    )
+    advices = []
+    for doubt in signals.list_doubts(assessment):
+        advices.append(Advice(RESOLVE, doubt.sentence, doubt.kind))
+    advices += _list_severity_advice(result, assessment, run)
+    advices += _list_verbatim_leakage_advice(result, details)
+    for on, text in signals.list_untested_signals(result, assessment):
+        advices.append(Advice(TEST, text, on.removeprefix(" on ") or "audit run"))
+    return tuple(advices)
 
 
 def _list_severity_advice(
@@ -119,17 +115,15 @@ def _list_severity_advice(
         yield Advice(kind, f"{severe.clause}{proof}", title, command)
 
 
-def _list_verbatim_leakage_advice(
-    result: AuditResult, details: SecretDetails
-) -> tuple[Advice, ...]:
-    """Return advice on verbatim extraction from the undefended model.
+def _list_verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> Iterator[Advice]:
+    """Yield advice on verbatim extraction from the undefended model.
 
     The advice says where extraction concentrates, which effect fewer copies have, and which
     defenses help.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None:
-        return ()
+        return
     worst, members = known
     row = title_attack_row(result, worst)
     facts = {secret.id: secret for secret in details.secrets}
@@ -138,17 +132,13 @@ def _list_verbatim_leakage_advice(
             "the secrets are parts of documents and not independent: no part is tested, nothing "
             "predicted or compared"
         )
-        return (Advice(WHERE, reason, row),)
-    sits = (
-        Advice(WHERE, sentence, row) for sentence in _describe_leak_concentration(members, facts)
-    )
-    # One advice covers all limits: the inner `for` only gives them a name.
-    copies = (
-        Advice(COPIES, _copy_limits_sentence(limits, members), row)
-        for limits in [list(_predict_recall_under_copy_limits(members))]
-        if limits
-    )
-    return (*sits, *copies, *_list_defense_advice(result, details, worst, members))
+        yield Advice(WHERE, reason, row)
+        return
+    for sentence in _describe_leak_concentration(members, facts):
+        yield Advice(WHERE, sentence, row)
+    if limits := list(_predict_recall_under_copy_limits(members)):
+        yield Advice(COPIES, _copy_limits_sentence(limits, members), row)
+    yield from _list_defense_advice(result, details, worst, members)
 
 
 def _find_strongest_attack_row(
@@ -217,12 +207,12 @@ def _mask_members_per_group(members: Outcome, facts: Mapping[str, SecretFacts]) 
     member_groups = []
     for id in members.ids:
         member_groups.append(facts[id].group if id in facts else None)
+    masks = {}
     # Skip a group of all members: Fisher's test has nothing to compare it with.
-    names = sorted({name for name in member_groups if name is not None})
-    labels = {}
-    for name in names:
-        labels[name] = f"belong to the group {escaping.make_printable_line(name)}"
-    return {labels[name]: np.array([group == name for group in member_groups]) for name in names}
+    for name in sorted({group for group in member_groups if group is not None}):
+        label = f"belong to the group {escaping.make_printable_line(name)}"
+        masks[label] = np.array(member_groups, dtype=object) == name
+    return masks
 
 
 def _mask_members_per_length(
@@ -230,7 +220,10 @@ def _mask_members_per_length(
 ) -> dict[str, Bools]:
     # Unknown lengths count as 0. Split at the median; if it is the maximum, the upper half is
     # empty.
-    lengths = np.array([(facts[id].length or 0) if id in facts else 0 for id in members.ids])
+    n_tokens = []
+    for id in members.ids:
+        n_tokens.append((facts[id].length or 0) if id in facts else 0)
+    lengths = np.array(n_tokens)
     half = int(np.median(lengths))
     shorter = lengths <= half
     if shorter.all() or not shorter.any():
@@ -261,12 +254,12 @@ def _predict_recall_under_copy_limits(
 def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
     # Every k-th limit, with k rounded up.
     listed_limits = limits[:: -(-len(limits) // _MOST_LIMITS)]
-    predictions = "; ".join(
-        f"{format_count(most, 'copy', 'copies')}: {phrases.format_measurement_value(recall)}"
-        for most, recall in listed_limits
-    )
+    predictions = []
+    for most, recall in listed_limits:
+        copies = format_count(most, "copy", "copies")
+        predictions.append(f"{copies}: {phrases.format_measurement_value(recall)}")
     return (
-        f"predicted recall with at most {predictions}; now "
+        f"predicted recall with at most {'; '.join(predictions)}; now "
         f"{phrases.format_percent(float(members.hit.mean()))}%"
     )
 
@@ -313,14 +306,18 @@ def predict_undefended_recall(
     outcome = details.rows[worst.cell_key].outcome
     assert outcome is not None  # its members come from it
     # Non-members represent a count of 0: records without a remaining copy.
-    times = [count for count in members.repeats if count is not None]
-    after = [count_remaining(count) for count in times]
-    known_counts = [count for count in after if count is not None]
-    if len(known_counts) < len(after):
-        return None
+    times = []
+    remaining = []
+    for count in members.repeats:
+        assert count is not None
+        rest = count_remaining(count)
+        if rest is None:
+            return None
+        times.append(count)
+        remaining.append(rest)
     try:
         return worst, copies_effect.predict_recall(
-            times, members.hit, known_counts, outcome.hit[~outcome.member]
+            times, members.hit, remaining, outcome.hit[~outcome.member]
         )
     except ValueError:  # no member has this many copies
         return None
@@ -338,22 +335,21 @@ def _list_defense_advice(
     secret. members: outcome of that attack for each member. Control models are skipped, because
     they promise nothing.
     """
-    findings_by_key = {
-        finding.cell_key: finding for finding in result.findings if not finding.not_applicable
-    }
+    findings_by_key = {}
+    for finding in result.findings:
+        if not finding.not_applicable:
+            findings_by_key[finding.cell_key] = finding
     for target in result.targets:
-        finding = findings_by_key.get(worst.cell_key._replace(target=target.name))
-        aside = target.companion or target.name == UNDEFENDED
-        if finding is None or aside:
-            values = None
-        else:
-            values = details.rows.get(finding.cell_key)
-        if finding is None or values is None or values.outcome is None:
+        row_finding = findings_by_key.get(worst.cell_key._replace(target=target.name))
+        if row_finding is None or target.companion or target.name == UNDEFENDED:
+            continue
+        values = details.rows.get(row_finding.cell_key)
+        if values is None or values.outcome is None:
             continue
         pair = _compare_defended_recall(members, values.outcome)
         if pair is None:
             continue
-        (verbatim, near), row = pair, title_attack_row(result, finding)
+        (verbatim, near), row = pair, title_attack_row(result, row_finding)
         exact, near_change = map(phrases.format_difference, (verbatim, near))
         changes = f"verbatim {exact}, near-verbatim {near_change}"
         if verbatim.high < 0 and near.high < 0:
@@ -373,12 +369,16 @@ def _compare_defended_recall(
 
     The first change is verbatim, the second near-verbatim. Return None without common secrets.
     """
-    place = {id: i for i, id in enumerate(members.ids)}
-    places = [i for i, id in enumerate(defended.ids) if id in place]
+    place = dict(zip(members.ids, range(len(members.ids)), strict=True))
+    # indices of the same secrets in the two outcomes, (common secrets,) each
+    places = []
+    base = []
+    for i, id in enumerate(defended.ids):
+        if id in place:
+            places.append(i)
+            base.append(place[id])
     if not places:
         return None
-    # places, base: (common secrets,), indices of the same secrets in the two outcomes.
-    base = [place[defended.ids[i]] for i in places]
     return (
         measure_mean_difference(
             "recall_difference", "share", defended.hit[places], members.hit[base]
@@ -412,30 +412,25 @@ def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Seque
     """
     run = f"runs/{shlex.quote(result.name)}"
     advices = list_advice(result, details, run)
-    listed = []
+    items = []
+    row = ""
+    advise = f"audit advise {run}"
+    command = ""
     for item in advices:
         if item.kind in (WHERE, COPIES, HELPS, HIDES):
-            listed.append(item)
-    rows = ["", *(item.row for item in listed)]
-    items = tuple(
-        f"{item.kind.capitalize()}: {item.sentence}{f' ({item.row})' if item.row != row else ''}"
-        for item, row in zip(listed, rows, strict=False)
-    )
-    # One option a line: a page breaks no line inside an option, and the block can be copied.
-    commands = []
-    for item in advices:
-        if item.command:
-            commands.append(
-                item.command.replace(f" {run}", f" \\\n  {run}").replace(" --", " \\\n  --")
-            )
-    doubts = any(item.kind == RESOLVE for item in advices)
-    if doubts or not commands:
-        command = f"audit advise {run}"
-    else:
-        command = commands[0]
+            place = f" ({item.row})" if item.row != row else ""
+            items.append(f"{item.kind.capitalize()}: {item.sentence}{place}")
+            row = item.row
+        if item.kind == RESOLVE:
+            command = advise
+        elif item.command and not command:
+            # One option a line: a page breaks no line inside an option, and the block can be
+            # copied.
+            command = item.command.replace(f" {run}", f" \\\n  {run}")
+            command = command.replace(" --", " \\\n  --")
     blocks: list[Block] = [Bullets(items)] if items else []
     if advices:
-        return [*blocks, Code(_COMMAND, command)]
+        return [*blocks, Code(_COMMAND, command or advise)]
     return blocks
 
 

@@ -132,7 +132,7 @@ def _find_main_number(finding: Finding) -> Measurement | None:
     if finding.not_applicable:
         return None
     shares = (finding.measurement(documents.RECALL), finding.measurement(RECALL), finding.main)
-    return next((m for m in shares if is_measured(m)), None)
+    return next(filter(is_measured, shares), None)
 
 
 def _find_paired_difference(

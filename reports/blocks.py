@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import chain, compress, groupby
-from typing import Any, ClassVar
+from itertools import chain, compress, filterfalse, groupby
+from typing import Any, ClassVar, NamedTuple
 
 from auditor.core.result import Finding
 
@@ -146,8 +146,7 @@ class Forest:
         return cls(table, spans, -reach, reach)
 
 
-@dataclass(frozen=True)
-class PlotPoint:
+class PlotPoint(NamedTuple):
     x: float
     y: float
     low: float = math.nan  # interval of y; NaN: no interval
@@ -197,12 +196,20 @@ class Figure:
     )  # right end of the shade over equally useful models, on the x axis
 
     @property
+    def points(self) -> list[PlotPoint]:
+        """Points of all series."""
+        points: list[PlotPoint] = []
+        for series in self.series:
+            points += series.points
+        return points
+
+    @property
     def explanation(self) -> str:
         return " ".join(filter(None, (self.description, self.note)))
 
     @property
     def table(self) -> Table:
-        numeric = {i for i in range(len(self.head)) if i not in self.text}
+        numeric = set(filterfalse(self.text.__contains__, range(len(self.head))))
         name = f"{self.id.removesuffix('-plot')}-table"
         caption = f"Numbers{self.subject}"
         return Table(name, caption, self.head, self.groups, numeric, folded=True)

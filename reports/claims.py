@@ -27,8 +27,12 @@ from auditor.statistics.bounds import LEVEL
 
 def select_reported_claims(result: AuditResult) -> list[ClaimEvidence]:
     """Return the evidence on each model that has a claim, a nominal ε or an audit."""
-    evidence = (weigh_claim_against_audits(result, target) for target in result.targets)
-    return [stands for stands in evidence if stands.has_anything_to_report]
+    reported = []
+    for target in result.targets:
+        stands = weigh_claim_against_audits(result, target)
+        if stands.has_anything_to_report:
+            reported.append(stands)
+    return reported
 
 
 def describe_claim_verdict(stands: ClaimEvidence) -> str:
@@ -37,16 +41,14 @@ def describe_claim_verdict(stands: ClaimEvidence) -> str:
     `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and of the claimed
     ε 1 this audit could show at most about 0.16 (...): consistent.`
     """
-    parts = [
-        f"{stands.target.title}: {_describe_claimed_epsilon(stands)}",
-        *(f"seen to fail ({reason})" for reason in stands.refuted),
-    ]
-    parts += [_describe_audited_bound(stands, bound) for bound in stands.bounds]
-    parts += [
-        f"{other.row.attack} proves ε ≥ {phrases.format_number(other.audit.epsilon)}, "
-        f"{other.reason}"
-        for other in stands.unheld
-    ]
+    parts = [f"{stands.target.title}: {_describe_claimed_epsilon(stands)}"]
+    for reason in stands.refuted:
+        parts.append(f"seen to fail ({reason})")
+    for bound in stands.bounds:
+        parts.append(_describe_audited_bound(stands, bound))
+    for other in stands.unheld:
+        epsilon = phrases.format_number(other.audit.epsilon)
+        parts.append(f"{other.row.attack} proves ε ≥ {epsilon}, {other.reason}")
     if stands.verdict is None:
         return f"{'; '.join(parts)}; {_describe_missing_audit(stands)}."
     return f"{'; '.join(parts)}: {format_claim_verdict(stands)}."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -26,21 +27,22 @@ NOTE = (
 
 def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     """Yield lines for each configuration, so that any number of runs fits a narrow terminal."""
-    names = list(map(make_printable_line, comparison.runs))
     blocks = []
-    for line in comparison.lines:
-        blocks.append([(name, *_format_run_table_cells(line, i)) for i, name in enumerate(names)])
     # Over all blocks, so that columns align between blocks; text wider than 30 may fold.
-    widths = []
-    for column in zip(*(row for rows in blocks for row in rows), strict=True):
-        widths.append(max(map(len, column)))
+    widths = np.zeros(4, dtype=int)
+    for line in comparison.lines:
+        rows = []
+        for i, name in enumerate(map(make_printable_line, comparison.runs)):
+            rows.append((name, *_format_run_table_cells(line, i)))
+            widths = np.maximum(widths, list(map(len, rows[-1])))
+        blocks.append(rows)
     for line, rows in zip(comparison.lines, blocks, strict=True):
         yield Text(
             f"{make_printable_line(line.row.title)}: {phrases.format_metric(line.metric)}",
             style="bold cyan",
         )
         table = RichTable.grid(padding=(0, 2))
-        for width in (2, *widths):
+        for width in (2, *widths.tolist()):
             table.add_column(min_width=width if width < 30 else None, overflow="fold")
         for row in rows:
             table.add_row("", *map(Text, row))
@@ -85,17 +87,13 @@ def _build_comparison_csv_rows(comparison: Comparison) -> Iterator[tuple[object,
 
 def build_paired_table(comparison: Comparison) -> Table:
     """Return a table with a row per configuration and metric, and a column per run."""
-    body = tuple(
-        (
-            make_printable_line(line.row.title),
-            phrases.format_metric(make_printable_line(line.metric)),
-            *(
-                "; ".join(filter(None, _format_run_table_cells(line, i, "difference ")))
-                for i in range(len(line.cells))
-            ),
-        )
-        for line in comparison.lines
-    )
+    body = []
+    for line in comparison.lines:
+        metric = phrases.format_metric(make_printable_line(line.metric))
+        row = [make_printable_line(line.row.title), metric]
+        for i in range(len(line.cells)):
+            row.append("; ".join(filter(None, _format_run_table_cells(line, i, "difference "))))
+        body.append(tuple(row))
     head = ("Row", "Metric", *map(make_printable_line, comparison.runs))
     return make_table("comparison", "Each run by target, setting and attack", head, body)
 

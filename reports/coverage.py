@@ -123,10 +123,11 @@ def list_missing_attacks(result: AuditResult) -> list[str]:
         access = f", {widest}" if is_in_part else ""
         key = (finding.attack, access, finding.not_applicable)
         targets.setdefault(key, {})[phrases.title_target(result, finding.target)] = None
-    return [
-        f"{attack[:1].upper()}{attack[1:]} did not run on {', '.join(titles)}{access}: {reason}."
-        for (attack, access, reason), titles in targets.items()
-    ]
+    sentences = []
+    for (attack, access, reason), titles in targets.items():
+        name = f"{attack[:1].upper()}{attack[1:]}"
+        sentences.append(f"{name} did not run on {', '.join(titles)}{access}: {reason}.")
+    return sentences
 
 
 def _has_run(finding: Finding) -> bool:
@@ -165,17 +166,23 @@ def describe_asked_records(result: AuditResult) -> str:
         return ""
     summary = f"{_describe_asked_population(counts)} were asked"
     strata = next((finding.strata for finding in result.findings if finding.strata), ())
-    copied = [stratum for stratum in strata if (stratum.copies or 1) > 1]
-    others = [stratum for stratum in strata if stratum not in copied]
+    copied: list[Stratum] = []
+    others: list[Stratum] = []
+    for stratum in strata:
+        (copied if (stratum.copies or 1) > 1 else others).append(stratum)
     if not copied:
         return f"{summary}."
-    n_copied = sum(stratum.population for stratum in copied)
+    n_copied = _count_population(copied)
     verb = "occurs" if n_copied == 1 else "occur"
     parts = [_describe_asked_strata(copied, f"{n_copied:,} that {verb} more than once")]
     if others:
-        n_others = sum(stratum.population for stratum in others)
-        parts.append(_describe_asked_strata(others, format_count(n_others, "other")))
+        which = format_count(_count_population(others), "other")
+        parts.append(_describe_asked_strata(others, which))
     return f"{summary}: {', '.join(parts)}."
+
+
+def _count_population(strata: Sequence[Stratum]) -> int:
+    return sum(stratum.population for stratum in strata)
 
 
 def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
@@ -183,7 +190,7 @@ def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
     once`.
     """
     n_asked = sum(stratum.extracted.n for stratum in strata)
-    if n_asked == sum(stratum.population for stratum in strata):
+    if n_asked == _count_population(strata):
         return f"all {which}"
     if n_asked:
         return f"{n_asked:,} of the {which}"
@@ -211,13 +218,14 @@ def format_progress_line(result: AuditResult) -> str:
     """Return a line for the progress display: the numbers of attacked and of extracted records so
     far.
     """
-    measured = [f for f in result.findings if f.strata]
-    if not measured:
+    row = None
+    most = -1
+    for finding in result.findings:
+        hits = sum(phrases.count_hits(s.extracted) for s in finding.strata)
+        if finding.strata and hits > most:
+            row = finding
+            most = hits
+    if row is None:
         return f"{result.benchmark.members:,} records asked"
-    row = max(
-        measured,
-        key=lambda finding: sum(phrases.count_hits(s.extracted) for s in finding.strata),
-    )
-    hits = sum(phrases.count_hits(s.extracted) for s in row.strata)
     n_asked = _describe_asked_population(result.benchmark.records["members"])
-    return f"{n_asked} asked so far: {hits:,} recited word for word ({format_strata(row)})"
+    return f"{n_asked} asked so far: {most:,} recited word for word ({format_strata(row)})"

@@ -12,6 +12,7 @@ import hashlib
 import importlib.resources
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,6 +31,7 @@ from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.decision_log import KeptDecision, load_gate_decisions
+from auditor.gate.rulings import Verdict
 from auditor.records.result_file import RESULT
 from auditor.reports import claims, edpb_summary, personal, phrases, signals
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
@@ -92,13 +94,12 @@ class EdpbQuestion:
 
     def answering_command_phrase(self, e: EdpbEvidence) -> str:
         """Return the command that would answer the question, or `otherwise`."""
-        methods = [
-            names[0]
-            for measure in self.measured_by
-            if (names := e.result.list_measuring_methods(measure))
-        ]
-        if methods:
-            return f"`audit run {' '.join(f'--attack {name}' for name in methods)}` would"
+        flags = []
+        for measure in self.measured_by:
+            for name in e.result.list_measuring_methods(measure)[:1]:
+                flags.append(f"--attack {name}")
+        if flags:
+            return f"`audit run {' '.join(flags)}` would"
         return self.otherwise
 
 
@@ -118,8 +119,12 @@ def _pair_measurements(
 
     numbers: selects the measurements of an attack result, by part.
     """
-    rows = e.result.select_findings(target.name)
-    return [(m, part, f) for f in rows for part, m in numbers(f).items() if is_measured(m)]
+    measurements = []
+    for f in e.result.select_findings(target.name):
+        for part, m in numbers(f).items():
+            if is_measured(m):
+                measurements.append((m, part, f))
+    return measurements
 
 
 def _find_highest_measurement(
@@ -206,29 +211,23 @@ def _describe_membership(e: EdpbEvidence) -> list[str]:
 
     Add records with one copy count if they decide whether a leak is shown.
     """
-    groups = []
-    for s in assess_signals(e.result).signals:
-        if s.kind is MEMBERSHIP and s.count:
-            groups.append(s)
-    return [
+    sentences = [
         *_describe_highest_values(e, (name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))),
         *_describe_highest_values(e, (ADJUSTED_AUC, RANKED)),
-        *(
-            f"{phrases.title_target(e.result, s.target)}: {signals.describe_signal_number(s)}."
-            for s in groups
-        ),
     ]
+    for s in assess_signals(e.result).signals:
+        if s.kind is MEMBERSHIP and s.count:
+            title = phrases.title_target(e.result, s.target)
+            sentences.append(f"{title}: {signals.describe_signal_number(s)}.")
+    return sentences
 
 
 def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
     recalls = phrases.sort_repeats(e.result.benchmark.greedy_recall)
-    known = []
+    parts = []
     for count, m in recalls:
         if (count.isdecimal() or count == "all") and is_measured(m):
-            known.append((count, m))
-    parts = []
-    for count, m in known:
-        parts.append(f"{count}: {_format_counted_value(m)}")
+            parts.append(f"{count}: {_format_counted_value(m)}")
     if parts:
         return [
             f"Greedy decoding after the start of each record, by repeat count: {'; '.join(parts)}."
@@ -281,10 +280,8 @@ def _describe_signal_count(result: AuditResult, assessment: LeakAssessment, targ
     for s in assessment.list_target_signals(target):
         if s.status == NOT_TESTED:
             untested_signals.append(s)
-    tested, untested = (
-        len(signals.group_signals(signal_set))
-        for signal_set in (assessment.list_tested_signals(target), untested_signals)
-    )
+    tested = len(signals.group_signals(assessment.list_tested_signals(target)))
+    untested = len(signals.group_signals(untested_signals))
     if assessment.shows_no_leakage(target):
         verdict = signals.format_no_leakage(assessment, target)
     else:
@@ -338,13 +335,8 @@ def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
             e, target, lambda f: {"recall": f.measurement("recall_difference")}
         )
         if differences:
-            # In the order of `differences`: the row is chosen by recall itself, not by its
-            # difference.
-            recalls = [
-                recall.value if (recall := f.measurement("recall")) else -1.0
-                for *_, f in differences
-            ]
-            change, _, row = differences[recalls.index(max(recalls))]
+            # by recall itself, not by its difference
+            change, _, row = max(differences, key=lambda difference: _find_recall(difference[2]))
             lost = target.perplexity
             cost = ""
             if lost:
@@ -356,16 +348,21 @@ def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
     return sentences
 
 
+def _find_recall(finding: Finding) -> float:
+    recall = finding.measurement("recall")
+    return recall.value if recall else -1.0
+
+
 def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
     """Describe extraction of each kind of personal data, by each model's most successful attack."""
     sentences = []
     for target in _exclude_control_targets(e):
-        rows = _pair_measurements(e, target, lambda f: f.by_kind)
-        measurements = [(m, _generalise_personal_kind(kind), f) for m, kind, f in rows]
-        for kind in dict.fromkeys(kind for _, kind, _ in measurements):
-            m, _, row = _find_highest_measurement(
-                candidate for candidate in measurements if candidate[1] == kind
-            )
+        by_kind: dict[str, list[tuple[Measurement, str, Finding]]] = {}
+        for measurement in _pair_measurements(e, target, lambda f: f.by_kind):
+            kind = _generalise_personal_kind(measurement[1])
+            by_kind.setdefault(kind, []).append(measurement)
+        for kind, measurements in by_kind.items():
+            m, _, row = _find_highest_measurement(measurements)
             number = f"{personal.format_personal_kind(kind)} {phrases.format_counted_share(m)}"
             sentences.append(f"{title_attack_row(e.result, row)}: {number}.")
     return sentences
@@ -388,14 +385,15 @@ def _describe_gate_verdict(e: EdpbEvidence) -> list[str]:
     sentences = []
     for gate in e.gates:
         rulings = gate.decision.rulings
-        counts = (
-            (sum(r.verdict == verdict for r in rulings), verdict)
-            for verdict in ("failed", "inconclusive", "held")
-        )
-        text = ", ".join(f"{n} {verdict}" for n, verdict in counts if n) or "nothing was judged"
-        if missed := [
-            f"{r.cell_title}: {r.metric} {r.missed:.4g}" for r in rulings if r.missed is not None
-        ]:
+        counts: dict[Verdict, int] = dict.fromkeys(("failed", "inconclusive", "held"), 0)
+        missed = []
+        for r in rulings:
+            counts[r.verdict] += 1
+            if r.missed is not None:
+                missed.append(f"{r.cell_title}: {r.metric} {r.missed:.4g}")
+        text = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
+        text = text or "nothing was judged"
+        if missed:
             more = ""
             if len(missed) > _SHOWN:
                 more = f" (and {len(missed) - _SHOWN} more)"
@@ -459,17 +457,15 @@ def read_edpb_document(folder: Path) -> Document:
 
 
 def build_edpb_document(e: EdpbEvidence) -> Document:
-    missing = {
-        question: "" if question.list_answers(e) else question.answering_command_phrase(e)
-        for question in list_questions()
-    }
-    n_measured, n_controller = (
-        sum(remedy == reason for remedy in missing.values()) for reason in ("", _FOR_YOU)
-    )
-    n_untested = len(missing) - n_measured - n_controller
-    questions = [
-        (question.paragraph, question.question, remedy) for question, remedy in missing.items()
-    ]
+    questions = []
+    counts = Counter[str]()
+    for question in list_questions():
+        remedy = "" if question.list_answers(e) else question.answering_command_phrase(e)
+        questions.append((question.paragraph, question.question, remedy))
+        counts[remedy] += 1
+    n_measured = counts[""]
+    n_controller = counts[_FOR_YOU]
+    n_untested = len(questions) - n_measured - n_controller
     sections = [
         edpb_summary.build_limits_section(),
         _build_leak_signals_section(e),
@@ -477,7 +473,7 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
     ]
     # A group of groupby ends when the next begins: read each in turn.
     for n, (title, of_source) in enumerate(
-        groupby(missing, key=lambda question: question.source), 1
+        groupby(list_questions(), key=lambda question: question.source), 1
     ):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
         table = Table(
@@ -491,7 +487,7 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
         title=edpb_summary.write_edpb_title(e.result),
         facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
         headline=f"{_signal_counts_paragraph(e)} {edpb_summary.describe_audited_records(e.result)}",
-        verdict=f"{edpb_summary.describe_threat(e.result)} Of {len(missing)} questions, "
+        verdict=f"{edpb_summary.describe_threat(e.result)} Of {len(questions)} questions, "
         f"{n_measured} have a measured "
         f"answer, {n_controller} are for the controller, {n_untested} were not tested. Brackets "
         "hold 95% intervals.",

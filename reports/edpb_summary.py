@@ -60,16 +60,16 @@ def build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section
 
     questions: (paragraph, question, reason for a missing answer, or "" if answered) each.
     """
-    by_paragraph: dict[str, list[tuple[str, str]]] = {}
+    by_paragraph: dict[str, tuple[list[str], list[str]]] = {}
     for paragraph, question, reason in questions:
-        by_paragraph.setdefault(paragraph, []).append((question, reason))
+        measured, missing = by_paragraph.setdefault(paragraph, ([], []))
+        if reason:
+            missing.append(f"{question}: {reason}.")
+        else:
+            measured.append(question)
     rows = []
-    for paragraph, paragraph_questions in by_paragraph.items():
-        measured = " ".join(question for question, reason in paragraph_questions if not reason)
-        missing = " ".join(
-            f"{question}: {reason}." for question, reason in paragraph_questions if reason
-        )
-        rows.append((paragraph, measured or "nothing", missing or "nothing"))
+    for paragraph, (measured, missing) in by_paragraph.items():
+        rows.append((paragraph, " ".join(measured) or "nothing", " ".join(missing) or "nothing"))
     head = ("Paragraph", "In scope of this test", "Out of scope, and why")
     caption = "What this test covers, by paragraph of the opinion"
     table = make_table("coverage", caption, head, rows)
@@ -92,23 +92,29 @@ def _format_attacked_records(result: AuditResult, side: Literal["members", "nonm
 
 def audit_scope_sentences(r: AuditResult) -> list[str]:
     """Return sentences on attacked records, methods and cost; return [] if nothing was measured."""
-    measured = []
+    attacks = dict[str, None]()  # ordered sets
+    settings = dict[str, None]()
+    n_measured = 0
+    n_drawn = 0
+    n_rows = 0
+    idle = 0
     for f in r.findings:
-        if f.measurements and not f.not_applicable:
-            measured.append(f)
-    if not measured:
+        if f.not_applicable:
+            idle += 1
+        elif f.measurements:
+            attacks[f.attack] = None
+            settings[f.setting] = None
+            n_measured += 1
+            n_drawn += f.drawn
+            n_rows += f.rows
+    if not n_measured:
         return []
-    attacks = ", ".join(dict.fromkeys(f.attack for f in measured))
-    settings = " and ".join(dict.fromkeys(f.setting for f in measured))
-    idle = sum(1 for f in r.findings if f.not_applicable)
     rest = f"; {idle} more did not apply" if idle else ""
-    n_drawn = sum(f.drawn for f in measured)
-    rows = sum(f.rows for f in measured)
     return [
         f"{_format_attacked_records(r, 'members')} and "
         f"{_format_attacked_records(r, 'nonmembers')} attacked, "
         f"{format_count(r.benchmark.known, 'auxiliary record')}; "
-        f"{format_count(len(measured), 'configuration')} of model, access and attack ({attacks}; "
-        f"{settings}){rest}; {format_count(n_drawn, 'token')} drawn, "
-        f"{format_count(rows, 'forward row')}."
+        f"{format_count(n_measured, 'configuration')} of model, access and attack "
+        f"({', '.join(attacks)}; {' and '.join(settings)}){rest}; "
+        f"{format_count(n_drawn, 'token')} drawn, {format_count(n_rows, 'forward row')}."
     ]

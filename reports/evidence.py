@@ -63,8 +63,11 @@ _UNIT_GLOSSARY = {  # by the unit of a row's main number
 def list_glossary_terms(result: AuditResult) -> Facts:
     """Return the words and measures that the report uses, with their meanings."""
     units = {f.main.unit for f in result.findings if f.main}
-    measures = (term for unit, term in _UNIT_GLOSSARY.items() if unit in units)
-    return (*severity.GLOSSARY, *signals.GLOSSARY, *measures)
+    terms = [*severity.GLOSSARY, *signals.GLOSSARY]
+    for unit, term in _UNIT_GLOSSARY.items():
+        if unit in units:
+            terms.append(term)
+    return tuple(terms)
 
 
 def _build_results_section_blocks(result: AuditResult) -> Iterator[Block]:
@@ -148,7 +151,7 @@ def _build_calibration_blocks(result: AuditResult, details: SecretDetails) -> It
     calibrations: list[tuple[Finding, str, Reliability]] = []
     for f in phrases.sort_findings(result):
         calibrations += _list_titled_calibrations(result, details, f)
-    undefended = any(f.target == UNDEFENDED for f, _, _ in calibrations)
+    undefended = UNDEFENDED in {f.target for f, *_ in calibrations}
     series = []
     groups = []
     errors = []
@@ -168,7 +171,7 @@ def _build_calibration_blocks(result: AuditResult, details: SecretDetails) -> It
             cells.append((f"{phrases.format_percent(b.score)}%", phrases.format_share(b.right)))
         series.append(Series(name, points, f.setting))
         groups.append(Group(row, cells))
-    if any(line.label.endswith(_PROBED) for line in series):
+    if _PROBED in " ".join(line.label for line in series):
         text += (
             " For the extraction probability: the chance that any sample of an attack is the "
             "secret, and the share of secrets for which one was."
@@ -206,7 +209,7 @@ def _list_titled_calibrations(
         yield finding, name, detailed.calibrate_guess_scores(o.score.clip(max=1.0), o.hit)
     chances = _list_calibration_chances(result, details, finding)
     # (members,), NaN if unknown
-    foretold = np.array([chances.get(id, math.nan) for id in o.ids], dtype=float)
+    foretold = np.array(list(map(chances.get, o.ids)), dtype=float)
     known = ~np.isnan(foretold)
     if known.any():
         yield (

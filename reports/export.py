@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,9 +151,7 @@ def read_exported_run(folder: Path) -> RunOutcomes:
         raise AuditError(f"{folder} has no results by secret: no row was measured")
     outcomes = {}
     for row, values in run.outcomes.items():
-        outcomes[row] = replace(
-            values, ids=tuple(names.get(secret, secret) for secret in values.ids)
-        )
+        outcomes[row] = replace(values, ids=tuple(map(names.get, values.ids, values.ids)))
     return replace(run, outcomes=outcomes)
 
 
@@ -160,19 +159,26 @@ def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
     """Return a sheet with a row per (run, model, access, attack, secret), and a column per
     number.
     """
-    run_rows = [
-        (run.result.name, row, entry) for run in runs for row, entry in run.outcomes.items()
-    ]
-    names = tuple(dict.fromkeys(name for _, _, entry in run_rows for name in entry.values))
+    names: dict[str, None] = {}  # an ordered set
+    for run in runs:
+        for entry in run.outcomes.values():
+            names |= dict.fromkeys(entry.values)
     rows = list[tuple[Value, ...]]()
-    for run, row, entry in run_rows:
-        # A missing number leaves its column empty.
-        columns = [entry.values.get(name) for name in names]
-        clean = escaping.make_printable_line
-        for i, secret in enumerate(entry.ids):
-            numbers = (None if column is None else float(column[i]) for column in columns)
-            about = map(clean, (run, *row, secret))
-            rows.append((*about, bool(entry.member[i]), entry.repeats[i], *numbers))
+    clean = escaping.make_printable_line
+    for run in runs:
+        for row, entry in run.outcomes.items():
+            # A missing number leaves its column empty.
+            empty = (None,) * len(entry.ids)
+            columns = []
+            for name in names:
+                column = entry.values.get(name)
+                columns.append(empty if column is None else column.astype(float).tolist())
+            about = tuple(map(clean, (run.result.name, *row)))
+            secrets = map(clean, entry.ids)
+            for secret, *values in zip(
+                secrets, entry.member.tolist(), entry.repeats, *columns, strict=True
+            ):
+                rows.append((*about, secret, *values))
     return Sheet({**_SECRET, **dict.fromkeys(names, "number")}, tuple(rows))
 
 
@@ -219,10 +225,9 @@ def to_latex(results: Sequence[AuditResult]) -> str:
 
 def _build_main_number_row_table(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Attack", "Metric", "Members", "Non-members")
-    rows = tuple(
-        (phrases.title_row(result, f), f.attack, *_build_main_number_cells(f))
-        for f in phrases.sort_findings(result)
-    )
+    rows = []
+    for f in phrases.sort_findings(result):
+        rows.append((phrases.title_row(result, f), f.attack, *_build_main_number_cells(f)))
     note = "excess, perplexity and claims: audit export --csv"
     return tables.RowTable(
         f"{result.name}: main number of each attack with its 95% interval", head, rows, note
@@ -241,21 +246,22 @@ def _build_main_number_cells(finding: Finding) -> tuple[str, str, str]:
 
 def _build_epsilon_claims_row_table(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Relation", "Unit", "ε", "δ", "Tokens", "Spent ε", "Status")
-    rows = tuple(
-        (
-            target.title,
-            phrases.format_relation(name),
-            claim.unit,
-            phrases.format_number(epsilon),
-            phrases.format_number(claim.delta),
-            "any" if claim.queries is None else f"{claim.queries:,}",
-            phrases.format_number(claim.spent_epsilon[name])
-            if name in claim.spent_epsilon
-            else phrases.NOTHING,
-            claim.status,
-        )
-        for target in result.targets
-        if (claim := target.claim) is not None
-        for name, epsilon in claim.epsilon.items()
-    )
+    rows = []
+    for target in result.targets:
+        claim = target.claim
+        if claim is None:
+            continue
+        for name, epsilon in claim.epsilon.items():
+            rows.append(
+                (
+                    target.title,
+                    phrases.format_relation(name),
+                    claim.unit,
+                    phrases.format_number(epsilon),
+                    phrases.format_number(claim.delta),
+                    "any" if claim.queries is None else f"{claim.queries:,}",
+                    phrases.format_number(claim.spent_epsilon.get(name, math.nan)),
+                    claim.status,
+                )
+            )
     return tables.RowTable(f"{result.name}: what is claimed", head, rows)

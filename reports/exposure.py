@@ -19,8 +19,11 @@ def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> 
     members = {secret.id for secret in details.secrets if secret.member}
     exposures = []
     for f in phrases.sort_findings(result):
-        row = details.exposure.get(f.cell_key, {})
-        if values := [bits for id, bits in row.items() if id in members and math.isfinite(bits)]:
+        values = []
+        for id, bits in details.exposure.get(f.cell_key, {}).items():
+            if id in members and math.isfinite(bits):
+                values.append(bits)
+        if values:
             exposures.append((f, values))
     if not exposures:
         return []
@@ -28,17 +31,23 @@ def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> 
     series = []
     groups = []
     titles_above = []
+    longest = -math.inf
     for f, values in exposures:
         points = []
         cells = []
+        is_above = False
         for x, y in detailed.compute_survival_function(values):
             points.append(PlotPoint(x, y))
-            shares = (y, 2**-x, bound_null_exposure_tail(x, n))
-            percent = (f"{phrases.format_percent(p)}%" for p in shares)
-            cells.append((phrases.format_number(x), *percent))
+            row = [phrases.format_number(x)]
+            band = bound_null_exposure_tail(x, n)
+            for share in (y, 2**-x, band):
+                row.append(f"{phrases.format_percent(share)}%")
+            cells.append(tuple(row))
+            is_above |= y > band
+            longest = max(longest, x)
         series.append(Series(phrases.title_target(result, f.target), points, f.setting))
         groups.append(Group(title_attack_row(result, f), cells))
-        if any(point.y > bound_null_exposure_tail(point.x, n) for point in points):
+        if is_above:
             titles_above.append(phrases.title_row(result, f))
     title = "Exposure of the canaries and its null"
     text = (
@@ -53,7 +62,7 @@ def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> 
     head = ("Bits", "Canaries with at least this many", "Without memorisation", "The band ends at")
     axes = ("Exposure (bits)", "Share with at least as much")
     null = []
-    for x in np.linspace(0, max(point.x for line in series for point in line.points), 41):
+    for x in np.linspace(0, longest, 41):
         null.append(PlotPoint(x, 2**-x, 2**-x, bound_null_exposure_tail(x, n)))
     figure = Figure(
         "exposure-plot",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+
+import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
@@ -31,9 +34,9 @@ def draw_all_figures(result: AuditResult, research: bool | None = None) -> list[
         figures += _draw_repeat_recall_figures(result, setting, findings)
         if selected := [f for f in findings if f.curve]:
             figures.append(_draw_wrong_guess_figure(result, setting, selected))
-        if selected := [f for f in findings if phrases.select_any_sample_recall(f)]:
+        if selected := list(filter(phrases.select_any_sample_recall, findings)):
             figures.append(_draw_sample_count_figure(result, setting, selected))
-        if selected := [f for f in findings if phrases.select_insertion_exposure(f)]:
+        if selected := list(filter(phrases.select_insertion_exposure, findings)):
             figures.append(_draw_exposure_figure(result, setting, selected))
     described: set[str] = set()
     selection = []
@@ -67,18 +70,17 @@ def _draw_repeat_recall_figures(
         metric = "Recall"
         subject = f"Share of secrets that {selected[0].attack} completed"
     counted = "by the copies of each in --data (training may have used others)"
-    some_completed = any(m.value for f in selected for m in f.by_repeats.values())
-    cells = {}
+    some_completed = attacked and any(phrases.has_hits(f.by_repeats) for f in selected)
+    cells: dict[str, dict[str, str]] = {}
     notes = []
     for f in selected:
         title = phrases.title_row(result, f)
-        if attacked and some_completed and not any(m.value for m in f.by_repeats.values()):
+        if some_completed and not phrases.has_hits(f.by_repeats):
             notes.append(phrases.describe_no_hits(title, f.by_repeats.values()))
             continue
-        cells[title] = {
-            count: phrases.format_counted_share(m)
-            for count, m in phrases.sort_repeats(f.by_repeats)
-        }
+        cells[title] = {}
+        for count, m in phrases.sort_repeats(f.by_repeats):
+            cells[title][count] = phrases.format_counted_share(m)
     head, groups = table_by_target("Copies", cells)
     yield Figure(
         f"repeats-{setting}",
@@ -100,12 +102,13 @@ def table_by_target(
 
     first: head of the first column; cells: texts by model title and row label, in table order.
     """
-    labels = dict.fromkeys(label for column in cells.values() for label in column)
-    order = sorted(labels, key=lambda label: phrases.key_repeats(label.replace(",", "")))
-    rows = tuple(
-        (label, *(column.get(label, phrases.NOTHING) for column in cells.values()))
-        for label in order
-    )
+    labels = dict.fromkeys(chain.from_iterable(cells.values()))
+    rows = []
+    for label in sorted(labels, key=lambda label: phrases.key_repeats(label.replace(",", ""))):
+        row = [label]
+        for column in cells.values():
+            row.append(column.get(label, phrases.NOTHING))
+        rows.append(tuple(row))
     return (first, *cells), (Group("", rows),)
 
 
@@ -121,7 +124,7 @@ def _draw_wrong_guess_figure(
     for f in findings:
         title = title_attack_row(result, f)
         group = Group(title, _build_wrong_guess_rows(f.curve))
-        if any(recall for _, recall in f.curve):
+        if f.curve[-1][1]:  # recall rises along the curve
             groups.append(group)
         else:
             missed.append(group)
@@ -196,14 +199,12 @@ def _build_wrong_guess_rows(
     A point with the recall of the previous point is left out; the last point is added. curve:
     (wrong guesses, recall) each.
     """
-    counts = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
-    # A count beyond all points gives -1, which the modulo maps to the last point.
-    indices = set()
-    for least in counts:
-        indices.add(
-            next((i for i, (errors, _) in enumerate(curve) if errors >= least), -1) % len(curve)
-        )
-    rows: dict[str, str] = {}
-    for i in sorted(indices):
-        rows.setdefault(f"{phrases.format_percent(curve[i][1])}%", f"{curve[i][0]:,}")
-    return [(n_wrong, recall) for recall, n_wrong in rows.items()]
+    counts = np.append(0, np.outer(10 ** np.arange(7), (1, 2, 5)))
+    errors, recalls = zip(*curve, strict=True)
+    # the first point of each count; the last point for a count beyond all points
+    indices = np.searchsorted(errors, counts).clip(max=len(curve) - 1)
+    rows: dict[str, tuple[str, str]] = {}
+    for i in indices.tolist():
+        recall = f"{phrases.format_percent(recalls[i])}%"
+        rows.setdefault(recall, (f"{errors[i]:,}", recall))
+    return list(rows.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -41,8 +41,13 @@ HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", 
 
 def describe_frontier(f: Frontier) -> str:
     """Describe which model leaks least at equal usefulness, if a difference is significant."""
-    within = [p for p in f.points if p.within == "shown"]
-    unsure = [p for p in f.points if p.within == "not shown"]
+    within = []
+    unsure = []
+    for p in f.points:
+        if p.within == "shown":
+            within.append(p)
+        elif p.within == "not shown":
+            unsure.append(p)
     most = phrases.format_percent(f.margin)
     unproven = ""
     if unsure:
@@ -62,9 +67,11 @@ def describe_frontier(f: Frontier) -> str:
 def _describe_least_leaking(f: Frontier, points: Sequence[FrontierPoint]) -> str:
     # The first point is the undefended model.
     base, *_ = f.points
-    least = sorted((p for p in points if p.least), key=lambda p: p.leak.value)
-    first, *equal = least
-    worse = [p for p in points if not p.least]
+    least: list[FrontierPoint] = []
+    worse: list[FrontierPoint] = []
+    for p in points:
+        (least if p.least else worse).append(p)
+    first, *equal = sorted(least, key=lambda p: p.leak.value)
     undefended = ""
     if first is not base:
         undefended = f"; undefended {phrases.format_measurement_value(base.leak)}"
@@ -98,12 +105,12 @@ def _format_leak_metric(f: Frontier) -> str:
 
 def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
     """Return the models' names: `Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
+    knobs_by_line: dict[str, list[str]] = {}
+    for p in points:
+        knob = p.label.removeprefix(p.line).removeprefix(", ")
+        knobs_by_line.setdefault(p.line, []).append(knob)
     names = []
-    # groupby joins only neighbours: sort lines by first appearance.
-    for line, group in groupby(
-        sorted(points, key=lambda p: [q.line for q in points].index(p.line)), lambda p: p.line
-    ):
-        knobs = [p.label.removeprefix(line).removeprefix(", ") for p in group]
+    for line, knobs in knobs_by_line.items():
         names.append(f"{line} ({'; '.join(knobs)})" if any(knobs) else line)
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
@@ -144,11 +151,10 @@ def _describe_comparison_method(f: Frontier) -> str:
 def build_frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
     if not frontiers:
         return []
-    left_out = tuple(
-        f"{phrases.format_metric(f.metric)}: no point of {label}: {reason}"
-        for f in frontiers
-        for label, reason in f.missing.items()
-    )
+    left_out = []
+    for f in frontiers:
+        for label, reason in f.missing.items():
+            left_out.append(f"{phrases.format_metric(f.metric)}: no point of {label}: {reason}")
     reading = (
         "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are "
         "95% intervals, a line is one defense over its own knob. Filled: an ε is proved, for its "
@@ -166,11 +172,13 @@ def build_frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
 
 def draw_frontier_figures(frontiers: Sequence[Frontier]) -> tuple[Figure, ...]:
     """Return a figure per frontier; a defense keeps its colour and marker in all figures."""
-    lines = list(dict.fromkeys(p.line for f in frontiers for p in f.points))
+    lines = dict[str, None]()  # an ordered set
+    for f in frontiers:
+        lines |= dict.fromkeys(p.line for p in f.points)
     return tuple(_draw_leak_metric_figure(f, lines) for f in frontiers)
 
 
-def _draw_leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
+def _draw_leak_metric_figure(f: Frontier, lines: Iterable[str]) -> Figure:
     grid = build_frontier_row_table(f)
     return Figure(
         f"frontier-{f.metric}-{f.attack}".replace("_", "-"),
@@ -187,35 +195,36 @@ def _draw_leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
     )
 
 
-def _build_defense_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
+def _build_defense_series(f: Frontier, lines: Iterable[str]) -> Iterator[Series]:
     """Yield the series of a plot: the finite points of each line, split wherever the kind changes.
 
     lines: labels of the lines in plot order. The last series holds the frontier's corners.
     """
-    finite = [p for p in f.points if math.isfinite(p.ratio.value)]
-    for line in lines:
-        line_points = [p for p in finite if p.line == line]
+    points_by_line: dict[str, list[tuple[str, PlotPoint]]] = {line: [] for line in lines}
+    corners = []
+    for p in f.points:
+        x = p.ratio
+        y = p.leak
+        if not math.isfinite(x.value):
+            continue
+        kind = MEASURED if p.epsilon is None else PROVED
+        point = PlotPoint(x.value, y.value, y.low, y.high, x.low, x.high)
+        points_by_line[p.line].append((kind, point))
+        if p.corner:
+            corners.append(PlotPoint(x.value, y.value))
+    for line, kinds_and_points in points_by_line.items():
         # Colours follow the order of lines, so a line without points keeps its colour.
-        if not line_points:
+        if not kinds_and_points:
             yield Series(line, ())
-        for kind, stretch in groupby(
-            line_points, lambda p: MEASURED if p.epsilon is None else PROVED
-        ):
-            points = (
-                PlotPoint(
-                    p.ratio.value, p.leak.value, p.leak.low, p.leak.high, p.ratio.low, p.ratio.high
-                )
-                for p in stretch
-            )
-            yield Series(line, tuple(points), kind)
-    corners = sorted((p for p in finite if p.corner), key=lambda p: p.ratio.value)
-    yield Series(CORNERS, tuple(PlotPoint(p.ratio.value, p.leak.value) for p in corners), CORNERS)
+        for kind, stretch in groupby(kinds_and_points, lambda pair: pair[0]):
+            yield Series(line, [point for _, point in stretch], kind)
+    yield Series(CORNERS, sorted(corners, key=lambda p: p.x), CORNERS)
 
 
-def _build_frontier_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
-    """Return a table row per model, with the columns of HEAD."""
-    return tuple(
-        (
+def _build_frontier_table_rows(f: Frontier) -> Iterator[tuple[str, ...]]:
+    """Yield a table row per model, with the columns of HEAD."""
+    for p in f.points:
+        yield (
             p.label,
             phrases.format_measurement_value(p.ratio),
             {"shown": "yes", "not shown": "not shown", "beyond": "no"}[p.within],
@@ -224,8 +233,6 @@ def _build_frontier_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
             _format_least_leaking(f, p),
             "corner" if p.corner else "",
         )
-        for p in f.points
-    )
 
 
 def _format_promised_epsilon(p: FrontierPoint) -> str:
@@ -270,7 +277,7 @@ def build_frontier_row_table(f: Frontier) -> tables.RowTable:
     return tables.RowTable(
         title,
         head,
-        _build_frontier_table_rows(f),
+        tuple(_build_frontier_table_rows(f)),
         f"{describe_frontier(f)}\n{_describe_frontier_basis(f)}",
     )
 
@@ -330,7 +337,7 @@ def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Pa
     """Write frontier.svg, .png, .md, .csv, .tex and .json atomically, if there is a frontier."""
     if not frontiers:
         return []
-    grids = [build_frontier_row_table(f) for f in frontiers]
+    grids = list(map(build_frontier_row_table, frontiers))
     alt = escaping.make_printable_line(" ".join(map(describe_frontier, frontiers)))
     texts = {
         ".md": f"![{escaping.escape_for_markdown(alt)}]({NAME}.svg)\n\n"
@@ -339,9 +346,13 @@ def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Pa
         ".tex": "\n\\par\\bigskip\n".join(map(tables.render_latex_table, grids)),
         ".json": json.dumps(to_json(list(frontiers)), indent=1, allow_nan=False) + "\n",
     }
-    for ending, text in texts.items():
-        disk.replace_atomically(folder / f"{NAME}{ending}", text)
-    pictures = [folder / f"{NAME}{ending}" for ending in (".svg", ".png")]
-    for path in pictures:
+    paths = []
+    for ending in (".svg", ".png"):
+        path = folder / f"{NAME}{ending}"
         plot_files.save_frontier_plot(path, draw_frontier_figures(frontiers), alt)
-    return [*pictures, *(folder / f"{NAME}{ending}" for ending in texts)]
+        paths.append(path)
+    for ending, text in texts.items():
+        path = folder / f"{NAME}{ending}"
+        disk.replace_atomically(path, text)
+        paths.append(path)
+    return paths

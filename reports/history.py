@@ -109,34 +109,39 @@ def render_history_page(history: History, folder: Path) -> str:
     for i, line in enumerate(history.lines):
         runs = []
         for entry, change in zip(line.entries, line.changes, strict=True):
-            runs.append(
-                _ShownRun(
-                    entry,
-                    change,
-                    phrases.make_result_printable(entry.run.result),
-                    make_printable_line(_shorten_label(history.by, entry)),
-                )
-            )
+            shown = phrases.make_result_printable(entry.run.result)
+            label = make_printable_line(_shorten_label(history.by, entry))
+            runs.append(_ShownRun(entry, change, shown, label))
         lines.append(runs)
-        more = ""
-        if len(runs) > 1:
-            more = f" and {len(runs) - 1} more"
-        if i:
-            title = f"Not comparable: {runs[-1].name}{more}"
-        else:
-            title = "Leakage"
-        if i:
-            blocks: list[Block] = [Paragraph(f"{make_printable_line(line.reason)}.")]
-        else:
-            blocks = []
-        if not i or len(runs) > 1:
-            blocks += _build_leakage_figures(history.by, runs, i)
-        blocks.append(_build_runs_table(runs, i, folder))
-        sections.append(Section(f"line-{i}", title, tuple(blocks)))
-    if history.left_out:
-        items = tuple(make_printable_line(f"{name}: {reason}") for name, reason in history.left_out)
+        sections.append(_build_line_section(history.by, line.reason, runs, i, folder))
+    items = []
+    for name, reason in history.left_out:
+        items.append(make_printable_line(f"{name}: {reason}"))
+    if items:
         sections.append(Section("left-out", "Left out", (Bullets(items),)))
     sections.append(Section("reading", "How to read this", (Bullets(_READING),)))
+    return html.render_html_document(_build_history_document(history.by, lines, tuple(sections)))
+
+
+def _build_line_section(
+    by: By, reason: str, runs: Sequence[_ShownRun], line: int, folder: Path
+) -> Section:
+    """Build the section of comparable runs. reason: why they cannot be compared with line 0."""
+    title = "Leakage"
+    blocks: list[Block] = []
+    if line:
+        more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+        title = f"Not comparable: {runs[-1].name}{more}"
+        blocks.append(Paragraph(f"{make_printable_line(reason)}."))
+    if not line or len(runs) > 1:
+        blocks += _build_leakage_figures(by, runs, line)
+    blocks.append(_build_runs_table(runs, line, folder))
+    return Section(f"line-{line}", title, tuple(blocks))
+
+
+def _build_history_document(
+    by: By, lines: Sequence[Sequence[_ShownRun]], sections: tuple[Section, ...]
+) -> Document:
     last = lines[0][-1]  # the page is about the first line, with which no other can be compared
     if last.change:
         since = changes.write_headline(last.change)
@@ -147,28 +152,28 @@ def render_history_page(history: History, folder: Path) -> str:
         ("Since the run before", since),
         ("Gate decisions on it", last.gate_decisions or "no gate was run"),
     )
-    record, model = last.result.benchmark, last.result.plan.get("model")
+    record = last.result.benchmark
+    model = last.result.plan.get("model")
     members = f"{format_count(record.members, 'member')}"
     nonmembers = f"{format_count(record.nonmembers, 'non-member')}"
     counts = [f"{len(lines[0])} in one series"]
     if lines[1:]:
         counts.append(f"{sum(map(len, lines[1:]))} not comparable with them")
-    document = Document(
+    return Document(
         title="The built-in lab" if model is None else _get_last_part(str(model)),
         facts=(
             ("Runs", ", ".join(counts)),
             ("Secrets", f"{record.name}: {members}, {nonmembers}"),
-            ("Ordered by", history.by),
+            ("Ordered by", by),
         ),
         headline=verdict.write_headline(last.result),
-        verdict=" ".join(text for _, text in answers),
-        sections=tuple(sections),
+        verdict=" ".join(dict(answers).values()),
+        sections=sections,
         kind="History of the privacy audits of a language model",
         lead="Now",
         source="Rendered only from the run folders",
         answers=answers,
     )
-    return html.render_html_document(document)
 
 
 def _get_last_part(path: str) -> str:
@@ -217,10 +222,9 @@ def _build_leakage_figures(by: By, runs: Sequence[_ShownRun], line: int) -> Iter
                 rows = kinds.setdefault((finding.setting, main.name), {})
                 rows.setdefault(finding.cell_key, []).append(_MainNumber(i, run, finding, main))
     worst_first = sorted(kinds, key=lambda kind: kind[0] != "white-box")
-    figures = tuple(
-        _draw_leakage(by, runs, *kind, kinds[kind], f"course-{line}-{n}")
-        for n, kind in enumerate(worst_first)
-    )
+    figures = []
+    for n, kind in enumerate(worst_first):
+        figures.append(_draw_leakage(by, runs, *kind, kinds[kind], f"course-{line}-{n}"))
     yield Figures(figures) if figures else Paragraph("Nothing was measured.")
 
 
@@ -233,12 +237,18 @@ def _draw_leakage(
     id: str,
 ) -> Figure:
     label, unit = phrases.format_metric(metric), next(iter(rows.values()))[0].main.unit
-    series, groups = [], []
+    series = []
+    groups = []
     for row, numbers in rows.items():
         target = phrases.title_target(numbers[-1].run.result, row.target)
-        points = tuple(PlotPoint(s.place, s.main.value, s.main.low, s.main.high) for s in numbers)
+        points = []
+        cells = []
+        for number in numbers:
+            m = number.main
+            points.append(PlotPoint(number.place, m.value, m.low, m.high))
+            cells.append(number.cells)
         series.append(Series(target, points, row.attack))
-        groups.append(Group(f"{target} · {row.attack}", tuple(s.cells for s in numbers)))
+        groups.append(Group(f"{target} · {row.attack}", cells))
     shares = unit in SHARES
     order = f"Runs by {by}"
     return Figure(
@@ -247,12 +257,12 @@ def _draw_leakage(
         f"{label}, {setting}",
         f"{order}, evenly spaced, with 95% intervals.",
         ("Run", label, "95% interval", "n", "Non-members", "Since the run before"),
-        tuple(groups),
+        groups,
         (),
-        tuple(series),
+        series,
         {0},
         axes=(order, label if shares or not unit or unit in label else f"{label}, {unit}"),
-        ticks=tuple(run.label for run in runs),
+        ticks=[run.label for run in runs],
     )
 
 

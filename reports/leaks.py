@@ -48,12 +48,12 @@ def _pair_strongest_rows(
 
     Attacks without stored outcomes are left out.
     """
-    best = (find_strongest_attack_row(result, target.name) for target in result.targets)
-    return [
-        (finding, details.rows[finding.cell_key])
-        for finding in best
-        if finding and finding.cell_key in details.rows
-    ]
+    pairs = []
+    for target in result.targets:
+        best = find_strongest_attack_row(result, target.name)
+        if best and best.cell_key in details.rows:
+            pairs.append((best, details.rows[best.cell_key]))
+    return pairs
 
 
 def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> Iterator[Block]:
@@ -85,11 +85,11 @@ def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> 
     tables: list[Group] = []
     spans: list[ForestSpan | None] = []
     notes = []
-    some_extracted = any(m.value for f in rows for m in f.by_group.values())
+    some_extracted = any(phrases.has_hits(f.by_group) for f in rows)
     for finding in rows:
         if groups := finding.by_group:
             title = title_attack_row(result, finding)
-            if some_extracted and not any(m.value for m in groups.values()):
+            if some_extracted and not phrases.has_hits(groups):
                 notes.append(phrases.describe_no_hits(title, groups.values()))
                 continue
             shares = []
@@ -226,7 +226,7 @@ def _build_extraction_count_table(result: AuditResult, details: SecretDetails) -
         counts = []
         for kind in (o.hit, o.any_hit & ~o.hit, o.is_near_verbatim & ~o.any_hit):
             counts.append(f"{kind.sum():,}")
-        if any(count != "0" for count in counts):
+        if {*counts} != {"0"}:
             rows.append((phrases.title_row(result, finding), finding.attack, *counts))
     head = ("Target", "Attack", "First guess", "Another guess", "Near-verbatim only")
     caption = "Extracted members; configurations with none are left out"
@@ -252,7 +252,7 @@ def _build_revealed_secret_blocks(
     rows = []
     n_characters_left = _REVEALED_AT_MOST
     for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):
-        rows_phrase = ", ".join(titles.get(name, name) for name in text.verbatim)
+        rows_phrase = ", ".join(map(titles.get, text.verbatim, text.verbatim))
         private = (text.prefix, text.suffix, text.guesses.get(row, ""))
         cells = (
             text.alias,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -85,17 +86,13 @@ def render_markdown_report(
         parts += [f"… and {format_count(n_left, 'more target')}, in report.html."]
     for section in plain:
         parts += [f"### {escape(section.title)}", *_render_unfolded_sections(section)]
-    parts += [
-        escape(
-            phrases.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT)
-        )
-    ]
+    facts = " · ".join(map(": ".join, doc.facts))
+    parts.append(escape(phrases.shorten(facts, _MOST_TEXT)))
     violations = _format_claim_violations(result)[:_MOST_CLAIMS]
-    verdicts = []
-    for claim in claims.select_reported_claims(result)[:_MOST_CLAIMS]:
-        verdicts.append(claims.describe_claim_verdict(claim))
-    parts += [_render_bullet_list(phrases.shorten(line, _MOST_CLAIM) for line in violations)]
-    parts += [_render_bullet_list(phrases.shorten(line, _MOST_VERDICT) for line in verdicts)]
+    reported = claims.select_reported_claims(result)[:_MOST_CLAIMS]
+    verdicts = map(claims.describe_claim_verdict, reported)
+    parts.append(_render_bullet_list(violations, _MOST_CLAIM))
+    parts.append(_render_bullet_list(verdicts, _MOST_VERDICT))
     if since is not None:
         before = phrases.shorten(escaping.make_printable_line(since.runs[0]), _MOST_CELL)
         parts += [
@@ -106,14 +103,17 @@ def render_markdown_report(
     # Unfolded sections show tables and lists above: their paragraphs come last, folded.
     notes: list[Block] = [FactList("", doc.glossary)]
     for section in plain:
-        notes += [block for block in section.blocks if isinstance(block, Paragraph)]
+        for block in section.blocks:
+            if isinstance(block, Paragraph):
+                notes.append(block)
     return _fit_comment(parts, [Section("reading", "How to read this", tuple(notes)), *rest])
 
 
 def _format_target_severity(standing: TargetSummary) -> str:
     # Shorten before escaping, here and below: a cut could split an entity.
-    name, reason = (phrases.shorten(t, _MOST_CLAIM) for t in (standing.name, standing.reason))
-    return f"- {escape(name)}: **{standing.word.upper()}**. {escape(reason)} {standing.decision}"
+    name = escape(phrases.shorten(standing.name, _MOST_CLAIM))
+    reason = escape(phrases.shorten(standing.reason, _MOST_CLAIM))
+    return f"- {name}: **{standing.word.upper()}**. {reason} {standing.decision}"
 
 
 def _render_unfolded_sections(section: Section) -> list[str]:
@@ -128,11 +128,7 @@ def _render_unfolded_sections(section: Section) -> list[str]:
                 parts.append(f"{escape(block.caption)}:\n\n{render_truncated_table(block)}")
             case Bullets():
                 n_left = len(block.items) - _MOST_POINTS
-                parts.append(
-                    _render_bullet_list(
-                        phrases.shorten(item, _MOST_TEXT) for item in block.items[:_MOST_POINTS]
-                    )
-                )
+                parts.append(_render_bullet_list(block.items[:_MOST_POINTS], _MOST_TEXT))
                 if n_left > 0:
                     parts += [f"… and {format_count(n_left, 'more point')}, in report.html."]
             case Code():
@@ -171,11 +167,12 @@ def _fit_comment(parts: list[str], folded: Iterable[Section]) -> str:
 
 def _format_claim_violations(result: AuditResult) -> list[str]:
     """Return violations of privacy claims that a probe found, which must stay visible."""
-    return [
-        f"{phrases.title_row(result, finding)}, {finding.attack}: {violation}"
-        for finding in phrases.sort_findings(result)
-        for violation in phrases.list_violation_warnings(finding)
-    ]
+    sentences = []
+    for finding in phrases.sort_findings(result):
+        title = phrases.title_row(result, finding)
+        for violation in phrases.list_violation_warnings(finding):
+            sentences.append(f"{title}, {finding.attack}: {violation}")
+    return sentences
 
 
 def render_truncated_table(table: Table) -> str:
@@ -191,8 +188,9 @@ def render_truncated_table(table: Table) -> str:
             short = tuple(phrases.shorten(cell, _MOST_CELL) for cell in row)
             # Measure escaped cells, which are longer; 3 are the ` | ` of a cell. After a row too
             # many no other row fits.
-            room -= sum(len(escape(cell)) + 3 for cell in short)
-            short_rows += [short] if room >= 0 else []
+            room -= sum(map(len, map(escape, short))) + 3 * len(short)
+            if room >= 0:
+                short_rows.append(short)
         n_left += len(group.rows) - len(short_rows)
         if short_rows:
             groups += [replace(group, title=title, rows=tuple(short_rows))]
@@ -223,7 +221,7 @@ def _render_block(block: Block) -> str:
         case FactList():
             return _render_headed_body(block.title, _render_facts(block.facts))
         case Code():
-            longest = max((len(run) for run in re.findall("`+", block.text)), default=0)
+            longest = max(map(len, re.findall("`+", block.text)), default=0)
             fence = "`" * max(3, longest + 1)  # longer than any run in the text
             # Not escaped: within a fence Markdown reads only the end of the fence.
             return _render_headed_body(block.title, f"{fence}\n{block.text}\n{fence}")
@@ -231,13 +229,12 @@ def _render_block(block: Block) -> str:
             return _render_captioned_table(block)
         case Figures():
             # Markdown shows no picture, so a figure whose numbers are elsewhere is left out.
-            return "\n\n".join(
-                _render_headed_body(
-                    f.title, f"{escape(f.explanation)}\n\n{render_table_rows(f.table)}"
-                )
-                for f in block.figures
-                if f.head
-            )
+            bodies = []
+            for f in block.figures:
+                if f.head:
+                    body = f"{escape(f.explanation)}\n\n{render_table_rows(f.table)}"
+                    bodies.append(_render_headed_body(f.title, body))
+            return "\n\n".join(bodies)
         case Forest():
             return _render_captioned_table(block.table)
         case Secrets():
@@ -248,8 +245,9 @@ def _render_headed_body(title: str, body: str) -> str:
     return f"### {escape(title)}\n\n{body}" if title and body else body
 
 
-def _render_bullet_list(items: Iterable[str]) -> str:
-    return "\n".join(f"- {escape(item)}" for item in items)
+def _render_bullet_list(items: Iterable[str], most: int = sys.maxsize) -> str:
+    """Return a list of the items. most: characters of an item."""
+    return "\n".join(f"- {escape(phrases.shorten(item, most))}" for item in items)
 
 
 def _render_facts(facts: Facts) -> str:
@@ -262,13 +260,19 @@ def _render_captioned_table(table: Table) -> str:
 
 def render_table_rows(table: Table) -> str:
     """Return the table as Markdown without its caption."""
-    lines = [list(map(escape, table.head))]
-    lines += [["---:" if column in table.numeric else "---" for column in range(len(table.head))]]
+    width = len(table.head)
+    rules = ["---"] * width
+    for i in range(width):
+        if i in table.numeric:
+            rules[i] = "---:"
+    grid = [list(map(escape, table.head)), rules]
     for group in table.groups:
         if group.title:
-            lines += [[f"**{escape(group.title)}**"]]
-        lines += [list(map(escape, row)) for row in group.rows]
-    # Markdown has no cells that span columns: pad short rows.
-    return "\n".join(
-        f"| {' | '.join([*cells, *[''] * (len(table.head) - len(cells))])} |" for cells in lines
-    )
+            grid.append([f"**{escape(group.title)}**"])
+        for row in group.rows:
+            grid.append(list(map(escape, row)))
+    lines = []
+    for cells in grid:
+        # Markdown has no cells that span columns: pad short rows.
+        lines.append(f"| {' | '.join(cells + [''] * (width - len(cells)))} |")
+    return "\n".join(lines)

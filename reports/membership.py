@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import starmap
 
 import numpy as np
 
@@ -62,14 +63,10 @@ def _build_membership_tables(result: AuditResult) -> Iterator[Block]:
     rows = phrases.list_measured_findings(result, name_auc(""))
     if not rows:
         return
-    rates = [f"{100 * rate:g}" for rate in FALSE_POSITIVES]
-    head = (
-        "Score",
-        "AUC",
-        *(f"Found at {rate}% false positives" for rate in rates),
-        f"Mean up to {100 * BELOW:g}%",
-        f"Counts for the {rates[0]}%",
-    )
+    columns = ["Score", "AUC"]
+    for rate in FALSE_POSITIVES:
+        columns.append(f"Found at {100 * rate:g}% false positives")
+    columns += [f"Mean up to {100 * BELOW:g}%", f"Counts for the {100 * FALSE_POSITIVES[0]:g}%"]
     groups = []
     by_copies = []
     reversed_scores = []
@@ -88,7 +85,7 @@ def _build_membership_tables(result: AuditResult) -> Iterator[Block]:
                 f"{phrases.format_number(1 - main.value)}"
             )
     caption = "How well each score separates members from non-members"
-    yield Table("membership-table", caption, head, groups, {1, 2, 3, 4})
+    yield Table("membership-table", caption, tuple(columns), groups, {1, 2, 3, 4})
     if reversed_scores:
         yield Paragraph(f"{'; '.join(reversed_scores)}. A gate reads an AUC either way.")
     caption = "The strongest score, by copies of members in the data; each against all non-members"
@@ -147,7 +144,7 @@ def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list
         main = f.measurement(name_auc(""))
         for name, points in _list_roc_curves(details, f):
             score = {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
-            curve = [PlotPoint(x, y) for x, y in points]
+            curve = list(starmap(PlotPoint, points))
             series.append(Series(phrases.title_row(result, f), curve, score))
             rows = tuple(_build_roc_step_table_rows(points))
             groups.append(Group(f"{title_attack_row(result, f)} · {score}", rows))

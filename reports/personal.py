@@ -56,10 +56,10 @@ def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding])
     groups = []
     spans = []
     notes = []
-    some_extracted = any(m.value for f in rows_with_kinds for m in f.by_kind.values())
+    some_extracted = any(phrases.has_hits(f.by_kind) for f in rows_with_kinds)
     for (_, shares), merged in findings_by_rows.items():
         title = " or ".join(title_attack_row(result, f) for f in merged)
-        if some_extracted and not any(m.value for m in merged[0].by_kind.values()):
+        if some_extracted and not phrases.has_hits(merged[0].by_kind):
             notes.append(phrases.describe_no_hits(title, merged[0].by_kind.values()))
             continue
         groups.append(Group(title, shares))

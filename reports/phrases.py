@@ -53,7 +53,7 @@ def _make_strings_printable(value: Any) -> Any:
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_make_strings_printable(item) for item in value]
+        return list(map(_make_strings_printable, value))
     return value
 
 
@@ -136,6 +136,11 @@ def format_share(m: Measurement | None) -> str:
     if m is None or math.isnan(m.value) or m.n == 0:
         return NOTHING
     return f"{count_hits(m):,}/{m.n:,} ({format_measurement_value(m)})"
+
+
+def has_hits(shares: Mapping[str, Measurement]) -> bool:
+    """Test if any of the shares is above 0."""
+    return any(m.value for m in shares.values())
 
 
 def describe_no_hits(title: str, measurements: Iterable[Measurement]) -> str:

@@ -10,15 +10,19 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from auditor.core.arrays import Floats
 from auditor.reports import phrases
 from auditor.reports.blocks import Figure as Block
+from auditor.reports.blocks import PlotPoint, Series
 from auditor.reports.plot_style import (
     GRID,
     INK,
     choose_target_style,
     compute_error_bars,
     format_axes,
-    list_distinct,
+    split_points,
 )
 
 if TYPE_CHECKING:
@@ -67,57 +71,20 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     The models at the frontier's corners have a ring, and a line connects them.
     paint: maps a colour to the colour that is drawn.
     """
-    names = list_distinct(s.label for s in block.series if s.kind != CORNERS)
-    for i, name in enumerate(names):
-        group = []
-        for s in block.series:
-            if s.label == name and s.kind != CORNERS:
-                group.append(s)
-        points = []
-        for s in group:
-            for p in s.points:
-                points.append(p)
-        style = choose_target_style(i)
-        colour = paint(style["color"])
-        axes.plot(
-            [p.x for p in points], [p.y for p in points], color=colour, linewidth=0.9, alpha=0.55
-        )
-        for s in group:
-            across = [
-                [max(0.0, p.x - p.left) for p in s.points],
-                [max(0.0, p.right - p.x) for p in s.points],
-            ]
-            face = colour if s.kind == PROVED else "none"
-            xy = [p.x for p in s.points], [p.y for p in s.points]
-            axes.errorbar(
-                *xy,
-                yerr=compute_error_bars(s.points),
-                xerr=across,
-                fmt="none",
-                ecolor=colour,
-                elinewidth=0.8,
-                alpha=0.7,
-            )
-            axes.plot(
-                *xy,
-                linestyle="",
-                marker=style["marker"],
-                color=colour,
-                markerfacecolor=face,
-                markersize=5.5,
-            )
-    corners = []
+    lines: dict[str, list[Series]] = {}
+    corners: list[PlotPoint] = []
     for s in block.series:
         if s.kind == CORNERS:
-            for p in s.points:
-                corners.append((p.x, p.y))
+            corners += s.points
+        else:
+            lines.setdefault(s.label, []).append(s)
+    for i, line in enumerate(lines.values()):
+        style = choose_target_style(i)
+        _draw_defense(axes, line, paint(style["color"]), style["marker"])
+    x, y, *_ = split_points(corners)
     shape = {**_CORNERS, "color": paint(INK)}
-    axes.plot(
-        *zip(*_build_frontier_line(corners), strict=True),
-        zorder=0.5,
-        **{**shape, "marker": ""},
-    )
-    axes.plot(*zip(*corners, strict=True), zorder=0.5, **{**shape, "linestyle": ""})
+    axes.plot(*_build_frontier_line(x, y), zorder=0.5, **{**shape, "marker": ""})
+    axes.plot(x, y, zorder=0.5, **{**shape, "linestyle": ""})
     _set_ratio_axis(axes, block)
     # After the axis has its limits, where the shade begins.
     axes.axvspan(
@@ -129,47 +96,71 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     format_axes(axes, *block.axes)
 
 
-def _build_frontier_line(
-    corners: Sequence[tuple[float, float]],
-) -> list[tuple[float, float]]:
+def _draw_defense(axes: Axes, line: Sequence[Series], colour: str, marker: str) -> None:
+    """Draw the models of a defense with their intervals, and a line that connects them."""
+    points: list[PlotPoint] = []
+    for s in line:
+        points += s.points
+    axes.plot(*split_points(points)[:2], color=colour, linewidth=0.9, alpha=0.55)
+    for s in line:
+        x, y, low, high, left, right = split_points(s.points)
+        axes.errorbar(
+            x,
+            y,
+            yerr=compute_error_bars(y, low, high),
+            xerr=compute_error_bars(x, left, right),
+            fmt="none",
+            ecolor=colour,
+            elinewidth=0.8,
+            alpha=0.7,
+        )
+        axes.plot(
+            x,
+            y,
+            linestyle="",
+            marker=marker,
+            color=colour,
+            markerfacecolor=colour if s.kind == PROVED else "none",
+            markersize=5.5,
+        )
+
+
+def _build_frontier_line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Return points on the frontier, which joins its corners by straight lines in log x.
 
-    A random choice between the models at two corners reaches the points between them.
+    A random choice between the models at two corners reaches the points between them. x, y:
+    (corners,).
     """
-    points = [corners[0]]
     # A random choice averages the leaks of the two and, over held-out texts, their
     # log-perplexities. In 24 steps: straight over log x is a bend on this axis.
-    for (x0, y0), (x1, y1) in pairwise(corners):
-        points += [(x0 * (x1 / x0) ** (i / 24), y0 + (y1 - y0) * i / 24) for i in range(1, 25)]
-    return points
+    steps = np.arange(1, 25) / 24
+    xs = [x[:1]]
+    ys = [y[:1]]
+    for i, j in pairwise(range(len(x))):
+        xs.append(x[i] * (x[j] / x[i]) ** steps)
+        ys.append(y[i] + (y[j] - y[i]) * steps)
+    return np.concatenate(xs), np.concatenate(ys)
 
 
 def _scale_ratio(ratio: Any) -> Any:
     """Return the signed square root of a perplexity ratio's logarithm, which separates ratios close
     to 1.
     """
-    import numpy as np
-
     logs = np.log(np.maximum(ratio, 1e-9))  # matplotlib transforms 0 too, in intermediate steps
     return np.sign(logs) * np.sqrt(np.abs(logs))
 
 
 def _unscale_ratio(place: Any) -> Any:
-    import numpy as np
-
     return np.exp(np.sign(place) * np.square(place))
 
 
 def _set_ratio_axis(axes: Axes, block: Block) -> None:
-    ends = []
-    for s in block.series:
-        for p in s.points:
-            for end in (p.x, p.left, p.right):
-                if math.isfinite(end):
-                    ends.append(end)
+    x, _, _, _, left, right = split_points(block.points)
+    ends = filter(math.isfinite, (*x, *left, *right))
     # The undefended model, at 1, and the margin are always visible.
-    low = float(_scale_ratio(min(*ends, 0.99)))
-    high = float(_scale_ratio(max(*ends, block.shaded_until)))
+    places = _scale_ratio([*ends, 0.99, block.shaded_until])
+    low = float(places.min())
+    high = float(places.max())
     # outer margin; gap between marks
     room = 0.03 * (high - low)
     far = 0.075 * (high - low)
@@ -181,9 +172,8 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
         _RATIOS, key=lambda mark: (mark != 1, mark != block.shaded_until, abs(math.log(mark)))
     ):
         place = float(_scale_ratio(mark))
-        if low - room <= place <= high + room and all(
-            abs(place - float(_scale_ratio(other))) > far for other in marks
-        ):
+        is_visible = low - room <= place <= high + room
+        if is_visible and (abs(place - _scale_ratio(marks)) > far).all():
             marks.append(mark)
     axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
     axes.minorticks_off()
@@ -202,20 +192,21 @@ def build_legend_entries(
     def key(**style: Any) -> Line2D:
         return Line2D([], [], **{**style, "color": paint(style["color"])})
 
-    names = list_distinct(s.label for block in blocks for s in block.series if s.kind != CORNERS)
+    names: dict[str, int] = {}
     kinds = {}
     for block in blocks:
         for s in block.series:
+            if s.kind != CORNERS:
+                names.setdefault(s.label, len(names))
             if s.points:
                 kinds[s.label] = s.kind
-    labels = [name for name in names if name in kinds]
     handles = list[Any]()
-    for name in labels:
-        if kinds[name] == PROVED:
-            hollow = {}
-        else:
-            hollow = {"markerfacecolor": "none"}
-        handles.append(key(**choose_target_style(names.index(name)), **hollow, linewidth=0.9))
+    labels = []
+    for name, i in names.items():
+        if name in kinds:
+            hollow = {} if kinds[name] == PROVED else {"markerfacecolor": "none"}
+            handles.append(key(**choose_target_style(i), **hollow, linewidth=0.9))
+            labels.append(name)
     ink: Any = {"color": INK, "marker": "o", "linestyle": ""}
     handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]
     handles.append(Patch(color=paint(GRID), alpha=0.45, linewidth=0))

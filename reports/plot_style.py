@@ -8,10 +8,13 @@ repeat the meaning of colour.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from auditor.core.arrays import Floats
 from auditor.core.result import Finding
 from auditor.reports.blocks import PlotPoint, Series
 
@@ -104,27 +107,36 @@ def format_axes(axes: Axes, x: str | None = None, y: str | None = None) -> None:
     """Label the axes, and draw grid lines behind the plot. x, y: axis labels."""
     axes.grid(axis="y")
     axes.set_axisbelow(True)
-    axes.set(**{name: label for name, label in (("xlabel", x), ("ylabel", y)) if label is not None})
+    if x is not None:
+        axes.set_xlabel(x)
+    if y is not None:
+        axes.set_ylabel(y)
 
 
-def compute_error_bars(points: Sequence[PlotPoint]) -> list[list[float]]:
-    """Return the distance from each y to its lower and upper limit: (2, points)."""
-    # matplotlib rejects negative lengths. 0 comes first: max(0.0, nan) is 0, and max(nan, 0.0) is
-    # nan.
-    return [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
+def split_points(points: Sequence[PlotPoint]) -> Floats:
+    """Return an array of (6, points), whose rows are the fields of `PlotPoint`."""
+    return np.array(points, dtype=float).reshape(-1, 6).T
+
+
+def compute_error_bars(value: Floats, low: Floats, high: Floats) -> Floats:
+    """Return the distance from each value to its lower and upper limit: (2, points).
+
+    A limit that is NaN has distance 0.
+    """
+    # matplotlib rejects negative lengths, which rounding creates
+    return np.fmax(0.0, [value - low, high - value])
 
 
 def choose_finding_styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return a style per finding: colour and marker show the model, line style shows the attack."""
-    targets = list_distinct(f.target for f in findings)
-    attacks = list_distinct(f.attack for f in findings)
-    return [
-        {
-            **choose_target_style(targets.index(f.target)),
-            "linestyle": choose_line_style(attacks.index(f.attack)),
-        }
-        for f in findings
-    ]
+    targets: dict[str, int] = {}
+    attacks: dict[str, int] = {}
+    styles = []
+    for f in findings:
+        style = choose_target_style(targets.setdefault(f.target, len(targets)))
+        line = choose_line_style(attacks.setdefault(f.attack, len(attacks)))
+        styles.append({**style, "linestyle": line})
+    return styles
 
 
 def choose_target_style(i: int) -> dict[str, Any]:
@@ -139,17 +151,14 @@ def choose_series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return a style per series: colour and marker show the label; line style and filling the
     kind.
     """
-    labels = list_distinct(s.label for s in series)
-    kinds = list_distinct(s.kind for s in series)
-    return [
-        {**choose_target_style(labels.index(s.label)), **choose_kind_style(kinds.index(s.kind))}
-        for s in series
-    ]
+    labels: dict[str, int] = {}
+    kinds: dict[str, int] = {}
+    styles = []
+    for s in series:
+        style = choose_target_style(labels.setdefault(s.label, len(labels)))
+        styles.append({**style, **choose_kind_style(kinds.setdefault(s.kind, len(kinds)))})
+    return styles
 
 
 def choose_kind_style(i: int) -> dict[str, Any]:
     return {"linestyle": choose_line_style(i), **({"markerfacecolor": "none"} if i else {})}
-
-
-def list_distinct(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from auditor.core.result import Finding
+import numpy as np
+
+from auditor.core.result import Finding, Measurement
 from auditor.reports import escaping, phrases, plot_frontier
 from auditor.reports.blocks import Figure as Block
 from auditor.reports.blocks import PlotPoint, Series
@@ -32,8 +33,8 @@ from auditor.reports.plot_style import (
     compute_error_bars,
     draw_wrong_guess_line,
     format_axes,
-    list_distinct,
     set_percent_axis,
+    split_points,
     styled_figure_context,
 )
 
@@ -113,7 +114,7 @@ def _draw_copies_recall(axes: Axes, block: Block) -> None:
     Lines are shifted sideways to separate their error bars.
     """
     _plot_copies_numbers(axes, block.findings)
-    shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
+    shares = {m.unit for m in _list_copies_numbers(block.findings)} <= {"share"}
     axes.set(xlabel="Repetitions in the training data", ylabel="Recall" if shares else "Mean")
     set_percent_axis(axes)
 
@@ -126,13 +127,18 @@ def _draw_insertion_exposure(axes: Axes, block: Block) -> None:
     _plot_copies_numbers(axes, findings)
     # Without insertions the rank is uniform: exposure is -log2 U, of mean 1 / ln 2 = 1.44 bits.
     axes.axhline(1 / math.log(2), color=INK, linewidth=0.9, linestyle=FLOOR["linestyle"], zorder=0)
-    axes.set_ylim(-0.4, max(m.high for f in findings for m in f.by_repeats.values()) + 0.4)
+    axes.set_ylim(-0.4, max(m.high for m in _list_copies_numbers(findings)) + 0.4)
     format_axes(axes, "Insertions into the training data", "Exposure, bits")
+
+
+def _list_copies_numbers(findings: Sequence[Finding]) -> Iterator[Measurement]:
+    for finding in findings:
+        yield from finding.by_repeats.values()
 
 
 def _plot_copies_numbers(axes: Axes, findings: Sequence[Finding]) -> None:
     # Evenly spaced by rank, as counts may be 1 and 1,000, and some are names.
-    names = sorted({name for f in findings for name in f.by_repeats}, key=phrases.key_repeats)
+    names = sorted(set[str]().union(*(f.by_repeats for f in findings)), key=phrases.key_repeats)
     spacing = min(0.1, 0.7 / len(findings))
     for i, (finding, style) in enumerate(
         zip(findings, choose_finding_styles(findings), strict=True)
@@ -141,8 +147,8 @@ def _plot_copies_numbers(axes: Axes, findings: Sequence[Finding]) -> None:
         measured = phrases.sort_repeats(finding.by_repeats)
         points = []
         for name, m in measured:
-            points.append(PlotPoint(names.index(name) + shift, m.value, m.low, m.high))
-        _draw_error_bars(axes, points, style)
+            points.append(PlotPoint(names.index(name), m.value, m.low, m.high))
+        _draw_error_bars(axes, points, style, shift)
     axes.set_xticks(range(len(names)), [phrases.shorten(name, 10) for name in names])
 
 
@@ -189,14 +195,14 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
     The null distribution and the upper end of its chance band are drawn behind.
     """
     if block.null is not None:
-        bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
+        bits, chance, _, band, *_ = split_points(block.null.points)
         axes.plot(bits, chance, color=INK, **FLOOR)
         axes.fill_between(bits, chance, band, color=GRID, linewidth=0)
     for series, style in zip(block.series, choose_series_styles(block.series), strict=True):
-        x, y = [0.0, *(p.x for p in series.points)], [1.0, *(p.y for p in series.points)]
+        x, y, *_ = split_points([PlotPoint(0.0, 1.0), *series.points])
         # y is the share with at least x: it holds up to x, and falls after it.
         axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
-    least = min((point.y for series in block.series for point in series.points), default=0.1)
+    least = min(split_points(block.points)[1], default=0.1)
     axes.set_yscale("log")
     axes.set_ylim(least / 2, 1.3)
     axes.set_xlim(left=0)
@@ -211,10 +217,7 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
     Points of models without a privacy claim are hollow.
     """
     _draw_series(axes, block, linestyle="")
-    costs = []
-    for series in block.series:
-        for point in series.points:
-            costs.append(point.x)
+    costs = split_points(block.points)[0]
     if max(costs) > 10 * min(costs) > 0:
         axes.set_xscale("log")
         axes.minorticks_off()
@@ -232,7 +235,7 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
         zip(block.series, choose_series_styles(block.series), strict=True)
     ):
         shift = spacing * (i - (len(block.series) - 1) / 2)
-        _draw_error_bars(axes, [replace(p, x=p.x + shift) for p in series.points], style)
+        _draw_error_bars(axes, series.points, style, shift)
     step = -(-len(block.ticks) // _TICKS)
     tick_indices = range((len(block.ticks) - 1) % step, len(block.ticks), step)  # newest included
     axes.set_xticks(list(tick_indices), [phrases.shorten(block.ticks[i], 16) for i in tick_indices])
@@ -248,24 +251,23 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
     from matplotlib.ticker import PercentFormatter
 
     _draw_lines_over_runs(axes, block)
-    reached = max(
-        (p.high for s in block.series for p in s.points if not math.isnan(p.high)), default=1.0
-    )
+    high = split_points(block.points)[3]
+    reached = max(high[~np.isnan(high)], default=1.0)
     axes.set_ylim(0, min(1.02, 1.1 * max(reached, 0.01)))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
 
 
 def _draw_roc(axes: Axes, block: Block) -> None:
     """Draw ROC staircases on log axes; draw a rate of 0 at half of the smallest other rate."""
-    least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
-    lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
+    x, y, *_ = split_points(block.points)
+    least = min(x[x > 0], default=0.01) / 2
+    lowest = min(y[y > 0], default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
     for series, style in zip(block.series, choose_series_styles(block.series), strict=True):
-        points = _thin_plot_points(series, block)
-        x = [max(p.x, least) for p in points]
-        y = [max(p.y, lowest) for p in points]
+        x, y, *_ = split_points(_thin_plot_points(series, block))
+        mark_step = max(1, len(x) // 8)
         # "post": members found at a false positive rate are found up to the next rate.
-        axes.step(x, y, where="post", markevery=max(1, len(x) // 8), **style)
+        axes.step(x.clip(least), y.clip(lowest), where="post", markevery=mark_step, **style)
     for axis, low, label in (
         (axes.xaxis, least, block.axes[0]),
         (axes.yaxis, min(least, lowest), block.axes[1]),
@@ -281,14 +283,9 @@ def _draw_roc(axes: Axes, block: Block) -> None:
 def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
     for series, style in zip(block.series, choose_series_styles(block.series), strict=True):
         points = _thin_plot_points(series, block)
-        if all(math.isnan(p.low) for p in points):
-            mark_step = max(1, len(points) // 12)
-            axes.plot(
-                [p.x for p in points],
-                [p.y for p in points],
-                **{**style, **more},
-                markevery=mark_step,
-            )
+        x, y, low, *_ = split_points(points)
+        if np.isnan(low).all():
+            axes.plot(x, y, **{**style, **more}, markevery=max(1, len(points) // 12))
         else:
             _draw_error_bars(axes, points, {**style, **more})
     axes.set(xlabel=block.axes[0], ylabel=block.axes[1])
@@ -298,10 +295,12 @@ def _thin_plot_points(series: Series, block: Block) -> Sequence[PlotPoint]:
     return _thin_plot_curve(series.points, max(2, POINTS // len(block.series)))
 
 
-def _draw_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[str, Any]) -> None:
-    x = [p.x for p in points]
-    y = [p.y for p in points]
-    axes.errorbar(x, y, yerr=compute_error_bars(points), elinewidth=1.1, capsize=2, **style)
+def _draw_error_bars(
+    axes: Axes, points: Sequence[PlotPoint], style: dict[str, Any], shift: float = 0.0
+) -> None:
+    x, y, low, high, *_ = split_points(points)
+    bars = compute_error_bars(y, low, high)
+    axes.errorbar(x + shift, y, yerr=bars, elinewidth=1.1, capsize=2, **style)
 
 
 def _thin_plot_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
@@ -336,37 +335,31 @@ def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list
     """
     from matplotlib.lines import Line2D
 
-    lines = [(s.label, s.kind) for s in block.series] or [
-        (f.target, f.attack) for f in block.findings
-    ]
-    labels, kinds = (list_distinct(names) for names in zip(*lines, strict=True))
-    if block.series:
-        labels = labels
-    else:
-        labels = [titles.get(name, name) for name in labels]
-    if block.plot == "tradeoff":
-        line = {"linestyle": ""}
-    else:
-        line = {}
+    labels = {}
+    kinds = dict[str, None]()  # an ordered set
+    has_floor = block.plot != "any_of_n"  # Without non-members there is no dotted line to explain.
+    for s in block.series:
+        labels[s.label] = s.label
+        kinds[s.kind] = None
+    for f in block.findings:
+        has_floor = has_floor or bool(phrases.select_any_sample_recall(f, "_nonmembers"))
+        if not block.series:
+            labels[f.target] = titles.get(f.target, f.target)
+            kinds[f.attack] = None
+    line = {"linestyle": "", "marker": "o"} if block.plot == "tradeoff" else {}
     handles = []
     for i in range(len(labels)):
-        handles.append(Line2D([], [], **{**choose_target_style(i), **line}))
+        handles.append(Line2D([], [], **{**line, **choose_target_style(i)}))
+    names = list(labels.values())
     if len(kinds) > 1:
-        marked = {"marker": "o"} if line else {}
-        handles += [
-            Line2D([], [], color=INK, **{**choose_kind_style(i), **line, **marked})
-            for i in range(len(kinds))
-        ]
-        labels += kinds
-    # Without non-members there is no dotted line to explain.
-    without_floor = block.plot == "any_of_n" and not any(
-        phrases.select_any_sample_recall(f, "_nonmembers") for f in block.findings
-    )
-    if block.plot in _REFERENCES and not without_floor:
+        for i in range(len(kinds)):
+            handles.append(Line2D([], [], color=INK, **{**choose_kind_style(i), **line}))
+        names += kinds
+    if block.plot in _REFERENCES and has_floor:
         style, name = _REFERENCES[block.plot]
         handles.append(Line2D([], [], **style))
-        labels.append(name)
-    return handles, labels
+        names.append(name)
+    return handles, names
 
 
 def _format_inline_svg(file: str, block: Block) -> str:

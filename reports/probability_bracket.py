@@ -85,7 +85,7 @@ def _build_probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[st
         ("the suffix, exactly", "extraction_probability", "extraction"),
         ("the suffix, whatever the decoding, at most", "rank_bound", "rank_bound"),
     ]
-    windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
+    windows = list(map(str.strip, str(finding.options["windows"]).split(",")))
     for n in windows:
         title = f"its likeliest {n} tokens, whatever the decoding, at most"
         kinds.append((title, f"window_bound_{n}", f"window_bound_{n}"))

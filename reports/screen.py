@@ -7,9 +7,8 @@ space, leaks are omitted last. `--verbose` and the report show the rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -71,37 +70,31 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
         phrases.make_result_printable(result),
         max(_NARROWEST, min(width, WIDTH)),
     )
-    leaks, known = assess_signals(result), detailed.read_secret_details(folder)
-    doubt = ScreenEntry(
-        "DOUBT", tuple(doubt.sentence for doubt in signals.list_doubts(leaks)), 3, " "
+    leaks = assess_signals(result)
+    known = detailed.read_secret_details(folder)
+    doubts = tuple(doubt.sentence for doubt in signals.list_doubts(leaks))
+    top = lay_out_entries(
+        (_build_result_screen_entry(result, leaks, width), ScreenEntry("DOUBT", doubts, 3, " ")),
+        width,
     )
-    top = lay_out_entries((_build_result_screen_entry(result, leaks, width), doubt), width)
     body = (
         _build_other_signals_screen_entry(result, leaks),
         _build_copies_screen_entry(result, leaks),
         _build_personal_data_screen_entry(result, leaks),
         _build_defense_causes_screen_entry(result),
-        ScreenEntry(
-            "FORGET",
-            tuple(unlearning.describe_forgetting(result, item) for item in result.unlearning),
-            3,
-            " ",
-        ),
+        *_build_forgetting_and_claim_screen_entries(result),
     )
-    stand = sorted(
-        claims.select_reported_claims(result), key=lambda stands: stands.verdict != CONTRADICTED
+    page = escaping.make_printable_line(os.path.join(folder, "report.html"))
+    after = (
+        _build_next_step_screen_entry(result, leaks, known, folder, remarks, width),
+        ScreenEntry("report", (page,), 3),
     )
-    claimed = ScreenEntry("CLAIM", tuple(map(claims.summarise_claim, stand)), 2)
-    report = ScreenEntry(
-        "report", (escaping.make_printable_line(os.path.join(folder, "report.html")),), 3
-    )
-    after = (_build_next_step_screen_entry(result, leaks, known, folder, remarks, width), report)
     # With room for every row: the full length of the table.
     table = _list_verbatim_extraction_lines(result, leaks, width, len(leaks.signals) + LINES)
     attacks = _attack_table_lines(result, known, width)
     for most in (3, 2):  # a third line of limits if the rest has room
         bottom = lay_out_entries(
-            (*body, claimed, _build_limitations_screen_entry(result, leaks, remarks, most), *after),
+            (*body, _build_limitations_screen_entry(result, leaks, remarks, most), *after),
             width,
         )
         if len(top) + len(table) + len(attacks) + len(bottom) <= LINES:
@@ -112,6 +105,22 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
     attacks = _attack_table_lines(result, known, width, room - len(least))
     rows = _list_verbatim_extraction_lines(result, leaks, width, room - len(attacks))
     return Text("\n").join([*top, *rows, *attacks, *bottom])
+
+
+def _build_forgetting_and_claim_screen_entries(
+    result: AuditResult,
+) -> tuple[ScreenEntry, ScreenEntry]:
+    """Return the entries on unlearning and on privacy claims, contradicted claims first."""
+    forgetting = []
+    for item in result.unlearning:
+        forgetting.append(unlearning.describe_forgetting(result, item))
+    stand = sorted(
+        claims.select_reported_claims(result), key=lambda stands: stands.verdict != CONTRADICTED
+    )
+    return (
+        ScreenEntry("FORGET", tuple(forgetting), 3, " "),
+        ScreenEntry("CLAIM", tuple(map(claims.summarise_claim, stand)), 2),
+    )
 
 
 def _short_target_title(result: AuditResult, target: str) -> str:
@@ -170,8 +179,11 @@ def _build_result_screen_entry(
 
 def _format_first_titles(titles: Sequence[str], names: int) -> str:
     """Return the first `names` titles, and the number of others: `A, B and 7 more`."""
-    short, n_left = [cut_line(title, _LONGEST) for title in titles[:names]], len(titles) - names
-    *first_titles, last = [*short, f"{n_left:,} more"] if n_left > 0 else short
+    short = [cut_line(title, _LONGEST) for title in titles[:names]]
+    n_left = len(titles) - names
+    if n_left > 0:
+        short.append(f"{n_left:,} more")
+    *first_titles, last = short
     if first_titles:
         return f"{', '.join(first_titles)} and {last}"
     return last
@@ -216,7 +228,7 @@ def _list_verbatim_extraction_lines(
 
     room: the number of lines that fit. If necessary, lines without extraction are omitted first.
     """
-    tested = [s for s in assessment.signals if s.kind is VERBATIM and s.measured is not None]
+    tested = _list_verbatim_signals(assessment)
     if not tested:
         return []
     baseline_lines = lay_out_entries(
@@ -229,16 +241,18 @@ def _list_verbatim_extraction_lines(
     else:
         fitting = sorted(tested, key=_key_worry)[: max(1, most - 1)]
     rows = []
-    for _, target_signals in groupby((s for s in tested if s in fitting), key=lambda s: s.target):
-        rows += [
-            _build_verbatim_extraction_screen_cells(result, s, first=i == 0)
-            for i, s in enumerate(target_signals)
-        ]
-    extracted, cost = "extracted verbatim", "perplexity" if any(row[6] for row in rows) else ""
+    previous = None
+    for s in tested:
+        if s in fitting:
+            first = s.target != previous
+            rows.append(_build_verbatim_extraction_screen_cells(result, s, first=first))
+            previous = s.target
+    extracted = "extracted verbatim"
     # Columns: 0 target, 1 access, 2 count, 3 share, 4 interval, 5 remark, 6 perplexity.
     widths = []
-    for i in range(len(rows[0])):
-        widths.append(max(cell_len(row[i]) for row in rows))
+    for column in zip(*rows, strict=True):
+        widths.append(max(map(cell_len, column)))
+    cost = "perplexity" if widths[6] else ""
     widths[6] = max(widths[6], len(cost))
     # The head spans columns 2 to 4 with their two gaps of two cells, and any remarks.
     widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
@@ -246,14 +260,17 @@ def _list_verbatim_extraction_lines(
         f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:6]) + 6 + 2 * bool(widths[5])}}{cost}"
     )
     lines = [Text(f"{'':{GUTTER}}{head.rstrip()}", "dim")]
-    lines += [
-        Text(" " * GUTTER + cut_line(_format_aligned_row(row, widths), width - GUTTER))
-        for row in rows
-    ]
+    for row in rows:
+        line = cut_line(_format_aligned_row(row, widths), width - GUTTER)
+        lines.append(Text(" " * GUTTER + line))
     more = len(tested) - len(rows)
     if more:
         lines += [Text(f"{'':{GUTTER}}and {more:,} more rows in the report", "dim")]
     return [*lines, *baseline_lines]
+
+
+def _list_verbatim_signals(assessment: LeakAssessment) -> list[LeakSignal]:
+    return [s for s in assessment.signals if s.kind is VERBATIM and s.measured is not None]
 
 
 def _key_worry(signal: LeakSignal) -> tuple[bool, bool, float]:
@@ -286,13 +303,11 @@ def _build_verbatim_extraction_screen_cells(
 
 def _format_aligned_row(row: Sequence[str], widths: Sequence[int]) -> str:
     """Return the cells of a table row on one line, names aligned left and numbers right."""
-    padded = (
-        text + " " * (w - cell_len(text))
-        if i in (0, 1, 4, 5)
-        else " " * (w - cell_len(text)) + text
-        for i, (text, w) in enumerate(zip(row, widths, strict=True))
-        if w or i != 5  # no row has a remark
-    )
+    padded = []
+    for i, (text, w) in enumerate(zip(row, widths, strict=True)):
+        space = " " * (w - cell_len(text))
+        if w or i != 5:  # 0: no row has a remark
+            padded.append(text + space if i in (0, 1, 4, 5) else space + text)
     return "  ".join(padded).rstrip()
 
 
@@ -301,30 +316,27 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
 
     `of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`
     """
-    used = {s.row for s in signals}
+    used = set()
+    highest: dict[str, Measurement] = {}
+    for s in signals:
+        used.add(s.row)
+        if isinstance(s.baseline, Measurement):
+            known = highest.setdefault(s.target, s.baseline)
+            highest[s.target] = max(known, s.baseline, key=lambda m: m.value)
     # An attack that ranks samples has only one if it decodes greedily: that sample is then its
     # extraction.
     greedily = {True: ", greedy, one sample", False: ""}
-    titles = {}
+    attacks = dict[str, None]()  # an ordered set
     for f in result.findings:
-        titles[f.cell_key] = f"{f.attack}{greedily[f.decodes_greedily]}"
-    attacks = ", ".join(dict.fromkeys(name for key, name in titles.items() if key in used))
+        if f.cell_key in used:
+            attacks[f"{f.attack}{greedily[f.decodes_greedily]}"] = None
+    method = "(95% intervals)"
     if attacks:
-        method = f"(attack {attacks}; 95% intervals)"
-    else:
-        method = "(95% intervals)"
+        method = f"(attack {', '.join(attacks)}; 95% intervals)"
     length = ""
     # Short suffixes are extracted of untrained text too, at a rate that depends on their length.
     if n_tokens := result.plan.get("suffix_length"):
         length = f" (suffixes of {n_tokens} tokens)"
-    floors = []
-    for s in signals:
-        if isinstance(s.baseline, Measurement):
-            floors.append((s.target, s.baseline))
-    highest = {
-        target: max((m for t, m in floors if t == target), key=lambda m: m.value)
-        for target, _ in floors
-    }
     if not highest:
         if n := result.benchmark.nonmembers:
             return (
@@ -332,10 +344,9 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
                 f"is not known {method}"
             )
         return f"no non-members: what mere guessing would extract{length} is not known {method}"
-    counts = (
-        f"{phrases.count_hits(m):,}/{m.n:,} {_short_target_title(result, target)}"
-        for target, m in highest.items()
-    )
+    counts = []
+    for target, m in highest.items():
+        counts.append(f"{phrases.count_hits(m):,}/{m.n:,} {_short_target_title(result, target)}")
     return f"of non-members{length}: {', '.join(counts)} {method}"
 
 
@@ -349,16 +360,19 @@ def _attack_table_lines(
         # A cut line would lose its interval.
         if cell_len(line) > most:
             first, *rest = wrap_line(line, most - 4)
-            lines += [first, *(f"    {part}" for part in rest)]
+            lines.append(first)
+            for part in rest:
+                lines.append(f"    {part}")
         else:
             lines.append(line)
     if len(lines) > room:
         lines = [cut_line(line, most) for line in compared]
-    labels = ["ATTACKS", *[""] * len(lines)]
-    return [
-        Text.assemble((f"{label:{GUTTER}}", "bold"), line)
-        for label, line in zip(labels, lines, strict=False)
-    ]
+    label = "ATTACKS"
+    labelled = []
+    for line in lines:
+        labelled.append(Text.assemble((f"{label:{GUTTER}}", "bold"), line))
+        label = ""
+    return labelled
 
 
 # --- below the table
@@ -389,15 +403,15 @@ def _build_other_signals_screen_entry(
                         signals.describe_signal_kind(group),
                     )
                 )
-    no_verbatim = all(s.kind is not VERBATIM or s.measured is None for s in assessment.signals)
     entries.sort(key=lambda entry: entry[0])
     # Name a target once, before the first of its signals.
-    before = ["", *(title for _, title, _ in entries)]
-    texts = (
-        text if title == last else f"{title}: {text}"
-        for (_, title, text), last in zip(entries, before, strict=False)
-    )
-    return ScreenEntry("TESTED" if no_verbatim else "ALSO", tuple(texts), 3)
+    last = ""
+    texts = []
+    for _, title, text in entries:
+        texts.append(text if title == last else f"{title}: {text}")
+        last = title
+    label = "ALSO" if _list_verbatim_signals(assessment) else "TESTED"
+    return ScreenEntry(label, tuple(texts), 3)
 
 
 def _find_highest_recall_row(result: AuditResult, assessment: LeakAssessment) -> Finding | None:
@@ -405,14 +419,10 @@ def _find_highest_recall_row(result: AuditResult, assessment: LeakAssessment) ->
 
     The undefended model comes first.
     """
-    return next(
-        (
-            best
-            for target in assessment.targets
-            if (best := find_strongest_attack_row(result, target))
-        ),
-        None,
-    )
+    for target in assessment.targets:
+        if best := find_strongest_attack_row(result, target):
+            return best
+    return None
 
 
 def _format_tested_target(result: AuditResult, finding: Finding) -> str:
@@ -426,10 +436,7 @@ def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) 
     """Return an entry on extraction by group and copies, and on exposure by canary insertions."""
     best, items = _find_highest_recall_row(result, assessment), list[str]()
     if best is not None and 1 < len(best.by_group) <= _GROUPS:
-        counts = ", ".join(
-            f"{escaping.make_printable_line(name)}: {phrases.format_hit_count(m)}"
-            for name, m in best.by_group.items()
-        )
+        counts = _format_hit_counts(best.by_group.items())
         items.append(f"{counts} {_format_tested_target(result, best)}")
     if best is not None and len(best.strata) > 1:
         items += coverage.list_copies_phrases(best, _format_tested_target(result, best))
@@ -437,28 +444,33 @@ def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) 
         best is not None and len(best.by_repeats) > 1 and not best.measurement(documents.RECALL)
     ):  # repeats then count parts
         groups = phrases.sort_repeats(best.by_repeats)
-        counts = ", ".join(f"{name}: {phrases.format_hit_count(m)}" for name, m in groups)
-        open_ = max(
-            (m for _, m in groups if m.unit == "share" and m.value == 0),
-            key=lambda m: m.high,
-            default=None,
-        )
+        counts = _format_hit_counts(groups)
         items.append(f"copies {counts} {_format_tested_target(result, best)}")
-        if open_:
+        zeros = [m for _, m in groups if m.unit == "share" and m.value == 0]
+        if zeros:
+            widest = max(zeros, key=lambda m: m.high)
             items[-1] += (
-                f"; {phrases.format_hit_count(open_)} leaves up to "
-                f"{phrases.format_percent(open_.high)}% possible"
+                f"; {phrases.format_hit_count(widest)} leaves up to "
+                f"{phrases.format_percent(widest.high)}% possible"
             )
     for finding in result.findings:
         if finding.target == UNDEFENDED and (
             measured := phrases.select_insertion_exposure(finding)
         ):
-            counts = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
-            few = ""
-            if all(m.n == 1 for _, m in measured):
-                few = " (a single canary each)"
-            items.append(f"exposure of canaries by copies {counts}{few}")
+            exposures = []
+            few = " (a single canary each)"
+            for count, m in measured:
+                exposures.append(f"{count}: {phrases.format_value(m)} bits")
+                if m.n != 1:
+                    few = ""
+            items.append(f"exposure of canaries by copies {', '.join(exposures)}{few}")
     return ScreenEntry("WHERE", tuple(items), 2)
+
+
+def _format_hit_counts(counts: Iterable[tuple[str, Measurement]]) -> str:
+    return ", ".join(
+        f"{escaping.make_printable_line(name)}: {phrases.format_hit_count(m)}" for name, m in counts
+    )
 
 
 def _build_personal_data_screen_entry(
@@ -473,13 +485,12 @@ def _build_personal_data_screen_entry(
             shown_rows.add(s.row)
     if shown_rows and best.cell_key not in shown_rows:  # another attack extracts them
         best = next(finding for finding in result.findings if finding.cell_key in shown_rows)
-    nothing_extracted = not any(m.value for m in best.by_kind.values())
     if shown_rows:
         remark = ""
-    elif nothing_extracted:
-        remark = ": none extracted"
-    else:
+    elif phrases.has_hits(best.by_kind):
         remark = ", not significant"
+    else:
+        remark = ": none extracted"
     counts = personal.format_personal_data_counts(best)
     return ScreenEntry("WHAT", (f"{counts} {_format_tested_target(result, best)}{remark}",), 2)
 
@@ -513,26 +524,26 @@ def _build_limitations_screen_entry(
 
     most: maximum number of lines.
     """
-    zero_signals = [s for s in assessment.signals if s.measured and s.measured.value == 0]
-    zeros = []
+    bounds = []
     for kind in (VERBATIM, PERSONAL):
-        zeros.append([s for s in zero_signals if s.kind is kind])
-    most_open = [
-        max(group, key=lambda s: s.measured.high if s.measured else 0.0) for group in zeros if group
-    ]
-    if signals.list_doubts(assessment):
-        possible = "Once DOUBT is resolved, still possible"
-    else:
+        zeros = []
+        for s in assessment.signals:
+            if s.kind is kind and s.measured and s.measured.value == 0:
+                zeros.append((s.measured.high, s))
+        if zeros:
+            _, widest = max(zeros, key=lambda pair: pair[0])
+            bounds.append(signals.format_upper_bound(widest))
+    items = []
+    if bounds:
         possible = "Still possible"
-    if most_open:
-        items = [f"{possible}: {', '.join(map(signals.format_upper_bound, most_open))}."]
-    else:
-        items = []
-    stopped = ((f, f.stopped) for f in result.findings if f.stopped)
-    items += dict.fromkeys(
-        f"{_short_target_title(result, f.target)}, {f.attack}: {row.early_stop_sentence}."
-        for f, row in stopped
-    )
+        if signals.list_doubts(assessment):
+            possible = "Once DOUBT is resolved, still possible"
+        items.append(f"{possible}: {', '.join(bounds)}.")
+    for f in result.findings:
+        if f.stopped:
+            title = _short_target_title(result, f.target)
+            items.append(f"{title}, {f.attack}: {f.stopped.early_stop_sentence}.")
+    items = list(dict.fromkeys(items))
     items += remarks.limits
     if unread := result.benchmark.unread_columns:
         items.append(

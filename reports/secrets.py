@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from auditor.core.arrays import Floats
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.records.private_texts import SecretText
-from auditor.records.table import SuffixLogProbs
 from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import find_strongest_attack_row
@@ -52,7 +51,8 @@ def encode_page_log_probs(log_probs: Sequence[float]) -> str:
     # 1 - p^(1/6): the first code is p = 1, the last p = 0. log 0 is -inf, whose `exp` is 0: the
     # last code, and no error.
     steps = np.rint((1 - np.exp(np.asarray(log_probs, dtype=float) / _POWER)) * (len(CODES) - 1))
-    return "".join(CODES[step] for step in steps.astype(int).clip(0, len(CODES) - 1))
+    codes = np.array(list(CODES))
+    return "".join(codes[steps.astype(int).clip(0, len(CODES) - 1)])
 
 
 def build_secret_list(
@@ -62,14 +62,11 @@ def build_secret_list(
 
     texts: private text to show, by secret id.
     """
-    secret_ids = {secret.id for secret in details.secrets}  # rows of generations concern no secret
-    stored = []
-    for f in phrases.sort_findings(result):
-        if f.cell_key in details.rows:
-            stored.append(f)
+    secret_ids = {secret.id for secret in details.secrets}
     measured = []
-    for f in stored:
-        if secret_ids.intersection(details.rows[f.cell_key].ids):
+    for f in phrases.sort_findings(result):
+        # rows of generations concern no secret
+        if f.cell_key in details.rows and secret_ids & {*details.rows[f.cell_key].ids}:
             measured.append(f)
     if not details.secrets or not measured:
         return None
@@ -102,7 +99,9 @@ def build_secret_list(
             f"The token view shows the {n_shown:,} secrets that the undefended model gives away "
             f"most, of {n_known:,}; secrets.parquet has all."
         )
-    first = next((i for i, f in enumerate(measured[: len(rows)]) if f is best), 0)
+    first = 0
+    if best in measured[: len(rows)]:
+        first = measured.index(best)
     data = {
         **facts,
         "rows": rows,
@@ -145,23 +144,28 @@ def _count_page_json_bytes(value: Any) -> int:
 
 
 def _build_page_columns(details: SecretDetails) -> dict[str, Any]:
-    listed = details.secrets
-    group_names = []
-    for s in listed:
-        group_names.append(None if s.group is None else escaping.make_printable_line(s.group))
-    groups = []
-    for name in dict.fromkeys(group_names):
-        if name is not None:
-            groups.append(name)
+    ids = []
+    members = ""
+    repeats = []
+    lengths = []
+    group_indices: list[int | None] = []
+    groups: dict[str, int] = {}
+    for s in details.secrets:
+        ids.append(phrases.shorten(escaping.make_printable_line(s.alias), _ID))
+        members += "1" if s.member else "0"
+        repeats.append(s.repeats)
+        lengths.append(s.length)
+        group = None
+        if s.group is not None:
+            group = groups.setdefault(escaping.make_printable_line(s.group), len(groups))
+        group_indices.append(group)
     return {
-        "ids": [phrases.shorten(escaping.make_printable_line(s.alias), _ID) for s in listed],
-        "members": "".join("1" if s.member else "0" for s in listed),
-        "repeats": [s.repeats for s in listed],
-        "lengths": [s.length for s in listed],
+        "ids": ids,
+        "members": members,
+        "repeats": repeats,
+        "lengths": lengths,
         "groups": [phrases.shorten(name, _ID) for name in groups],
-        "group": [None if name is None else groups.index(name) for name in group_names]
-        if groups
-        else [],
+        "group": group_indices if groups else [],
     }
 
 
@@ -169,25 +173,28 @@ def _build_page_row(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> dict[str, Any]:
     values = details.rows[finding.cell_key]
-    listed = {secret.id for secret in details.secrets}
-    place = {}
-    for i, id in enumerate(values.ids):
-        if id in listed:
-            place[id] = i
-    order = [place.get(secret.id) for secret in details.secrets]
     codes, scores = _list_row_results(values)
     # correct tokens from the start of the suffix
-    if values.outcome is None:
-        lead = None
-    else:
-        lead = values.outcome.traits.get("lead")
+    leads = None
+    if values.outcome is not None:
+        leads = values.outcome.traits.get("lead")
+    place = dict(zip(values.ids, range(len(values.ids)), strict=True))
+    outcome = ""
+    score: list[float | None] = []
+    lead: list[int | None] = []
+    for secret in details.secrets:
+        i = place.get(secret.id)
+        outcome += "-" if i is None else codes[i]
+        score.append(None if i is None else _round_page_number(float(scores[i])))
+        if leads is not None:
+            lead.append(None if i is None else int(leads[i]))
     return {
         "target": phrases.title_target(result, finding.target),
         "setting": finding.setting,
         "attack": finding.attack,
-        "outcome": "".join("-" if i is None else codes[i] for i in order),
-        "score": [None if i is None else _round_page_number(float(scores[i])) for i in order],
-        "lead": [] if lead is None else [None if i is None else int(lead[i]) for i in order],
+        "outcome": outcome,
+        "score": score,
+        "lead": lead,
     }
 
 
@@ -214,10 +221,7 @@ def _build_page_token_views(
     targets = [t for t in result.targets if t.name in details.tokens]
     if not targets:
         return {"tokens": []}, 0, 0
-    listed = {s.id for s in details.secrets}
-    distributions = []
-    for t in targets:
-        distributions.append(_select_suffixes(details.tokens[t.name], listed))
+    distributions = [details.tokens[t.name] for t in targets]
     ids = []
     for s in details.secrets:
         if any(s.id in distribution for distribution in distributions):
@@ -227,40 +231,28 @@ def _build_page_token_views(
     page_ids: set[str] = set()
     for id in ranked:
         # A character a token; 12 more for quotes, comma and the bits.
-        text = 0
+        for distribution in distributions:
+            budget -= len(distribution.get(id, ())) + 12
         if texts:
-            text = _count_page_json_bytes(_list_visible_suffix_tokens(texts, id))
-        if (
-            budget := budget
-            - sum(len(distribution.get(id, ())) + 12 for distribution in distributions)
-            - text
-        ) < 0:
+            budget -= _count_page_json_bytes(_list_visible_suffix_tokens(texts, id))
+        if budget < 0:
             break
         page_ids.add(id)
     order = [s.id if s.id in page_ids else "" for s in details.secrets]
     columns = []
-    for target, nats in zip(targets, distributions, strict=True):
-        # Nats of the tokens add up to the suffix's; over ln 2 they are bits.
-        bits = [round(-sum(nats[id]) / math.log(2), 1) if id in nats else math.nan for id in order]
-        codes = [encode_page_log_probs(nats[id]) if id in nats else "" for id in order]
-        columns.append(
-            {
-                "target": target.title,
-                "codes": codes,
-                "bits": list(map(_round_page_number, bits)),
-            }
-        )
-    if texts:
-        pieces = [_list_visible_suffix_tokens(texts, id) for id in order]
-    else:
-        pieces = []
+    for target, nats_by_id in zip(targets, distributions, strict=True):
+        codes = []
+        bits = []
+        for id in order:
+            nats = nats_by_id.get(id)
+            codes.append("" if nats is None else encode_page_log_probs(nats))
+            # Nats of the tokens add up to the suffix's; over ln 2 they are bits.
+            bits.append(
+                None if nats is None else _round_page_number(round(-sum(nats) / math.log(2), 1))
+            )
+        columns.append({"target": target.title, "codes": codes, "bits": bits})
+    pieces = [_list_visible_suffix_tokens(texts, id) for id in order] if texts else []
     return {"tokens": columns, "texts": pieces}, len(page_ids), len(ids)
-
-
-def _select_suffixes(
-    suffixes: SuffixLogProbs, ids: Collection[str]
-) -> dict[str, tuple[float, ...]]:
-    return {id: suffixes[id] for id in suffixes if id in ids}
 
 
 def _list_visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:

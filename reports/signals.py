@@ -10,7 +10,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import filterfalse, groupby
 
 from auditor.conclusions import signals
 from auditor.conclusions.leak_kinds import LeakKind
@@ -167,8 +167,16 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
     """
-    shown_signals = [s for s in of_a_kind if s.status == signals.SHOWN]
-    suspected = [s for s in of_a_kind if s.suspected]
+    shown_signals = []
+    suspected = []
+    settings = []
+    for s in of_a_kind:
+        if s.status == signals.SHOWN:
+            shown_signals.append(s)
+        if s.suspected:
+            suspected.append(s)
+        if s.setting:
+            settings.append(s.setting)
     if shown_signals or suspected:
         best = pick_strongest_signal(shown_signals or suspected)
         access = f", {best.setting}" if best.setting else ""
@@ -179,8 +187,7 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
         )
         remark = "; ".join(filter(None, remarks))
         return f"{describe_signal_number(best)}{access}{_bracket_text(remark)}"
-    access = " or ".join(s.setting for s in of_a_kind if s.setting)
-    access = f", {access}" if access else ""
+    access = f", {' or '.join(settings)}" if settings else ""
     worst = max(of_a_kind, key=lambda s: s.measured.high if s.measured else 0.0)
     m = worst.measured
     assert m is not None  # it was tested
@@ -221,12 +228,12 @@ def format_still_possible(assessment: LeakAssessment, target: str) -> str:
 
     Only the first kind of leak with a zero count is shown, with its highest upper limit.
     """
-    zero_signals = [s for s in assessment.list_tested_signals(target) if _has_empty_count(s)]
-    first = [s for s in zero_signals if s.kind is zero_signals[0].kind]
-    widest = max(first, key=lambda s: s.measured.high if s.measured else 0.0, default=None)
-    if widest:
-        return f"still possible: {format_upper_bound(widest)}"
-    return ""
+    zero_signals = list(filter(_has_empty_count, assessment.list_tested_signals(target)))
+    if not zero_signals:
+        return ""
+    first = group_signals(zero_signals)[0]
+    widest = max(first, key=lambda s: s.measured.high if s.measured else 0.0)
+    return f"still possible: {format_upper_bound(widest)}"
 
 
 def _has_empty_count(signal: LeakSignal) -> bool:
@@ -241,7 +248,7 @@ def suggest_gate_command(
 
     Add --target unless the gate would check this model anyway. run: the run's name in the command.
     """
-    targets = {s.target for s in assessment.signals}
+    targets = set(assessment.targets)
     judged = targets - {UNDEFENDED} or targets
     target = target_signals[0].target
     only = ""
@@ -276,11 +283,10 @@ def format_no_leakage(assessment: LeakAssessment, *targets: str) -> str:
 
     Call this function only if `LeakAssessment.shows_no_leakage`.
     """
-    all_tested = all(
-        len(assessment.list_tested_signals(target)) == len(assessment.list_target_signals(target))
-        for target in targets
-    )
-    return f"no leakage seen{'' if all_tested else ' in what was tested'}"
+    for target in targets:
+        if assessment.list_tested_signals(target) != assessment.list_target_signals(target):
+            return "no leakage seen in what was tested"
+    return "no leakage seen"
 
 
 def group_signals(signals: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
@@ -293,20 +299,24 @@ def format_proof(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal])
 
     `14% verbatim, white-box; also near-verbatim`
     """
-    kinds = dict.fromkeys(s.kind for s in signals)
-    first = next(iter(kinds))
-    best = pick_strongest_signal([s for s in signals if s.kind is first])
-    access = f", {best.setting}" if best.setting else ""
-    # The reason mentions personal data separately.
+    first, *others = group_signals(signals)
+    best = pick_strongest_signal(first)
+    kinds = {best.kind}
     also = []
-    for kind in kinds:
-        if kind not in (first, PERSONAL):
-            also.append(kind.short)
-    few = dict.fromkeys(s.kind.short for s in suspected if s.kind not in kinds)
+    for group in others:
+        kinds.add(group[0].kind)
+        if group[0].kind is not PERSONAL:  # the reason mentions personal data separately
+            also.append(group[0].kind.short)
+    few = []
+    for group in group_signals(suspected):
+        if group[0].kind not in kinds:
+            few.append(group[0].kind.short)
+    access = f", {best.setting}" if best.setting else ""
     parts = [f"{_format_brief_number(best)}{access}"]
-    parts += [f"also {', '.join(also)}"] if also else []
+    if also:
+        parts.append(f"also {', '.join(also)}")
     if few:
-        parts += [f"not significant: {', '.join(few)}"]
+        parts.append(f"not significant: {', '.join(few)}")
     return "; ".join(parts)
 
 
@@ -348,37 +358,30 @@ def group_untested_kinds(
 
     The key () stands for every model.
     """
-    measured = []
-    for target in assessment.targets:
-        if assessment.list_tested_signals(target):
-            measured.append(target)
-    # Insert () first to keep it first.
-    kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {(): []}
-    for kind in dict.fromkeys(s.kind for s in assessment.signals):
-        tested = set()
-        for s in assessment.signals:
-            if s.kind is kind and s.status != signals.NOT_TESTED:
-                tested.add(s.target)
-        missing = tuple(target for target in measured if target not in tested)
-        if missing or not tested:
-            kinds_by_targets.setdefault(missing if tested else (), []).append(kind)
-    return {targets: kinds for targets, kinds in kinds_by_targets.items() if kinds}
+    measured = list(filter(assessment.list_tested_signals, assessment.targets))
+    tested: dict[LeakKind, set[str]] = {}
+    for s in assessment.signals:
+        targets = tested.setdefault(s.kind, set())
+        if s.status != signals.NOT_TESTED:
+            targets.add(s.target)
+    everywhere = []
+    kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {}
+    for kind, targets in tested.items():
+        missing = tuple(filterfalse(targets.__contains__, measured))
+        if not targets:
+            everywhere.append(kind)
+        elif missing:
+            kinds_by_targets.setdefault(missing, []).append(kind)
+    return {(): everywhere, **kinds_by_targets} if everywhere else kinds_by_targets
 
 
 def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
     """Return each reason to distrust a result once, over all models, contradictions first."""
-    contradictions = []
-    for name in assessment.targets:
-        for d in assessment.contradictions.get(name, ()):
-            contradictions.append(d)
-    return tuple(
-        dict.fromkeys(
-            (
-                *contradictions,
-                *(d for name in assessment.targets for d in assessment.doubts.get(name, ())),
-            )
-        )
-    )
+    doubts: list[Doubt] = []
+    for doubts_by_target in (assessment.contradictions, assessment.doubts):
+        for name in assessment.targets:
+            doubts += doubts_by_target.get(name, ())
+    return tuple(dict.fromkeys(doubts))
 
 
 def title_signal_target(result: AuditResult, target: str) -> str:
@@ -408,14 +411,14 @@ def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> For
             settings.setdefault(_build_signal_table_row(signal), []).append(signal)
         rows = []
         for (title, *cells), merged in settings.items():
-            access = " or ".join(signal.setting for signal in merged if signal.setting)
+            access = " or ".join(filter(None, (signal.setting for signal in merged)))
             rows.append((f"{title}, {access}" if access else title, *cells))
             spans.append(_signal_forest_span(merged[0]))
         if rows:
             groups.append(Group(phrases.title_target_costs(result, target), rows))
     caption = "95% intervals against the baseline"
     table = Table("signals-table", caption, _HEAD, tuple(groups), {1, 2})
-    reach = max((max(span.high, span.floor or 0.0) for span in spans if span), default=1.0)
+    reach = max((max(span.high, span.floor or 0.0) for span in filter(None, spans)), default=1.0)
     # The scale ends at the next tenth: most shares are small.
     return Forest(table, tuple(spans), high=max(1, math.ceil(10 * reach)) / 10)
 
@@ -435,16 +438,15 @@ def list_untested_signals(
             methods = (
                 () if kind is PERSONAL else result.list_measuring_methods(*kind.measured_by[:1])
             )
-            kind_signals = []
-            for s in assessment.signals:
-                if s.kind is kind and s.target in (targets or assessment.targets):
-                    kind_signals.append(s)
             # Give the reason for a planned test that did not run; else advise the test.
-            reasons = "; ".join(dict.fromkeys(s.reason for s in kind_signals if s.reason))
+            reasons = dict[str, None]()  # an ordered set
+            for s in assessment.signals:
+                if s.kind is kind and s.target in (targets or assessment.targets) and s.reason:
+                    reasons[s.reason] = None
             flags = ""
             if methods:
                 flags = f"--attack {' or '.join(methods)}"
-            labels.append(f"{kind.short}{_bracket_text(reasons or flags)}")
+            labels.append(f"{kind.short}{_bracket_text('; '.join(reasons) or flags)}")
         titles = dict.fromkeys(title_signal_target(result, target) for target in targets)
         yield f" on {', '.join(titles)}" if titles else "", ", ".join(labels)
 
@@ -523,7 +525,7 @@ def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
 def build_signals_section_blocks(result: AuditResult) -> list[Block]:
     """Return the section with the plot of all signals; [] if nothing was measured."""
     assessment = assess_signals(result)
-    tested = any(assessment.list_tested_signals(target) for target in assessment.targets)
+    tested = any(map(assessment.list_tested_signals, assessment.targets))
     if tested:
         return build_signal_blocks(result, assessment)
     return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 
@@ -30,23 +30,22 @@ from auditor.reports.blocks import (
     has_content,
     make_table,
 )
-from auditor.reports.topics import CHECK, DECIDE, MEND, Maker, ReportMaterial, Topic
+from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
 from auditor.reports.verdict import rate_targets, write_headline
 from auditor.statistics import documents
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 PARTS = (DECIDE, MEND, CHECK)
+_LAST = 1_000  # the turn of a plug-in's section
 
 
 @cache
 def list_topics() -> tuple[Topic, ...]:
     """Import all modules of this package and return their topics, in page order."""
-    names = (
-        f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__)
-    )
-    topics = [
-        topic for name in names for topic in getattr(importlib.import_module(name), "TOPICS", ())
-    ]
+    topics: list[Topic] = []
+    for module in pkgutil.iter_modules(reports.__path__):
+        imported = importlib.import_module(f"{reports.__name__}.{module.name}")
+        topics += getattr(imported, "TOPICS", ())
     return tuple(sorted(topics, key=lambda topic: (PARTS.index(topic.part), topic.place)))
 
 
@@ -62,16 +61,17 @@ def build_markdown_document(
     material = ReportMaterial(
         phrases.make_result_printable(result), details or SecretDetails(), texts=texts
     )
-    topics = sorted((topic for topic in list_topics() if topic.turn), key=lambda topic: topic.turn)
-    topics += _list_plugin_topics(material.result)
-    sections = [_build_section(topic, topic.brief or topic.make, material) for topic in topics]
+    topics = []
+    for topic in (*list_topics(), *_list_plugin_topics(material.result)):
+        if topic.turn:
+            # Markdown shows no parts.
+            topics.append(replace(topic, part="", make=topic.brief or topic.make))
+    topics.sort(key=lambda topic: topic.turn)
     if texts is None:
         source = "Rendered only from result.json"
     else:
         source = "Rendered from result.json and texts.jsonl"
-    # Markdown shows no parts.
-    plain_sections = tuple(replace(section, part="") for section in sections if section.blocks)
-    return replace(_build_report_document(material, plain_sections), source=source)
+    return replace(_build_report_document(material, topics), source=source)
 
 
 def build_page_document(
@@ -88,13 +88,10 @@ def build_page_document(
         phrases.make_result_printable(result), details or SecretDetails(), since, texts
     )
     topics = (*list_topics(), *_list_plugin_topics(material.result))
-    sections = (_build_section(topic, topic.make, material) for topic in topics)
-    return _build_report_document(
-        material, tuple(section for section in sections if section.blocks)
-    )
+    return _build_report_document(material, topics)
 
 
-def _build_section(topic: Topic, make: Maker, material: ReportMaterial) -> Section:
+def _build_section(topic: Topic, material: ReportMaterial) -> Section:
     """Return a section of the report.
 
     In its tables, a column of equal cells becomes part of the caption. In a run with a single
@@ -102,12 +99,17 @@ def _build_section(topic: Topic, make: Maker, material: ReportMaterial) -> Secti
     """
     known = {"Attack"} if _find_only_attack(material.result) else set()
     blocks: list[Block] = []
-    for block in filter(has_content, make(material)):
+    for block in filter(has_content, topic.make(material)):
         blocks.append(block.fold_constant_columns(known) if isinstance(block, Table) else block)
     return Section(topic.id, topic.title, tuple(blocks), topic.part)
 
 
-def _build_report_document(material: ReportMaterial, sections: tuple[Section, ...]) -> Document:
+def _build_report_document(material: ReportMaterial, topics: Iterable[Topic]) -> Document:
+    sections = []
+    for topic in topics:
+        section = _build_section(topic, material)
+        if section.blocks:
+            sections.append(section)
     result = material.result
     since = material.comparison
     compared = (("Compared with", escaping.make_printable_line(since.runs[0])),) if since else ()
@@ -115,7 +117,7 @@ def _build_report_document(material: ReportMaterial, sections: tuple[Section, ..
         title=subject_line.audit_subject_line(result),
         facts=(*_report_header_facts(result), *compared),
         headline=write_headline(result),
-        sections=sections,
+        sections=tuple(sections),
         warning="" if material.texts is None else REVEALED,
         doubts=tuple(doubt.sentence for doubt in signals.list_doubts(assess_signals(result))),
         standings=_summarise_target_severities(result),
@@ -134,16 +136,15 @@ def _list_plugin_topics(result: AuditResult) -> list[Topic]:
     for i, (name, section) in enumerate(result.sections.items()):
         # partial binds the current values; a lambda would see the last of the loop.
         make = partial(_build_plugin_section_blocks, i, section)
-        topics.append(Topic(f"own-{i}", f"{section.title} ({name})", make, CHECK, 0))
+        topics.append(Topic(f"own-{i}", f"{section.title} ({name})", make, CHECK, 0, _LAST))
     return topics
 
 
 def _build_plugin_section_blocks(i: int, section: OwnSection, _: ReportMaterial) -> list[Block]:
-    tables = (
-        make_table(f"own-{i}-{n}", table.caption, table.head, table.rows)
-        for n, table in enumerate(section.tables)
-    )
-    return [*map(Paragraph, section.text), *tables]
+    blocks: list[Block] = [*map(Paragraph, section.text)]
+    for n, table in enumerate(section.tables):
+        blocks.append(make_table(f"own-{i}-{n}", table.caption, table.head, table.rows))
+    return blocks
 
 
 def _report_header_facts(result: AuditResult) -> Facts:

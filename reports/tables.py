@@ -6,7 +6,7 @@ The table is of a sweep over settings, or of a ledger of runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -32,10 +32,10 @@ class RowTable:
 
     title: str
     head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
     note: str = ""
     machine_head: tuple[str, ...] = ()
-    machine_rows: tuple[tuple[object, ...], ...] = field(default=())
+    machine_rows: Sequence[tuple[object, ...]] = ()
 
 
 def render_rich_table(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
@@ -76,10 +76,11 @@ def render_markdown_table(grid: RowTable) -> str:
 
 def render_markdown_lines(grid: RowTable) -> list[str]:
     """Return the head and the rows as lines of Markdown."""
-    head, *rows = (
-        list(map(escaping.escape_for_markdown, cells)) for cells in (grid.head, *grid.rows)
-    )
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+    lines = []
+    for cells in (grid.head, *grid.rows):
+        lines.append(f"| {' | '.join(map(escaping.escape_for_markdown, cells))} |")
+    lines.insert(1, f"|{' --- |' * len(grid.head)}")
+    return lines
 
 
 def render_csv_table(grid: RowTable) -> str:
@@ -91,22 +92,16 @@ def render_csv_table(grid: RowTable) -> str:
 
 def render_latex_table(grid: RowTable) -> str:
     """Return a `tabular` with booktabs rules, for \\input, at most as wide as an article's line."""
-    cells = list(zip(grid.head, *grid.rows, strict=True))
+    widest_cells = []
     longest_words = []
-    for column in cells:
-        longest_words.append(
-            max(
-                _measure_latex_points(word)
-                for cell in column
-                for word in cell.replace("-", " ").split(" ")
-            )
-        )
-    columns = _format_latex_columns(
-        [max(map(_measure_latex_points, column)) for column in cells], longest_words
-    )
-    head, *rows = (
-        " & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in (grid.head, *grid.rows)
-    )
+    for column in zip(grid.head, *grid.rows, strict=True):
+        words = " ".join(column).replace("-", " ").split(" ")
+        widest_cells.append(max(map(_measure_latex_points, column)))
+        longest_words.append(max(map(_measure_latex_points, words)))
+    columns = _format_latex_columns(widest_cells, longest_words)
+    rows = []
+    for row in (grid.head, *grid.rows):
+        rows.append(" & ".join(map(escaping.escape_for_latex, row)) + r" \\")
     # A comment ends with its line: on one line no title can continue as LaTeX.
     about = []
     for text in (grid.title, *filter(None, (grid.note,))):
@@ -117,7 +112,10 @@ def render_latex_table(grid: RowTable) -> str:
     ]
     return (
         "\n".join(
-            [*lines, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}}"]
+            [
+                *(*lines, r"\toprule", rows[0], r"\midrule"),
+                *(*rows[1:], r"\bottomrule", r"\end{tabular}}"),
+            ]
         )
         + "\n"
     )

@@ -72,7 +72,7 @@ def group_table_rows(
 
 
 def build_forest_span(m: Measurement, floor: float | None = None) -> ForestSpan | None:
-    if any(math.isnan(value) for value in (m.low, m.value, m.high)):
+    if any(map(math.isnan, (m.low, m.value, m.high))):
         return None
     return ForestSpan(m.low, m.value, m.high, None if floor is None or math.isnan(floor) else floor)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from auditor.core.result import Measurement
+from auditor.reports.blocks import PlotPoint
 from auditor.reports.plot_style import (
     COLOURS,
     INK,
@@ -15,6 +16,8 @@ from auditor.reports.plot_style import (
     LIGHT_STYLE,
     METADATA,
     SERIES,
+    compute_error_bars,
+    split_points,
     styled_figure_context,
 )
 
@@ -59,20 +62,16 @@ def draw_training_curve(panels: Sequence[Panel], stopped_at: int | None = None) 
 
 def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
     for number, line in enumerate(panel.lines):
-        steps = [step for step, _ in line.points]
-        values = [m.value for _, m in line.points]
-        # matplotlib rejects negative lengths, which rounding creates; 0 comes first, as max(0, nan)
-        # is 0.
-        reach = [
-            [max(0.0, m.value - m.low) for _, m in line.points],
-            [max(0.0, m.high - m.value) for _, m in line.points],
-        ]
+        points = []
+        for step, m in line.points:
+            points.append(PlotPoint(step, m.value, m.low, m.high))
+        steps, values, low, high, *_ = split_points(points)
         look = _POINTS_AND_LINES[number % 4]
         colour = LIGHT[COLOURS[number % SERIES]]
         axes.errorbar(
             steps,
             values,
-            reach,
+            compute_error_bars(values, low, high),
             fmt=look,
             color=colour,
             label=line.label,

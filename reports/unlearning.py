@@ -161,7 +161,7 @@ def _format_relearned_records(row: GroupRecall) -> str:
 
 
 def _describe_perplexity_cost(unlearning: Unlearning) -> str:
-    before, after, ratio = (unlearning.perplexity.get(name) for name in (BEFORE, AFTER, "ratio"))
+    before, after, ratio = map(unlearning.perplexity.get, (BEFORE, AFTER, "ratio"))
     if before is None or after is None:
         return "What it cost in perplexity was not measured."
     times = ""

@@ -72,7 +72,7 @@ def _build_memorised_rates_table(result: AuditResult, findings: list[Finding]) -
     for f in findings:
         main = f.measurement(MEMORISED)
         assert main is not None  # the findings have it
-        numbers = (phrases.format_measurement_value(f.measurement(name)) for name in names)
+        numbers = map(phrases.format_measurement_value, map(f.measurement, names))
         cells.append((title_attack_row(result, f), f"{main.n:,}", *numbers))
         notes[main.note.split(";")[0]] = None
     caption = f"Memorised n-grams per {PER:,} generations, with 95% intervals ({', '.join(notes)})"
@@ -87,15 +87,17 @@ def _build_expected_further_records_table(result: AuditResult, findings: list[Fi
         f"New in the next {PER:,}",
         "In the end, at least",
     )
-    cells = tuple(
-        (
-            title_attack_row(result, f),
-            _format_noted_value(f, RECORDS),
-            _format_noted_value(f, name_nonmember_metric(RECORDS)),
-            *(phrases.format_measurement_value(f.measurement(name)) for name in (NEW, RICHNESS)),
+    cells = []
+    for f in findings:
+        cells.append(
+            (
+                title_attack_row(result, f),
+                _format_noted_value(f, RECORDS),
+                _format_noted_value(f, name_nonmember_metric(RECORDS)),
+                phrases.format_measurement_value(f.measurement(NEW)),
+                phrases.format_measurement_value(f.measurement(RICHNESS)),
+            )
         )
-        for f in findings
-    )
     # NEW: Good-Turing; RICHNESS: Chao's lower bound (`statistics.unseen_species`).
     caption = (
         "Training records extracted, and how many more would with more generations, with 95% "
@@ -112,21 +114,23 @@ def _format_noted_value(finding: Finding, name: str) -> str:
 
 
 def _build_ranking_precision_table(result: AuditResult, findings: list[Finding]) -> Table:
+    head = ["Target"]
     names = []
-    for name in RANKINGS:
-        if any(f.measurement(f"{PRECISION}_{name}") for f in findings):
-            names.append(name)
+    for name, title in RANKINGS.items():
+        metric = f"{PRECISION}_{name}"
+        if any(f.measurement(metric) for f in findings):
+            names.append(metric)
+            head.append(title.capitalize())
     cells = []
     for f in findings:
-        precisions = [f.measurement(f"{PRECISION}_{name}") for name in names]
+        precisions = list(map(f.measurement, names))
         if any(precisions):
             cells.append((title_attack_row(result, f), *map(phrases.format_share, precisions)))
-    head = ("Target", *(RANKINGS[name].capitalize() for name in names))
     caption = (
         "Of the first 100 generations of a ranking, near-duplicates left out, those with a "
         "memorised n-gram"
     )
-    return make_table("rankings-table", caption, head, cells, range(1, len(head)))
+    return make_table("rankings-table", caption, tuple(head), cells, range(1, len(head)))
 
 
 def _build_extracted_records_tables(
