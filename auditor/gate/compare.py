@@ -101,7 +101,7 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
                 )
             )
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
-    lowest = [_find_least_leaking_run(line) for line in lines]
+    lowest = list(map(_find_least_leaking_run, lines))
     rivals = []
     for line, candidate in zip(lines, lowest, strict=True):
         rivals.append(_compare_rivals(runs, line, candidate))

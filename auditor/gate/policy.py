@@ -194,7 +194,7 @@ def read_policy(path: Path) -> Policy:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} is not TOML: {error}") from error
     policy_file: _PolicyFile = from_json(_PolicyFile, raw, str(path))
-    rules = [parse_rule(sentence) for sentence in policy_file.rules]
+    rules = list(map(parse_rule, policy_file.rules))
     rules += [
         _parse_rule_table(table, f"{path}: rule {i}") for i, table in enumerate(policy_file.rule, 1)
     ]

@@ -108,7 +108,7 @@ class Decision:
 
         Without rulings, the verdict is `failed`.
         """
-        outcomes = {self.resolve_verdict(ruling) for ruling in self.rulings}
+        outcomes = set(map(self.resolve_verdict, self.rulings))
         if "failed" in outcomes or not outcomes:
             return "failed"
         if "inconclusive" in outcomes:

@@ -117,7 +117,7 @@ class MaskedTexts:
     @cached_property
     def hidden_token_counts(self) -> Ints:
         """Number of tokens of each text that a restart hides, (texts,)."""
-        return np.array([self._count_hidden_tokens(text) for text in self.texts])
+        return np.array(list(map(self._count_hidden_tokens, self.texts)))
 
     def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
         passages = []
