@@ -176,8 +176,8 @@ def describe_asked_records(result: AuditResult) -> str:
     verb = "occurs" if n_copied == 1 else "occur"
     parts = [_describe_asked_strata(copied, f"{n_copied:,} that {verb} more than once")]
     if others:
-        which = format_count(_count_population(others), "other")
-        parts.append(_describe_asked_strata(others, which))
+        noun = format_count(_count_population(others), "other")
+        parts.append(_describe_asked_strata(others, noun))
     return f"{summary}: {', '.join(parts)}."
 
 

@@ -109,9 +109,9 @@ def render_history_page(history: History, folder: Path) -> str:
     for i, line in enumerate(history.lines):
         runs = []
         for entry, change in zip(line.entries, line.changes, strict=True):
-            shown = phrases.make_result_printable(entry.run.result)
+            printable = phrases.make_result_printable(entry.run.result)
             label = make_printable_line(_shorten_label(history.by, entry))
-            runs.append(_ShownRun(entry, change, shown, label))
+            runs.append(_ShownRun(entry, change, printable, label))
         lines.append(runs)
         sections.append(_build_line_section(history.by, line.reason, runs, i, folder))
     items = []

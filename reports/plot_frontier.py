@@ -103,12 +103,12 @@ def _draw_defense(axes: Axes, line: Sequence[Series], colour: str, marker: str) 
         points += s.points
     axes.plot(*split_points(points)[:2], color=colour, linewidth=0.9, alpha=0.55)
     for s in line:
-        x, y, low, high, left, right = split_points(s.points)
+        x, y, low, high, x_low, x_high = split_points(s.points)
         axes.errorbar(
             x,
             y,
             yerr=compute_error_bars(y, low, high),
-            xerr=compute_error_bars(x, left, right),
+            xerr=compute_error_bars(x, x_low, x_high),
             fmt="none",
             ecolor=colour,
             elinewidth=0.8,
@@ -155,8 +155,8 @@ def _unscale_ratio(place: Any) -> Any:
 
 
 def _set_ratio_axis(axes: Axes, block: Block) -> None:
-    x, _, _, _, left, right = split_points(block.points)
-    ends = filter(math.isfinite, (*x, *left, *right))
+    x, _, _, _, x_low, x_high = split_points(block.points)
+    ends = filter(math.isfinite, (*x, *x_low, *x_high))
     # The undefended model, at 1, and the margin are always visible.
     places = _scale_ratio([*ends, 0.99, block.shaded_until])
     low = float(places.min())

@@ -82,7 +82,7 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
         _build_copies_screen_entry(result, leaks),
         _build_personal_data_screen_entry(result, leaks),
         _build_defense_causes_screen_entry(result),
-        *_build_forgetting_and_claim_screen_entries(result),
+        *_build_promise_screen_entries(result),
     )
     page = escaping.make_printable_line(os.path.join(folder, "report.html"))
     after = (
@@ -107,7 +107,7 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
     return Text("\n").join([*top, *rows, *attacks, *bottom])
 
 
-def _build_forgetting_and_claim_screen_entries(
+def _build_promise_screen_entries(
     result: AuditResult,
 ) -> tuple[ScreenEntry, ScreenEntry]:
     """Return the entries on unlearning and on privacy claims, contradicted claims first."""

@@ -204,7 +204,9 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
             is_leaking |= signal.status == SHOWN
         contradictory[target] = tuple(list_contradiction_doubts(result, target, greedy))
         doubts[target] = of_data
-        for doubt in record.doubts if record else ():
+        if record is None:
+            continue
+        for doubt in record.doubts:
             # a doubt on likelihood adds nothing for a target that leaks
             if doubt.kind != "likelihood" or not is_leaking:
                 doubts[target] += (doubt,)
@@ -304,7 +306,7 @@ def _build_signal(
     that raises suspicion, then the highest. Among zeros, the number with the widest interval is
     taken.
     """
-    limit_names = list(dict(kind.limits))
+    first = {name: i for i, (name, _) in enumerate(kind.limits)}
     least = min(reading.looks for reading in readings)
 
     def place(reading: LeakReading) -> tuple[bool, bool, bool, bool, int, float, float]:
@@ -315,7 +317,6 @@ def _build_signal(
             size = max(m.low, 1 - m.high)
         else:
             size = m.value
-        limit_rank = limit_names.index(m.name) if m.name in limit_names else len(limit_names)
         # The least is best: shows a leak, is suspected, can show a leak, has its own level, is
         # early among the limits, is large; zeros by widest interval.
         return (
@@ -323,7 +324,7 @@ def _build_signal(
             not (reading.is_shown or reading.is_suspected),
             not reading.can_show_leak,
             reading.looks > least,
-            limit_rank,
+            first.get(m.name, len(first)),
             -size,
             -m.n if size else -m.high,
         )

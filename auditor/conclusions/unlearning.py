@@ -35,7 +35,9 @@ def summarise_unlearning(
     name by role ("before", "after", "retrained", ...). forgotten: ids of the secrets to forget. The
     caller adds the steps, rate and texts of relearning.
     """
-    setting = "white-box" if result.select_findings(setting="white-box") else "text-only"
+    setting = "text-only"
+    if result.select_findings(setting="white-box"):
+        setting = "white-box"
     rows_by_cell = read_row_values(folder)
     target = models[AFTER]
     numbers = list[GroupRecall]()
