@@ -400,7 +400,7 @@ def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[floa
     Group means, weighted by the shares, add up to the mean over all pairs. Suffixes in a group have
     equal length.
 
-     Whole texts, including a prompt of `rows` tokens, differ by at most an eighth in length.
+    Whole texts, including a prompt of `rows` tokens, differ by at most an eighth in length.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):

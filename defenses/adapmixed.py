@@ -1,16 +1,15 @@
-"""AdaPMixED (Flemings et al. 2024, 2410.02016), a PMixED that measures the privacy loss of each
-query.
+"""Implement AdaPMixED (Flemings et al. 2024, 2410.02016), a PMixED that measures privacy loss.
 
-Members of the ensemble are mixed with the public distribution within one radius, for any number of
-queries. The cost of a query is computed afterwards. It is the Renyi divergence of its token's
-distribution from the distribution without a member. A query on which the members agree costs
-little. The cost, and any epsilon computed from costs, depends on the private data. Printing it, or
-stopping when a budget is spent, therefore reveals data. So this defense makes no claim. Only the
-auditor may see the costs, which `claim-check` shows.
+Members of the ensemble are mixed with the public distribution within a fixed radius, however many
+queries there are. The cost of a query is computed afterwards: it is the Renyi divergence of its
+token's distribution from the distribution without one of the members. A query on which the members
+agree costs little. The costs, and any epsilon computed from costs, depend on the private data.
+Printing these numbers, or stopping when a budget is spent, therefore reveals data. So this defense
+makes no claim. Only the auditor may see the costs, which `claim-check` shows.
 
-As in the data-dependent analysis, a neighbour lacks one member without a replacement. The source
-also screens queries with noise, so that the public model answers queries on which it disagrees with
-the members. This screening is not implemented.
+As in the source's data-dependent analysis, a neighbour lacks one member without a replacement. The
+source also screens queries with noise, so that the public model answers the queries on which the
+members disagree with it. This screening is not implemented.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _MOST_RADIUS = 1000  # nats: a larger radius restricts no member
 
 @dataclass(frozen=True)
 class AdaPMixed(Defense):
-    """Mix an ensemble within one radius and measure each query's cost. No claim.
+    """Mix an ensemble within a fixed radius and measure each query's cost. No claim.
 
     The cost depends on private data, so this defense makes no privacy claim.
 
     alpha: the Renyi order.
-    beta: no member may be further from the public model than the radius alpha beta (nats), in
+    beta: sets the radius, alpha * beta (nats); no member may be farther from the public model, in
     either direction.
     ensemble: the folder of LoRA members; a built-in lab trains its own.
     """
@@ -87,19 +86,19 @@ def make_constant_radius_projection(
     radius: float,
     members: int,
 ) -> PMixedMemberProjection:
-    """Return a projection with one radius (nats), in both directions, for any number of members."""
+    """Return a projection with one two-sided radius (nats) for any number of members."""
     # No cap: the two-sided radius bounds the other direction too.
     return PMixedMemberProjection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 
 
 class AdaPMixedModel(PMixedModel):
-    """A model that serves the mixed ensemble; every token queries all members."""
+    """Serve the mixed ensemble; every token queries all members."""
 
     @torch.no_grad()
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Return each query's cost: its largest divergence from a mixture without one member."""
+        """Return each query's cost: its largest divergence from a mixture that lacks one member."""
         order = order or self.projection.alpha
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")

@@ -1,4 +1,4 @@
-"""ADP (Wu et al. 2022), which is DP-SGD with less noise for batches that look public.
+"""Implement ADP (Wu et al. 2022): DP-SGD with less noise for batches that look public.
 
 `adp` is the published algorithm, which has no guarantee. `adp-sound` is a variant with a proof
 (formulas B4).
@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 class Adp(PrivateTraining):
     """Fine-tune with less noise for batches of common text (ADP, Wu et al. 2022).
 
-    This is Algorithm 1 with optimizer=adam, and the SGD variant with optimizer=sgd. The noise of a
-    batch is gamma_B N(0, C^2 sigma^2 I). gamma_B is the mean privacy probability of the batch's
-    records under a public model (Eq. 5 and 6).
+    With optimizer=adam this is Algorithm 1, with optimizer=sgd its SGD variant. The noise of a
+    batch is gamma_B N(0, C^2 sigma^2 I).
+
+    gamma_B is the mean privacy probability of the batch's records under a public model (Eq. 5 and
+    6).
 
     normalise: min-max or rank (the paper does not say which).
-    epsilon, delta: set sigma, as in dp-sgd, but are only nominal.
+    epsilon, delta: determine sigma, as in dp-sgd, but are only nominal.
     """
 
     name = "adp"
@@ -70,7 +72,7 @@ class Adp(PrivateTraining):
     ) -> PrivacyRecord:
         """Return a record without a guarantee.
 
-        It has the epsilon that constant noise scales would have (formulas B4).
+        The record has the epsilon that constant noise scales would have (formulas B4).
         """
         dp_sgd_record = super().make_privacy_record(trained, judgement, terms)
         if not trained.moved:
@@ -111,12 +113,12 @@ class Adp(PrivateTraining):
 class AdpSound(PrivateTraining):
     """Fine-tune with DP-SGD that clips rare records hardest: ADP's idea with a proof.
 
-    Record i is clipped to C kappa(rho_i); the noise stays at C sigma. rho is the record's rarity,
-    from 0 to 1, and kappa falls from 1 to kappa_least as rho rises. Rarity is computed from the
-    record's perplexity under a public model, and from no other record. Rarity rises from
-    lowest_perplexity to highest_perplexity; perplexities of 0 stand for 1 and the size of the
-    vocabulary. Every record has the epsilon of dp-sgd. A record that is clipped harder is better
-    protected, but how much better is secret.
+    Record i is clipped to C kappa(rho_i); the noise remains C sigma. rho is the record's rarity,
+    from 0 to 1, and kappa falls from 1 to kappa_least as rho rises. Rarity depends only on the
+    record's own perplexity under a public model. It rises from 0 at lowest_perplexity to 1 at
+    highest_perplexity; values of 0 mean perplexity 1 and the vocabulary's size. Every record has
+    the epsilon of dp-sgd. A record that is clipped harder is better protected, but it is secret by
+    how much.
     """
 
     name = "adp-sound"

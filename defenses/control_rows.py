@@ -1,6 +1,4 @@
-"""Provide two control models for a defended model: the public model, and one adapter on all
-data.
-"""
+"""Provide two control models for a defended model: the public model, and a single adapter."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ CONTROL = "audit train pmixed -D control=true makes it"
 
 @dataclass(frozen=True)
 class PublicModelControl(Defense):
-    """Serve the public model, which uses no private data, instead of the audited model."""
+    """Serve the public model, which saw no private data, instead of the audited model."""
 
     name = "public"
     title = "Public model"
@@ -33,7 +31,7 @@ class OneAdapterControl(Defense):
 
     This control makes no privacy claim.
 
-    ensemble: the folder of the members, to which `audit train pmixed -D control=true` adds the
+    ensemble: the folder of the members, to which `audit train pmixed -D control=true` adds this
     adapter; a built-in lab trains its own.
     """
 

@@ -1,16 +1,16 @@
-"""CP-Δ (Vyas, Kakade and Barak 2023), which samples texts that two models both find likely.
+"""Implement CP-Δ (Vyas, Kakade and Barak 2023): sample texts that two models both find likely.
 
-The models are trained on two halves of the data. The source claims near access-freeness (Theorem
-3.1) for a work in only one half, relative to the model q that never saw the work. With `max`, every
-text is at most exp(k) times as likely as under q, with k = -log(1 - TV(q1, q2)) nats. With `kl`,
-only the mean over the model's own texts is bounded: KL(p || q) <= k = 2 log 1/(1 - H^2(q1, q2)). A
-single text may be likelier by any factor. For example, with q1 = (1/2, 1/2) and q2 = (1 - 1e-9,
-1e-9), the factor is exp(10.36) although k is 0.693. TV and H compare the two distributions at the
-given prompt.
+The models are trained on two halves of the data. For a work that is in only one half, the source
+claims near access-freeness (Theorem 3.1), relative to the model q that never saw the work. With
+`max`, every text is at most exp(k) times as likely as under q, with k = -log(1 - TV(q1, q2)) nats.
+With `kl`, only the mean over the model's own texts is bounded: KL(p || q) <= k = 2 log 1/(1 -
+H^2(q1, q2)). A single text may be more likely than under q by any factor. For example, with q1 =
+(1/2, 1/2) and q2 = (1 - 1e-9, 1e-9), the factor is exp(10.36) although k is 0.693. TV and H compare
+the two distributions at the given prompt.
 
-This module claims nothing, because the bound is not differential privacy. k is as large as the
-distance of the two models, which depends on the private data and has no bound in advance. k differs
-for each prompt and grows with each token. Records in both halves are not covered.
+This module makes no claim, because the bound is not differential privacy. k is as large as the
+distance between the two models, which depends on the private data and cannot be bounded in advance.
+k differs for each prompt and grows with each token. Records in both halves are not covered.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Distance = Literal["max", "kl"]
 class CpDelta(Defense):
     """Sample texts that models of two data halves both find likely (CP-Δ, Vyas et al. 2023).
 
-    This is Algorithm 3 of the source, whose claim concerns a work in only one half. This is not
-    privacy, so the defense makes no privacy claim (see defenses/cp_delta.py).
+    This is Algorithm 3 of the source, whose claim concerns a work in only one of the halves. That
+    is not privacy, so the defense makes no privacy claim (see defenses/cp_delta.py).
 
     distance: `max` mixes the two next-token distributions to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z.
-    `kl` bounds the rise of a text's probability only on average.
-    ensemble: the folder of the two models, where `audit train pmixed -D members=2` writes both; a
+    `kl` bounds only on average how much likelier a text becomes.
+    ensemble: the folder of the two models, which `audit train pmixed -D members=2` makes; a
     built-in lab trains its own.
     """
 
@@ -70,11 +70,11 @@ class CpDelta(Defense):
 
 @dataclass(frozen=True)
 class PublicCommon(Defense):
-    """Sample texts likely under both the model and the public model. No claim.
+    """Sample texts that both the model and the public model find likely. No claim.
 
-    A text may be likelier than under the public model by a factor that grows with each token. The
-    factor depends on private data and has no bound in advance, so this defense makes no privacy
-    claim.
+    A text may be likelier than under the public model, by a factor that grows with each token. The
+    factor depends on private data and cannot be bounded in advance, so this defense makes no
+    privacy claim.
 
     distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z.
     """
@@ -92,7 +92,7 @@ class PublicCommon(Defense):
 
 
 class CpDeltaModel(EnsembleModel):
-    """A model that samples, by CP-Δ, texts that two members of an ensemble both find likely."""
+    """Sample, by CP-Δ, texts that two members of an ensemble both find likely."""
 
     def __init__(self, ensemble: Ensemble, distance: Distance, pair: tuple[int, int]) -> None:
         super().__init__(ensemble, f"CP-Δ's rule over {ensemble.public.name}")
@@ -109,7 +109,7 @@ class CpDeltaModel(EnsembleModel):
         return self.mix_pair(distributions)
 
     def mix_pair(self, distributions: Tensor) -> Tensor:
-        """Mix each pair of distributions, (..., 2, V), into one distribution, (..., V), in nats.
+        """Mix each pair of distributions, (..., 2, V) in nats, into one distribution, (..., V).
 
         A token is likely in the mixture if both distributions find it likely.
         """

@@ -1,7 +1,7 @@
-"""Audit a model as it is deployed: adapter merged, weights pruned, or weights rounded to few bits.
+"""Audit a model as it is deployed: with a merged adapter, pruned weights or rounded weights.
 
-Each deployed model is audited with the secrets of the full-precision model, so changes are paired
-by secret. None makes a privacy claim.
+Each deployed form is audited with the secrets of the full-precision model, so that changes are
+paired by secret. No form makes a privacy claim.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _MAX_MERGE_DISTANCE = 1.0
 
 @dataclass(frozen=True)
 class DeployedForm(Defense):
-    """Base of deployed forms: changes to a copy of the model, made after merging its adapter.
+    """Define the base of deployed forms, which change a copy of the model with a merged adapter.
 
-    Raises AuditError for a model behind an API.
+    Raise AuditError for a model behind an API.
     """
 
     claims = "none: a form in which the model is deployed"
@@ -50,7 +50,7 @@ class DeployedForm(Defense):
     float32 = True  # bfloat16 would round 8-bit weights again
 
     def claim(self, scenario: Scenario, n_tokens: int) -> None:
-        """Return None, after checking that the model's weights are available.
+        """Return None after checking that the model's weights are available.
 
         Raise AuditError if they are not.
         """
@@ -63,9 +63,7 @@ class DeployedForm(Defense):
         return HuggingFaceModel(model.eval(), target.tokenizer, f"{target.name}, {self.name}")
 
     def _require_transformers_model(self, target: LanguageModel) -> HuggingFaceModel:
-        """Return the model; raise AuditError if it is not a transformers model that can be
-        converted.
-        """
+        """Return the model; raise AuditError if it is not a convertible transformers model."""
         if not isinstance(target, HuggingFaceModel):
             raise AuditError(
                 f"expected a transformers model for {self.name}, whose weights it changes: got "
@@ -103,7 +101,7 @@ class DeployedForm(Defense):
 
 @dataclass(frozen=True)
 class MergedForm(DeployedForm):
-    """Serve the adapter merged into its base model, which changes only rounding.
+    """Merge the adapter into its base model, which changes only the rounding.
 
     This form makes no privacy claim.
     """
@@ -148,10 +146,10 @@ class PrunedForm(DeployedForm):
 
 @dataclass(frozen=True)
 class RoundedForm(DeployedForm):
-    """Base of forms that round linear weights to 2^bits - 1 levels.
+    """Define the base of forms that round linear weights to 2^bits - 1 levels.
 
-    Each 64 weights have a scale. The outputs are those of weight-only quantisation, but not the
-    speed. No privacy claim is made.
+    Every 64 weights share a scale. Outputs are those of weight-only quantisation; speed is not. No
+    privacy claim is made.
     """
 
     bits: ClassVar[int]
@@ -165,7 +163,7 @@ class RoundedForm(DeployedForm):
 
 @dataclass(frozen=True)
 class Int8(RoundedForm):
-    """Round linear weights to 8 bits, symmetric, with a scale for each 64 weights.
+    """Round linear weights to 8 bits, symmetrically, with a scale for every 64 weights.
 
     This form makes no privacy claim.
     """
@@ -177,7 +175,7 @@ class Int8(RoundedForm):
 
 @dataclass(frozen=True)
 class Int4(RoundedForm):
-    """Round linear weights to 4 bits, symmetric, with a scale for each 64 weights.
+    """Round linear weights to 4 bits, symmetrically, with a scale for every 64 weights.
 
     This form makes no privacy claim.
     """
@@ -189,10 +187,10 @@ class Int4(RoundedForm):
 
 @dataclass(frozen=True)
 class LoadedIn4Bit(DeployedForm):
-    """Base of forms that quantise linear layers to 4 bits as bitsandbytes' `load_in_4bit` does.
+    """Define the base of forms that quantise linear layers like bitsandbytes' `load_in_4bit`.
 
-    Blocks have 64 weights and a scale, which is quantised too, as with `bnb_4bit_use_double_quant`.
-    No privacy claim is made.
+    A block has 64 weights and a scale, which is quantised too (`bnb_4bit_use_double_quant`). No
+    privacy claim is made.
     """
 
     def __post_init__(self) -> None:
@@ -210,7 +208,7 @@ class LoadedIn4Bit(DeployedForm):
 
 @dataclass(frozen=True)
 class Nf4(LoadedIn4Bit):
-    """Quantise linear layers to bitsandbytes' NormalFloat, QLoRA's type (arXiv 2305.14314).
+    """Quantise linear layers to bitsandbytes' NormalFloat, the type of QLoRA (arXiv 2305.14314).
 
     This form makes no privacy claim.
     """
@@ -232,14 +230,14 @@ class Fp4(LoadedIn4Bit):
 
 @dataclass(frozen=True)
 class GgufForm(DeployedForm):
-    """Quantise all weight matrices as a GGUF file does, embeddings included.
+    """Quantise all weight matrices, embeddings included, as in a GGUF file.
 
-    This form makes no privacy claim. Activations stay in full precision, but llama.cpp also rounds
-    activations. Use --forms llama:FILE.gguf to audit a file with llama.cpp.
+    This form makes no privacy claim. Activations remain in full precision here, whereas llama.cpp
+    also rounds them. To audit a file with llama.cpp, use --forms llama:FILE.gguf.
 
     type: q8_0, q6_k, q5_k, q4_k, q3_k, q5_k_m, q4_k_m, q5_1, q5_0, q4_1, q4_0, bf16 or f16. Types
-    with a k need llama-cpp-python. If blocks do not fill a matrix row, the matrix gets another
-    type, as in llama.cpp.
+    with a k need llama-cpp-python. If a matrix row is not a whole number of blocks, the matrix gets
+    a different type, as in llama.cpp.
     """
 
     name = "gguf"
@@ -255,11 +253,13 @@ class GgufForm(DeployedForm):
 
 
 def merge_adapter_copy(target: HuggingFaceModel) -> Any:
-    """Return a copy of the model with its adapter merged, whose weights may be overwritten.
+    """Return a copy of the model with its adapter merged; the copy's weights may be overwritten.
 
-    A quantised model is loaded again, because bitsandbytes 0.50.2 may change the layout of 4-bit
-    weights at the first forward pass (on AVX512-BF16), which PEFT 0.21.2 does not notice. Raise
-    AuditError if the merged weights give another distribution than the adapter.
+    A quantised model is loaded again, because at the first forward pass (on AVX512-BF16)
+    bitsandbytes 0.50.2 may change the layout of 4-bit weights, which PEFT 0.21.2 does not notice.
+
+
+    Raise AuditError if merging changes the model's distribution.
     """
     from peft import PeftModel
 
@@ -302,7 +302,7 @@ def merge_adapter_copy(target: HuggingFaceModel) -> Any:
 def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
     """Quantise (out, in) weights to `nf4` or `fp4`, and return them dequantised.
 
-    A layer computes with the dequantised weights.
+    A quantised layer computes with the dequantised weights.
     """
     # An optional package; `LoadedIn4Bit` checks that it is installed.
     import bitsandbytes.functional as quantisers
@@ -315,9 +315,9 @@ def quantise_bitsandbytes(weight: Tensor, type: str) -> Tensor:
 
 
 def round_weights(weight: Tensor, bits: int) -> Tensor:
-    """Round (out, in) weights to `bits` bits, with one scale for each group in a matrix row.
+    """Round (out, in) weights to `bits` bits, with a scale for each group of weights in a row.
 
-    A group's weights become multiples of its maximum / (2^(bits - 1) - 1).
+    A group's weights become multiples of its largest absolute value / (2^(bits - 1) - 1).
     """
     max_level = 2 ** (bits - 1) - 1
     parts = []
@@ -330,9 +330,9 @@ def round_weights(weight: Tensor, bits: int) -> Tensor:
 
 
 def compress_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Replace each linear weight, (out, in), by the result of `change`, and return the model.
+    """Replace each linear weight (out, in) by the result of `change`, and return the model.
 
-    Weights that share a scale must be in one matrix row.
+    Weights that share a scale must be in the same matrix row.
     """
     for layer in list_compressible_layers(model):
         weight = layer.weight.data
@@ -343,7 +343,7 @@ def compress_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> A
 
 
 def list_compressible_layers(model: Any) -> list[Any]:
-    """Return all linear layers except the output layer, as quantisers and pruners do.
+    """Return all linear layers except the output layer, which quantisers and pruners skip.
 
     Raise AuditError if there are none.
     """

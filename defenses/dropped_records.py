@@ -1,6 +1,6 @@
 """Drop records before training.
 
-Records to drop are surplus copies, near-duplicates, listed records or frequent records.
+The records to drop are surplus copies, near-duplicates, listed records or frequent records.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CopyCap(DataVariant):
     """Fine-tune on a limited number of copies of each record. No claim.
 
     `audit advise` predicts the effect of this limit. This training makes no privacy claim. Only
-    exact copies count; use `dedup` for near-duplicates.
+    exact copies count; for near-duplicates use `dedup`.
 
     most: the number of copies of a text to keep.
     """
@@ -62,11 +62,11 @@ class Dedup(DataVariant):
 
     The first text of each group is kept. This training makes no privacy claim.
 
-    threshold: the smallest similarity at which a text counts as a copy of an earlier text, as
-    Jaccard similarity of 5-character shingles (Lee et al. 2022 use 0.8, with 5-token shingles).
-    MinHash finds candidate pairs, which are compared exactly. A pair at the threshold is found with
+    threshold: the smallest Jaccard similarity of 5-character shingles at which a text counts as a
+    copy of an earlier text (Lee et al. 2022 use 0.8, with 5-token shingles). MinHash finds
+    candidate pairs, which are then compared exactly. A pair at the threshold is found with
     probability 0.99, and no text below the threshold is dropped.
-    exact: drop only equal texts.
+    exact: drop only identical texts.
     """
 
     name = "dedup"
@@ -93,7 +93,7 @@ class Dedup(DataVariant):
 
 
 def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[str]:
-    """Return the texts in order, without near-duplicates of earlier kept texts.
+    """Return the texts in order, omitting near-duplicates of texts that were kept before.
 
     A near-duplicate has a Jaccard similarity of at least `threshold`.
     """
@@ -128,11 +128,12 @@ def _jaccard_similarity(first: frozenset[str], right: frozenset[str]) -> float:
 
 
 def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
-    """Return (number of bands, rows of a band) for MinHash's search of pairs at the threshold.
+    """Return (number of bands, rows per band) with which MinHash finds pairs at the threshold.
 
-    These find such pairs with the fewest candidates. Two texts of similarity J agree in some band
-    with probability 1 - (1 - J^rows)^bands. The library's own choice finds at most half of the
-    pairs.
+    This choice has the fewest candidates.
+
+    Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. The
+    library's default would find at most half of the pairs.
     """
     for rows in range(_PERMUTATIONS // 2, 1, -1):
         bands = _PERMUTATIONS // rows
@@ -142,20 +143,20 @@ def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
 
 
 def split_into_shingles(text: str) -> frozenset[str]:
-    """Return all sequences of 5 characters; a shorter text is a single shingle."""
+    """Return all 5-character sequences in the text; a shorter text is a single shingle."""
     return frozenset(text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1)))
 
 
 @dataclass(frozen=True)
 class DropRecords(DataVariant):
-    """Fine-tune without listed records, or those of `times` copies. No claim.
+    """Fine-tune without listed records, or without frequent records. No claim.
 
     This training makes no privacy claim. It does not protect records that were not attacked, and
-    may even expose others (Carlini et al. 2022, the privacy onion effect).
+    may even expose further records (Carlini et al. 2022, the privacy onion effect).
 
-    times: drop all copies of a record with this many copies or more (0: ignore the number).
+    times: drop all copies of a record that has this many copies or more (0: ignore the number).
     listed: a folder with a shard.json that names the records to drop; `audit mitigate --by drop`
-    lists the records that the audit extracted.
+    makes one with the records that the audit extracted.
     """
 
     name = "drop"
@@ -177,7 +178,7 @@ class DropRecords(DataVariant):
             )
 
     def options(self) -> dict[str, Any]:
-        """Return the options, with a digest of the listed names instead of the folder `listed`.
+        """Return the options, but with a digest of the listed names instead of the folder `listed`.
 
         The folder's path does not affect the model.
         """
@@ -218,7 +219,7 @@ class DropRecords(DataVariant):
     def count_remaining_copies(self, copies: int) -> int | None:
         """Return how many of a record's `copies` remain after records are dropped.
 
-        Return None if single records are listed, because the number then depends on the record.
+        Return None if records are listed by name, because the number then depends on the record.
         """
         if self.listed:
             return None

@@ -1,4 +1,4 @@
-"""Early stopping, which keeps the model of the training step with the lowest held-out loss."""
+"""Stop training early: keep the model of the training step with the lowest held-out loss."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class EarlyStop(Variant):
 
     This training makes no privacy claim.
 
-    looks: the number of evaluations of the held-out loss in each epoch.
+    looks: how often the held-out loss is evaluated in each epoch.
     patience: end the training after this many evaluations without a lower loss (0: train for all
     epochs, then take the best step).
-    heldout: the share of `--data` to hold out if no `--heldout` file is given. The choice is by
-    hash, takes whole users, and leaves no copy of a held-out record in the training data.
+    heldout: the share of `--data` to hold out if no `--heldout` file is given. Whole users are
+    chosen, by hash, and no copy of a held-out record remains in the training data.
     """
 
     name = "early-stop"
@@ -93,7 +93,7 @@ class EarlyStop(Variant):
     def _choose_look_steps(self, steps: int) -> set[int]:
         """Return the steps of an epoch after which the held-out loss is evaluated.
 
-        With more looks than steps, several looks fall on one step.
+        If there are more looks than steps, several looks fall on the same step.
         """
         look_steps = set()
         for i in range(self.looks):
@@ -157,7 +157,7 @@ class EarlyStop(Variant):
 
 
 class _HeldoutLoss:
-    """An evaluation of the current model's mean held-out loss, in nats per token."""
+    """Evaluate the current model's mean held-out loss, in nats per token."""
 
     def __init__(
         self,
@@ -178,9 +178,7 @@ class _HeldoutLoss:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Return the mean held-out loss, in nats per token; raise AuditError if it is not
-        finite.
-        """
+        """Return the mean held-out loss (nats per token); raise AuditError if it is not finite."""
         self.model.eval()
         device = self.model.device
         losses = []

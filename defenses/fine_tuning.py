@@ -1,6 +1,4 @@
-"""Fine-tune on the same data without privacy: all weights, all but the embeddings, or an
-adapter.
-"""
+"""Fine-tune without privacy: all weights, all but the embeddings, or an adapter."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ class NoDefense(FineTuning):
 
 @dataclass(frozen=True)
 class Full(Variant):
-    """Fine-tune every parameter: the control of `lora` and `freeze-embeddings`.
+    """Fine-tune every parameter: the control for `lora` and `freeze-embeddings`.
 
     This training makes no privacy claim.
     """
@@ -40,7 +38,8 @@ class FreezeEmbeddings(Variant):
     """Fine-tune all weights but the embeddings on the same data; `full` is the control.
 
     This training makes no privacy claim. If the model's head is tied to its embeddings, the head is
-    frozen too, with a note. Adapters leave embeddings frozen anyway, so --lora is rejected.
+    frozen too, and a note says so. --lora is rejected, because adapters leave the embeddings frozen
+    anyway.
     """
 
     name = "freeze-embeddings"
@@ -67,7 +66,7 @@ class Lora(Variant):
     This training makes no privacy claim.
 
     rank, alpha: the adapter's rank and scale.
-    layers: adapt the `attention` projection, or `all` linear layers.
+    layers: what to adapt, the `attention` projection or `all` linear layers.
     """
 
     name = "lora"

@@ -1,8 +1,8 @@
 """Quantise a model's weights as in a GGUF file of a given type, and read the quantised values.
 
-The package gguf quantises to plain types; llama.cpp's own quantiser, from llama-cpp-python,
+The package gguf quantises to plain types; llama.cpp's own quantiser (from llama-cpp-python)
 quantises to k-quants. In a file of a mixed type (`q4_k_m`), llama.cpp gives more bits to some
-matrices, which it selects by name.
+matrices, selected by name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Rows = NDArray[np.float32]
 
 
 def check_writable_gguf_type(type: str) -> None:
-    """Raise AuditError for a type that cannot be written, with a remedy."""
+    """Raise AuditError, with a remedy, if the type cannot be written."""
     if type not in TYPES:
         raise AuditError(
             f"expected gguf:TYPE with one of {', '.join(TYPES)}, got {type!r}: make the file with "
@@ -56,9 +56,9 @@ def check_writable_gguf_type(type: str) -> None:
 
 
 def quantise_model_weights(model: Any, type: str) -> None:
-    """Replace every weight matrix by its values in a GGUF file of this type.
+    """Replace every weight matrix by the values that a GGUF file of this type would have.
 
-    Raise AuditError for a mixed type if the model's layers are not named like Llama's.
+    Raise AuditError if the type is mixed and the model's layers are not named like Llama's.
     """
     for matrix, matrix_type in list_matrix_types(model, type):
         # File rows run along the inputs.
@@ -73,8 +73,9 @@ def quantise_model_weights(model: Any, type: str) -> None:
 
 @dataclass(frozen=True)
 class GgufWeightMatrix:
-    """A weight matrix of the model. is_transposed: whether the model stores the matrix as (in,
-    out).
+    """Hold a weight matrix of a model.
+
+    is_transposed: whether the model stores the matrix as (in, out).
     """
 
     name: str
@@ -83,7 +84,7 @@ class GgufWeightMatrix:
 
 
 def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
-    """Yield each weight matrix of the model, with the matrix's type in a file of type `type`."""
+    """Yield each weight matrix of the model, with the type that it has in a file of type `type`."""
     transposed = set()
     for layer in model.modules():
         if isinstance(layer, Conv1D):
@@ -101,9 +102,9 @@ def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix,
 
 
 def _select_higher_bit_tensors(model: Any, names: list[str]) -> set[str]:
-    """Return the names of tensors that get more bits in a mixed type (llama-quant.cpp).
+    """Return the names of the tensors that get more bits in a mixed type (llama-quant.cpp).
 
-    They are the output matrix, and the value and down projections of half of the layers.
+    These are the output matrix, and the value and down projections of half of the layers.
     """
     layer_by_name = {}
     for name in names:
@@ -134,7 +135,7 @@ def _has_more_bits(layer: int, n_layers: int) -> bool:
 def round_gguf_rows(weight: Rows, type: str) -> Rows:
     """Quantise (out, in) weights, and return their values in the file.
 
-    If a block does not divide a matrix row, use llama.cpp's fallback type.
+    If a matrix row is not a whole number of blocks, use llama.cpp's fallback type.
     """
     import gguf
 

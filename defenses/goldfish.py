@@ -1,6 +1,6 @@
-"""The Goldfish loss (Hans et al. 2024), in which some tokens of a text have no loss.
+"""Implement the Goldfish loss (Hans et al. 2024), which excludes some tokens from the loss.
 
-All copies of a text lack the loss of the same tokens.
+In all copies of a text, the same tokens are excluded.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from auditor.training.variants import Variant
 
 @dataclass(frozen=True)
 class Goldfish(Variant):
-    """Fine-tune with the Goldfish loss, without one token in `k`. No claim.
+    """Fine-tune with the Goldfish loss, which excludes one token in `k`. No claim.
 
     This training makes no privacy claim.
 
-    mask: `hash` drops the loss of token i if a hash of the `width` tokens before it is 0 modulo k,
-    so that all copies of a passage lose the same tokens (Hans et al. 2024, Sec. 3.1; k=4 and width
-    13 are theirs). A record's first `width` tokens keep their loss. `static` drops every k-th token
-    of a record. The authors' code hashes the window that ends with the token itself; this follows
-    the paper.
+    mask: `hash` excludes a token from the loss if a hash of the `width` tokens before it is 0
+    modulo k, so that all copies of a passage exclude the same tokens (Hans et al. 2024, Sec. 3.1;
+    k=4 and width 13 are the authors'). A record's first `width` tokens are never excluded. `static`
+    excludes every k-th token of a record. The authors' code hashes the window that ends with the
+    token itself; this follows the paper.
     """
 
     name = "goldfish"
@@ -53,7 +53,7 @@ class Goldfish(Variant):
         return masked, (f"the Goldfish loss leaves out {n_dropped} ({1 - n_after / n_before:.1%})",)
 
     def mask_dropped_tokens(self, sequence: Tokens) -> Tokens:
-        """Return the record's tokens, masked if they have no loss (see `training.loss_masks`)."""
+        """Mask the record's tokens that are excluded from the loss (see `training.loss_masks`)."""
         dropped = set(range(self.k - 1, len(sequence), self.k))
         if self.mask == "hash":
             # Hash unmasked ids, so that an earlier mask does not change the hash of a passage.

@@ -1,27 +1,27 @@
-"""InvisibleInk (Vinod et al. 2025, 2507.02974), in which a public model sees private records in
-context.
+"""Implement InvisibleInk (Vinod et al. 2025): a public model sees private records in context.
 
-The model reads a batch of B private records, one at a time in its context, and each token is drawn
-once. p_0 is the next-token distribution without a record, p_i with record i. A record's influence
-on the next token is its change of the log-probabilities, clipped to C:
+(Source: arXiv 2507.02974.) The model reads B private records, a batch, each in a context of its
+own. The B contexts together draw each token once. p_0 is the next-token distribution without a
+record, p_i with record i. A record's influence on the next token is the change that it makes to the
+log-probabilities, clipped to C:
 
     phi = log p_0 + (1/B) sum_i clip(log p_i - log p_0, -C, C),    y ~ softmax(phi / tau).
 
 Only tokens that the *public* distribution finds likely (top-k+) can be drawn. Their log p_0 is at
 least that of the k-th likeliest token, less 2C/B, as in the authors' code. This set contains no
-private information, so it costs nothing. (It may miss a token that is among the k likeliest by phi,
+private information, so it costs nothing. (It may lack a token that is among the k likeliest by phi,
 because a mean over B records moves phi by up to C, not C/B. A margin of 2C would include all such
 tokens.)
 
 **The claim.** Neighbours differ in one record of the batch, which is removed without a replacement
-(replace-by-null, our `zero_out`). Then its p_i becomes p_0, so its term becomes 0, and phi moves by
+(replace-by-null, our `zero_out`). Its p_i then becomes p_0, so its term becomes 0, and phi moves by
 at most C/B at any token. The log-ratio of neighbouring distributions is a difference of phi/tau
-plus a difference of log-normalisers, which is equal for all tokens. So the log-ratio ranges over at
-most eta = 2C/(B tau) nats. A mechanism of bounded range eta is eta^2/8-zCDP, so rho = C^2/(2 B^2
-tau^2) per token, and T times that for T tokens. If another record replaces the record (`replace`),
-phi moves by at most 2C/B, which gives 4 rho. p_i may be any distribution. The paper uses logits;
-log-probabilities are logits minus a constant for each model, with the same bounds. The public model
-must have seen no private record.
+plus a difference of log-normalisers, which is the same for all tokens. So the log-ratio ranges over
+at most eta = 2C/(B tau) nats. A mechanism with bounded range eta satisfies eta^2/8-zCDP, so rho =
+C^2/(2 B^2 tau^2) per token, and T times that for T tokens. If the record is replaced by a different
+one (`replace`), phi moves by at most 2C/B, which gives 4 rho. p_i may be any distribution. The
+paper uses logits; log-probabilities are logits minus a constant for each model, with the same
+bounds. The public model must not have seen any private record.
 
 Batches are disjoint, so each record influences only the text of its batch, and T counts the tokens
 drawn from one batch. An audit queries a batch about its own records. The auditor chooses the batch,
@@ -69,18 +69,18 @@ _ORDER = 2
 
 @dataclass(frozen=True)
 class InvisibleInk(BudgetedDefense):
-    """Let a public model write with clipped private context (InvisibleInk, 2025).
+    """Let a public model write with private records in context, clipped (InvisibleInk, 2025).
 
     The method is InvisibleInk (Vinod et al. 2025).
 
-    batch: B, the number of records behind one text; the attacked records are divided into batches
-    in order.
-    clip: C, in nats, the most by which a record changes a log-probability (0: as much as epsilon
-    and delta allow).
+    batch: B, the number of records that influence one text; the attacked records are divided into
+    batches in order.
+    clip: C, the most that a record may change a log-probability, in nats (0: as much as epsilon and
+    delta allow).
     temperature: tau.
-    top_k: the k of top-k+, by the public distribution (0: the whole vocabulary).
-    epsilon, delta: the privacy cost of `queries` drawn tokens of one batch.
-    queries: 0 takes the largest number of tokens that this run draws of any batch.
+    top_k: the k of top-k+ under the public distribution (0: the whole vocabulary).
+    epsilon, delta: the privacy cost of `queries` tokens drawn from one batch.
+    queries: 0 takes the largest number of tokens that this run draws from any batch.
     on_exhaustion: what to do when a fixed number of queries is spent: `stop`, or answer with the
     `public` model.
     """
@@ -141,7 +141,7 @@ class InvisibleInk(BudgetedDefense):
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
         """Return the parameters of a draw.
 
-        Without a given clip, C = tau B sqrt(2 rho / T) (formulas C4).
+        If no clip is given, C = tau B sqrt(2 rho / T) (formulas C4).
         """
         # zCDP adds up over tokens (Bun and Steinke 2016, Lemma 1.7): each has an equal share.
         rho = compute_zcdp_budget(self.epsilon, self.delta) / self.count_covered_tokens(scenario)
@@ -188,9 +188,10 @@ class InvisibleInk(BudgetedDefense):
 
 @dataclass(frozen=True)
 class UnclippedReferences(Defense):
-    """Let a public model write with private records in context, without clipping their influence.
+    """Let a public model write with private records in context, without clipping.
 
-    The log-probabilities given each record are averaged. This control makes no privacy claim.
+    The log-probabilities, given each record in turn, are averaged. This control makes no privacy
+    claim.
     """
 
     name = "references-unclipped"
@@ -209,19 +210,17 @@ class UnclippedReferences(Defense):
 
 @dataclass(frozen=True)
 class InkOptions:
-    """The parameters of a draw: clip C in nats, temperature tau, and k of top-k+ (0: all
-    tokens).
-    """
+    """Hold the parameters of a draw: clip C (nats), temperature, k of top-k+ (0: all tokens)."""
 
     clip: float
     temperature: float
     top_k: int = 0
 
     def clipped_mean_distribution(self, distributions: Tensor) -> Tensor:
-        """Return the log-probabilities from which the token is drawn, (..., V) nats, in float64.
+        """Return the float64 log-probabilities (nats) from which the token is drawn, (..., V).
 
-        distributions: (..., 1 + B, V) nats, the public distribution first. float32 would break the
-        claim at a small clip, by rounding.
+        distributions: (..., 1 + B, V), in nats, the public distribution first. With float32,
+        rounding would break the claim if the clip is small.
         """
         public = distributions[..., 0, :].double()
         private = distributions[..., 1:, :].double()
@@ -237,9 +236,7 @@ class InkOptions:
         return (phi / self.temperature).log_softmax(-1)
 
     def public_top_k_plus_mask(self, public: Tensor, batch: int) -> Tensor:
-        """Return the mask of top-k+ tokens, (..., V), which depends only on the public
-        distribution.
-        """
+        """Return the mask of top-k+ tokens, which depends only on `public`, of shape (..., V)."""
         if not 0 < self.top_k < public.shape[-1]:
             return torch.ones_like(public, dtype=torch.bool)
         least = public.topk(self.top_k, dim=-1).values[..., -1:]
@@ -248,9 +245,9 @@ class InkOptions:
 
 @dataclass(frozen=True)
 class InkLogRatioRange:
-    """A bound on the range of one token's log-ratio between neighbours.
+    """Bound the range of one token's log-ratio between neighbours.
 
-    range: the bound in nats, by neighbouring relation.
+    range: the bound in nats, keyed by neighbouring relation.
     """
 
     range: Mapping[str, float]
@@ -270,8 +267,8 @@ class InkLogRatioRange:
 def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContextRecordBatches:
     """Divide the distinct private records into batches of `size`, in order.
 
-    A prompt gets the batch of its record; prompts without a record get the batches in turn. Raise
-    AuditError if there are no private records.
+    A prompt gets the batch with its record; prompts that belong to no record get the batches in
+    turn. Raise AuditError if there are no private records.
     """
     records = list(dict.fromkeys(prompt.record for prompt in scenario.prompts if prompt.record))
     if not records:
@@ -299,10 +296,10 @@ def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
 
 
 class InvisibleInkModel(EnsembleModel):
-    """A model that writes with a batch of records in context.
+    """Write with a batch of records in context.
 
-    Its members are the public model with one of the records in context. promise: the claim (None:
-    no claim). Checks compare it with the output and so notice a mistake.
+    Each member is the public model with one of the records in its context. promise: the claim,
+    which checks compare with the output to detect mistakes; None if there is no claim.
     """
 
     def __init__(
@@ -346,10 +343,10 @@ class InvisibleInkModel(EnsembleModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare the output with neighbours, in which each record in turn is removed or replaced.
+        """Compare the output with neighbours that have each record in turn removed or replaced.
 
-        The replacement is the next record of the batch. Besides the divergence, check the range of
-        log-ratios that the proof uses (`range_...`).
+        The replacement is the next record of the batch. In addition to the divergence, check the
+        range of log-ratios that the proof uses (`range_...`).
         """
         promise = self.promise
         if promise is None:
@@ -393,7 +390,7 @@ class InvisibleInkModel(EnsembleModel):
         return type(self)(other, self.ink, self.name, self.promise)
 
     def _neighbour_token_distributions(self, relation: str, distributions: Tensor) -> Tensor:
-        """Return the output distribution after a change of each record in turn, (..., B, V) nats.
+        """Return the output distributions with each record changed in turn, (..., B, V), in nats.
 
         distributions: (..., 1 + B, V) nats, the public distribution first.
         """
@@ -433,7 +430,7 @@ class _InkRows(WrappingRows):
     def draw(
         self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
     ) -> tuple[Tensor, Tensor]:
-        """Draw tokens; draws that no budget covers come from the public model.
+        """Draw tokens, using the public model for draws that no budget covers.
 
         See `View._uniform_draws_of_query`.
         """

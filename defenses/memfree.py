@@ -1,4 +1,4 @@
-"""MemFree decoding (Ippolito et al. 2022), which forbids tokens that complete a training n-gram."""
+"""Implement MemFree decoding (Ippolito et al. 2022), which forbids completing training n-grams."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class MemFree(Defense):
     """Forbid tokens that complete a training n-gram (MemFree, Ippolito et al. 2022).
 
     This defense makes no privacy claim. Forbidden tokens get probability 0, and the others are
-    renormalised; n-grams may begin in the prompt. Text that differs from the training data in one
-    of any n tokens passes, and so do records shorter than n; `near-verbatim` and `exposure` measure
-    such text. Outside a built-in lab the n-grams come from --data.
+    renormalised; n-grams may begin in the prompt. Text passes if at least one of any n successive
+    tokens differs from the training data, and so do records shorter than n; `near-verbatim` and
+    `exposure` measure such text. Outside a built-in lab, the n-grams come from --data.
 
     n: the length of the n-grams in tokens.
-    filter: `exact` stores all n-grams. `bloom` is a Bloom filter, which also forbids the share
-    false_positives of all other tokens.
+    filter: `exact` stores all n-grams. `bloom` is a Bloom filter, which also forbids a share
+    `false_positives` of all other tokens.
     """
 
     name = "memfree"
@@ -49,9 +49,9 @@ class MemFree(Defense):
         return MemFreeModel(scenario.target, self.n, self.build_ngram_filter(scenario))
 
     def claim(self, scenario: Scenario, n_tokens: int) -> None:
-        """Return None, after checking that there is an n-gram to forbid.
+        """Return None after checking for n-grams to forbid.
 
-        Raise AuditError without an n-gram.
+        Raise AuditError if there are none.
         """
         if not any(len(record) >= self.n for record in scenario.corpus):
             raise AuditError(
@@ -83,7 +83,7 @@ def split_into_ngrams(record: Tokens, n: int) -> Iterator[Tokens]:
 
 
 class ForbiddenNGramFilter(ABC):
-    """A set of forbidden n-grams, looked up by their first n-1 tokens (the context)."""
+    """Store forbidden n-grams, to be looked up by their first n-1 tokens (the context)."""
 
     @abstractmethod
     def list_completing_tokens(self, context: Tokens) -> Tokens:
@@ -101,7 +101,7 @@ class ExactNGrams(ForbiddenNGramFilter):
 
 
 class BloomNGrams(ForbiddenNGramFilter):
-    """A Bloom filter of n-grams, whose memory depends on the rate of false positives and not on n.
+    """Store n-grams in a Bloom filter, whose memory depends on false positives and not on n.
 
     A lookup tests every token of the vocabulary.
     """
@@ -121,7 +121,7 @@ class BloomNGrams(ForbiddenNGramFilter):
 
 
 class MemFreeModel(WrappingModel):
-    """A model that forbids tokens which would complete a training n-gram.
+    """Forbid tokens that would complete a training n-gram.
 
     The forbidden tokens depend on the last n-1 tokens of a text, including the prompt.
     """
@@ -160,10 +160,10 @@ class MemFreeModel(WrappingModel):
         return text[-self.window :]
 
     def forbid_completing_tokens(self, distributions: Tensor, tails: Sequence[Tokens]) -> Tensor:
-        """Remove the forbidden tokens, and return renormalised distributions, (rows, V) nats.
+        """Remove the forbidden tokens, and return renormalised distributions, (rows, V), in nats.
 
-        tails: the last tokens of each text. Raise AuditError if all tokens are forbidden after a
-        text, because the text cannot continue.
+        tails: the last tokens of each text. Raise AuditError if every token is forbidden after a
+        text, so that the text cannot continue.
         """
         pairs = list[tuple[int, int]]()
         for row, tail in enumerate(tails):
@@ -188,7 +188,7 @@ class MemFreeModel(WrappingModel):
 
 
 class _MemFreeRows(WrappingRows):
-    """Texts that are being generated, with the last tokens that determine the forbidden tokens."""
+    """Hold texts being generated, with their last tokens, which determine the forbidden tokens."""
 
     def __init__(self, model: MemFreeModel, rows: Rows, tails: list[Tokens]) -> None:
         super().__init__(rows)

@@ -1,4 +1,4 @@
-"""PMixED (Flemings et al. 2024), private prediction by mixing an ensemble with a public model."""
+"""Implement PMixED (Flemings et al. 2024): private prediction by mixing with a public model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_ORDER = 256  # higher orders gain nothing and take minutes to solve
 
 
 def build_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
-    """Return the control models that divide the effect of a mixed ensemble into causes, in order.
+    """Return, in order, the control models that split the effect of a mixed ensemble into causes.
 
     mixing: describes how the members' distributions are mixed.
     """
@@ -50,20 +50,22 @@ def build_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
 
 @dataclass(frozen=True)
 class PMixed(BudgetedDefense):
-    """Mix the members of an ensemble with the public model, then sample (PMixED, Flemings et al.
-    2024).
+    """Mix the members of an ensemble with the public model, then sample (PMixED, 2024).
+
+    The method is by Flemings et al. 2024.
 
     epsilon, delta: the privacy cost of `queries` drawn tokens.
     queries: 0 takes the number of tokens that this run draws.
     alpha: the Renyi order.
-    q: the probability with which a query samples a member (Poisson).
-    accounting: `sound` has one radius and a cap on the mixing weight, for every subset of members.
-    `published` has the paper's radius by subset size, whose proof has gaps.
+    q: the probability that a query samples a given member (Poisson sampling).
+    accounting: `sound` has the same radius and the same cap on the mixing weight for all subsets of
+    members. `published` has the paper's radius, which depends on the subset's size; its proof has
+    gaps.
     adjacency: the neighbouring relation of the sound claim. `zero_out` removes a shard's data, so
-    that its member has learnt nothing. `replace` replaces these data by others. In both, the number
-    of members is public, and the radius depends on it. `add_remove` removes the member; the number
-    is then secret, and the radius is valid for any number. The proof for `add_remove` uses an
-    inequality that was only checked numerically.
+    that its member has learnt nothing. `replace` replaces the shard's data by different data. For
+    both, the number of members is public, and the radius depends on it. `add_remove` removes the
+    member itself; the number of members is then secret, and the radius is valid for any number. The
+    proof for `add_remove` uses an inequality that was checked only numerically.
     on_exhaustion: what to do when a fixed number of queries is spent: `stop`, or answer with the
     `public` model.
     ensemble: the folder of LoRA members; a built-in lab trains its own.
@@ -98,9 +100,9 @@ class PMixed(BudgetedDefense):
         return build_ensemble_cause_chain(self.ensemble, mixing)
 
     def _make_projection(self, queries: int, members: int) -> PMixedMemberProjection:
-        """Return the projection whose radius spends the whole budget in this many queries.
+        """Return the projection whose radius spends the entire budget in this many queries.
 
-        members: the number of members.
+        members: the number of members in the ensemble.
         """
         if self.accounting == "sound":
             radius = find_largest_sound_radius(
@@ -120,7 +122,7 @@ class PMixed(BudgetedDefense):
     def _list_claimed_adjacencies(self) -> tuple[Adjacency, ...]:
         """Return the neighbouring relations for which the radius is valid.
 
-        A radius for N members is invalid if a neighbour has another number of members.
+        A radius for N members is invalid for a neighbour with a different number of members.
         """
         if self.accounting == "published":  # its radii depend on the size of the subset
             return "add_remove", "zero_out"
@@ -131,8 +133,8 @@ class PMixed(BudgetedDefense):
     def _make_query_claim(self, scenario: Scenario) -> QueryRDP:
         """Return the claim for one token.
 
-        For the relation `adjacency`, it is the token's share of the budget. For others, it is the
-        Renyi divergence that the radius allows.
+        For the relation `adjacency`, the claim is the token's share of the budget. For other
+        relations, it is the Renyi divergence that the radius allows.
         """
         queries = self.count_covered_tokens(scenario)
         members = scenario.ensemble.size
@@ -240,7 +242,7 @@ class PMixed(BudgetedDefense):
 
 @dataclass(frozen=True)
 class UnmixedEnsemble(Defense):
-    """Serve the mean of the members' distributions, without mixing with the public model.
+    """Serve the mean of the members' distributions, without mixing in the public model.
 
     Each member saw 1/N of the data. This control makes no privacy claim.
 

@@ -1,4 +1,4 @@
-"""Serve PMixED's model, which mixes each member with the public distribution within a radius."""
+"""Serve PMixED's model, which keeps each member within a radius of the public distribution."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 @dataclass(frozen=True)
 class PMixedMemberProjection:
-    """A rule that keeps each member within a radius of the public distribution.
+    """Keep each member within a radius of the public distribution.
 
-    Each member gets the largest mixing weight that does so. The radius depends on the size of the
-    sampled subset of members. two_sided: whether divergences in both directions must be within the
-    radius.
+    Each member gets the largest mixing weight for which it is within the radius. The radius depends
+    on the size of the sampled subset of members. two_sided: whether the divergences in both
+    directions must be within the radius.
     """
 
     alpha: int
@@ -45,7 +45,7 @@ class PMixedMemberProjection:
     two_sided: bool
 
     def radii_by_subset_size(self) -> tuple[float, ...]:
-        """Return the radii (nats) of subset sizes 1..N; only one if all are equal."""
+        """Return the radii (nats) for subset sizes 1 to N; only one radius if all are equal."""
         if len(set(self.radii)) == 1:
             return self.radii[:1]
         return self.radii
@@ -54,10 +54,10 @@ class PMixedMemberProjection:
     def mixing_weights_within_radius(
         self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float
     ) -> Tensor:
-        """Return the mixing weight lambda of each distribution, (...), without gradients.
+        """Return the mixing weight lambda of each distribution, of shape (...), without gradients.
 
-        The equation is in formulas A5. log_p, log_p0: (..., V) nats, of the members and of the
-        public model. radius: in nats, for all distributions or one for each.
+        The equation is in formulas A5. log_p, log_p0: (..., V), in nats, of the members and of the
+        public model. radius: in nats, either a single one or one per distribution.
         """
         if self.radii[0] == math.inf:  # as `build_unmixed_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
@@ -68,15 +68,15 @@ class PMixedMemberProjection:
 
 
 def build_unmixed_projection(members: int) -> PMixedMemberProjection:
-    """Return a projection that leaves members unchanged."""
+    """Return a projection that does not change the members."""
     return PMixedMemberProjection(2, (math.inf,) * members, cap=1.0, two_sided=False)
 
 
 @dataclass(frozen=True)
 class QueryRDP:
-    """The claim for one token, which checks compare with the served model.
+    """State the claim for one token, which checks compare with the served model.
 
-    query_rdp: the claimed Renyi divergence in nats, by (neighbouring relation, order).
+    query_rdp: the claimed Renyi divergence in nats, keyed by (neighbouring relation, order).
     """
 
     projection: PMixedMemberProjection
@@ -84,7 +84,7 @@ class QueryRDP:
 
 
 class EnsembleModel(WrappingModel):
-    """Base of models that mix the distributions of the parts of an ensemble."""
+    """Define the base of models that mix the distributions of an ensemble's parts."""
 
     def __init__(self, ensemble: Ensemble, name: str) -> None:
         super().__init__(ensemble.public)
@@ -93,9 +93,9 @@ class EnsembleModel(WrappingModel):
         self.parts = 1 + ensemble.size
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        """Return the distribution from which the token is drawn, (..., V) nats.
+        """Return the distribution from which the token is drawn, of shape (..., V), in nats.
 
-        distributions: (..., 1 + N, V) nats, the public distribution first.
+        distributions: (..., 1 + N, V), in nats, the public distribution first.
         """
         raise NotImplementedError
 
@@ -125,10 +125,10 @@ class EnsembleModel(WrappingModel):
 
 
 class PMixedModel(EnsembleModel):
-    """A model that serves the mixed ensemble; a draw queries at most one member.
+    """Serve the mixed ensemble; a draw queries at most one member.
 
-    Its distribution is that of the released token (formulas B2.4). served: returns the projection
-    for a number of members. promise: the claim (None: no claim).
+    The model's distribution is that of the released token (formulas B2.4). served: returns the
+    projection for a number of members. promise: the claim; None if there is no claim.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class PMixedModel(EnsembleModel):
     ) -> Tensor:
         """Estimate the output distribution from a few random members, for tuning a soft prompt.
 
-        The estimate is unbiased and has no negative entry.
+        The estimate is unbiased, and no probability is negative.
         """
         few = min(_TUNING_MEMBERS, self.ensemble.size)
         chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
@@ -188,11 +188,11 @@ class PMixedModel(EnsembleModel):
         )
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        """Return the exact distribution of the released token, (..., V) nats.
+        """Return the exact distribution of the released token, of shape (..., V), in nats.
 
-        distributions: (..., 1 + n, V) nats, the public distribution first; n < N members represent
-        all N. P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), where Lambda_j is the weight of j
-        averaged over subset sizes (formulas B2.4).
+        distributions: (..., 1 + n, V), in nats, the public distribution first; if n < N, these
+        members represent all N. P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), where Lambda_j is the
+        weight of j averaged over subset sizes (formulas B2.4).
         """
         log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
         radii, shares = torch.tensor(
@@ -212,10 +212,12 @@ class PMixedModel(EnsembleModel):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return each text's nll per token, in nats, as the paper averages it (Sec. 6.1).
+        """Return each text's nll per token (nats), averaged as in the paper (Sec. 6.1).
 
-        This is the mean of -log p_S(y), with a Poisson subset S of members per token, the same for
-        every defense. By Jensen, it is at least the nll of the released distribution, which an
+        This is the mean of -log p_S(y), where S is a Poisson subset of members for each token, the
+        same for every defense.
+
+        By Jensen's inequality it is at least the nll of the released distribution, which an
         attacker queries.
         """
         if self.promise is None:
@@ -233,7 +235,7 @@ class PMixedModel(EnsembleModel):
     def _nll_under_poisson_subsets(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
         """Return the sum of -log p_S(y) over the last tokens y of a text, in nats.
 
-        uniforms: (tokens, N). S has the members whose uniform number is below q.
+        uniforms: (tokens, N). S consists of the members whose uniform number is below q.
         """
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
@@ -262,9 +264,11 @@ class PMixedModel(EnsembleModel):
         """Compare the output's divergence from neighbouring outputs with the claimed limit.
 
         In a neighbour, one member of the ensemble is absent, emptied, or replaced by the next
-        member. Two premises of the proof are also checked for every member: `projection` compares
-        its distance from the public distribution with the radius, and `cap` how much of a public
-        probability it may remove.
+        member.
+
+        Two premises of the proof are also checked for every member: `projection` checks that its
+        distance from the public distribution is within the radius, and `cap` checks how much of a
+        public probability it may remove.
         """
         promise = self.promise
         if promise is None:
@@ -299,10 +303,9 @@ class PMixedModel(EnsembleModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        """Return the neighbours' distributions for each claimed relation, with each member changed
-        in turn.
+        """Return the distributions of the claim's neighbours, with each member changed in turn.
 
-        Without a claim, each member is emptied.
+        If there is no claim, each member is emptied.
         """
         distributions = self.query_all_parts(contexts, last)[:, at]
         return [
@@ -325,7 +328,7 @@ class PMixedModel(EnsembleModel):
 
     @property
     def claimed_neighbour_relations(self) -> tuple[Adjacency, ...]:
-        """Return the relations of the claimed neighbours; zero_out without a claim."""
+        """Return the neighbouring relations of the claim; `zero_out` if there is no claim."""
         claimed = () if self.promise is None else self.promise.query_rdp
         return tuple(dict.fromkeys(adjacency for adjacency, _ in claimed)) or ("zero_out",)
 
@@ -334,7 +337,7 @@ class PMixedModel(EnsembleModel):
     ) -> np.ndarray:
         """Return output probabilities (B, positions, N, V) with each member changed in turn.
 
-        distributions: (B, positions, 1 + N, V) nats, the public distribution first.
+        distributions: (B, positions, 1 + N, V), in nats, the public distribution first.
         """
         served = self.projection
         if adjacency == "add_remove" and self.ensemble.size > 1:
@@ -359,8 +362,8 @@ class PMixedModel(EnsembleModel):
 def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
     """Return the indices of the distributions to mix after a change of member `index`.
 
-    Index 0 is the public model, 1 + j is member j of `size` members. The relation says whether the
-    member is absent, emptied (the public model), or replaced by the next member.
+    Index 0 is the public model, index 1 + j is member j of `size` members. The relation determines
+    whether the changed member is absent, emptied (the public model) or replaced by the next member.
     """
     places = list(range(1 + size))
     if relation == "add_remove":
@@ -373,9 +376,10 @@ def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
 def _tabulate_mixing_weights(
     projection: PMixedMemberProjection, distributions: Tensor
 ) -> np.ndarray:
-    """Return each member's mixing weight by subset size, (..., sizes, N).
+    """Return each member's mixing weight for each subset size, of shape (..., sizes, N).
 
-    If all radii are equal, sizes is 1. distributions: (..., 1 + N, V) nats, the public first.
+    If all radii are equal, `sizes` is 1. distributions: (..., 1 + N, V), in nats, the public
+    distribution first.
     """
     public, members = distributions[..., :1, :], distributions[..., 1:, :]
     weights = []
@@ -393,7 +397,8 @@ def _check_radii(
 ) -> Iterator[DivergenceCheck]:
     """Yield a radius check for each subset size, and a cap check if the projection has a cap.
 
-    If nothing depends on the size, there is only one of each. public: (..., 1, V) probabilities;
+    If nothing depends on the subset size, there is only one of each. public: (..., 1, V)
+    probabilities;
     members: (..., N, V) probabilities; weights: (..., sizes, N) mixing weights as served.
     """
     alpha, sizes = promised.alpha, max(len(promised.radii_by_subset_size()), weights.shape[-2])
@@ -415,11 +420,13 @@ def _check_radii(
 
 
 class _PMixedDrawRows(Rows):
-    """Texts that are being generated, token by token, as the service draws them.
+    """Hold texts being generated token by token, as the service draws them.
 
-    A draw queries the public model and at most one member. With subset size n ~ Binomial(N, q), n =
-    0 draws from p0. Otherwise a member, chosen uniformly, is used with the radius for n. The token
-    has the distribution of the average over a Poisson subset (formulas A5).
+    A draw queries the public model and at most one member.
+
+    The subset size is n ~ Binomial(N, q). If n = 0, the token is drawn from p0. Otherwise it is
+    drawn from a member, chosen uniformly, with the radius for n. The token then has the
+    distribution of the average over a Poisson subset (formulas A5).
     """
 
     def __init__(

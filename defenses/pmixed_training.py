@@ -1,4 +1,4 @@
-"""Train the ensemble of `--defense pmixed`, LoRA adapters on shards (Flemings et al. 2024)."""
+"""Train the ensemble for `--defense pmixed`: LoRA adapters on shards (Flemings et al. 2024)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _PROMISE = "none: the members are private, and --defense pmixed makes a promise 
 class PMixedTrainer(Trainer):
     """Fine-tune a LoRA ensemble on disjoint shards for `--defense pmixed` (Flemings et al. 2024).
 
-    The defaults are the paper's (Table 2, WikiText-103; the paper does not give the batch). The
-    learning rate decays linearly to 0. The base model's dropout is off.
+    The defaults are the paper's (Table 2, WikiText-103), except the batch, which the paper does not
+    give. The learning rate decays linearly to 0. The base model's dropout is off.
 
-    members: the number of shards, with one adapter each.
-    layers: adapt the `attention` projection, as in the paper, or `all` linear layers.
-    together: the number of members trained at once (0: as many as read 4,096 tokens a step). This
-    changes memory and speed, but no results.
+    members: the number of shards; each has one adapter.
+    layers: what to adapt, the `attention` projection, as in the paper, or `all` linear layers.
+    together: the number of members trained at once (0: as many as read 4,096 tokens per step). It
+    affects memory and speed, but not the results.
     control: also train one adapter on all records with the same settings, which shows the effect of
     splitting.
     """
@@ -71,8 +71,8 @@ class PMixedTrainer(Trainer):
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         """Train several models of the ensemble at once, and return notes for the report.
 
-        After an interruption, finished models are kept, and the others end with the same weights as
-        without it.
+        After an interruption, finished models are kept; the others resume and end with the same
+        weights as without the interruption.
         """
         self.check(job)
         base = job.load()

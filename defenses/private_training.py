@@ -1,6 +1,6 @@
 """Provide DP-SGD, and the base class that it shares with ADP.
 
-The base class has noise, clipping, accounting and control models. The mathematics is in
+The base class provides noise, clipping, accounting and control models. The mathematics is in
 `auditor/privacy/gaussian.py`. Subclasses define how each record is clipped or weighted.
 """
 
@@ -42,19 +42,22 @@ _RECORDED_PACKAGES = ("opacus", "dp-accounting", "torch")
 
 @dataclass(frozen=True)
 class PrivateTraining(PoissonTraining):
-    """Base of private trainings; each is a defense too, which a built-in lab trains on demand.
+    """Define the base of private trainings, which are also defenses.
+
+    A built-in lab trains a model with such a defense on demand.
 
     epsilon, delta: the privacy budget, from which the noise is computed.
-    noise_multiplier: sigma, which replaces the computed noise (0: compute).
+    noise_multiplier: sigma, instead of the one computed from the budget (0: compute it).
     clip: C, the largest norm of a unit's gradient.
-    batch: the expected number of units in a batch; physical_batch: the number of sequences at once.
-    unit: the unit of protection; all records of a `user` make one sequence.
-    units: the public number of units, which determines sampling rate and noise (0: the number in
-    the data, which is then public).
-    noise: `secret` takes a key from the operating system and discards it. `seeded` can be repeated
-    but promises nothing, and its epsilon is nominal: two models with one seed share noise and
-    batches.
-    ghost: keep the gradient of only one record at a time in memory.
+    batch: the expected number of units in a batch; physical_batch: how many sequences to process at
+    once.
+    unit: the unit of protection; if it is `user`, all records of a user form one sequence.
+    units: the number of units to make public, which determines the sampling rate and noise (0: the
+    number in the data).
+    noise: `secret` takes a key from the operating system and discards the key. `seeded` can be
+    repeated but promises nothing, and its epsilon is nominal, because models with the same seed
+    share noise and batches.
+    ghost: keep only one record's gradient in memory at a time.
     model: a folder with a model trained in this way, for `audit run` outside a lab.
     no_noise, no_clipping: folders of the control models.
     """
@@ -91,11 +94,11 @@ class PrivateTraining(PoissonTraining):
         )
 
     def make_no_noise_control(self) -> NoNoise:
-        """Return this training without noise, as a control."""
+        """Return a control: this training without noise."""
         return NoNoise(**self._collect_control_options(self.no_noise), clip=self.clip)
 
     def _collect_control_options(self, model: str) -> dict[str, Any]:
-        """Return the options that a control training shares with this training.
+        """Collect the options that a control training shares with this training.
 
         model: the folder of the trained control.
         """
@@ -130,9 +133,9 @@ class PrivateTraining(PoissonTraining):
         return MechanismTerms(sigma, self.clip, rate, steps, units, self.delta, base)
 
     def derive_randomness_key(self, job: TrainingJob) -> str:
-        """Return the key from which noise and batches are drawn.
+        """Derive the key from which noise and batches are drawn.
 
-        A secret key is stored only in the checkpoint, which is removed at the end.
+        If the key is secret, it is stored only in the checkpoint, which is removed at the end.
         """
         if self.noise == "seeded":
             return f"{self.name} {job.seed}"
@@ -157,9 +160,7 @@ class PrivateTraining(PoissonTraining):
     def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Return a record of the privacy guarantee of the completed steps, or of the reason for
-        having none.
-        """
+        """Return a record of the guarantee of the completed steps, or of why there is none."""
         flaw, nominal = self._explain_missing_guarantee(trained, terms.base)
         # Both trainings used private records: their steps are composed.
         earlier = () if flaw else _list_private_trainings(terms.base)
@@ -205,9 +206,9 @@ class PrivateTraining(PoissonTraining):
         trained: PrivateModel,
         base: PrivacyRecord | None,
     ) -> tuple[str, str]:
-        """Return why there is no guarantee, and the condition under which epsilon would be one.
+        """Explain why there is no guarantee, and under which condition epsilon would be one.
 
-        A text is "" if it does not apply.
+        Either text is "" if it does not apply.
         """
         if not trained.moved:
             return "no parameter moved: nothing was learnt, so epsilon has no meaning", ""
@@ -251,9 +252,10 @@ def _list_private_trainings(base: PrivacyRecord | None) -> tuple[Mechanism, ...]
 
 
 class _Progress:
-    """A display of the loss and of epsilon so far, updated once a second.
+    """Display the loss and the epsilon so far, updated once a second.
 
-    A quick method computes epsilon; it gives an upper bound, and at most `target_epsilon` is shown.
+    Epsilon is computed by a quick method that gives an upper bound; at most `target_epsilon` is
+    shown.
     """
 
     def __init__(

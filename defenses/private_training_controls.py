@@ -1,4 +1,4 @@
-"""Provide control trainings of private training: without noise, and without noise and clipping."""
+"""Provide controls for private training: without noise, and without noise and clipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from auditor.training.rarity import check_perplexity_bounds, compute_clipping_sh
 
 @dataclass(frozen=True)
 class NoClipping(NonPrivateControl):
-    """Fine-tune with the settings of a private training, but without noise and clipping.
+    """Fine-tune with the settings of a private training, but without noise or clipping.
 
     This control makes no privacy claim. Options are those of `dp-sgd`.
     """
@@ -35,14 +35,13 @@ class NoClipping(NonPrivateControl):
 
 @dataclass(frozen=True)
 class NoNoise(NonPrivateControl):
-    """Fine-tune with the settings of a private training, but without noise. Gradients are clipped.
+    """Fine-tune with the settings of a private training, but without noise; clip the gradients.
 
     This control makes no privacy claim.
 
     clip: C, the largest norm of a unit's gradient.
-    kappa_least, lowest_perplexity, highest_perplexity: as in `adp-sound`; at kappa_least=1 all
-    records have the same clip.
-    Other options are those of `dp-sgd`, `adp` and `adp-sound`.
+    kappa_least, lowest_perplexity, highest_perplexity: as in `adp-sound`; if kappa_least is 1, all
+    records have the same clip. Other options are those of `dp-sgd`, `adp` and `adp-sound`.
     """
 
     name = "no-noise"

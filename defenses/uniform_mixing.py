@@ -1,23 +1,22 @@
-"""Uniform mixing (Majmudar et al. 2022), which mixes next-token distributions with the uniform one.
+"""Implement uniform mixing of next-token distributions (Majmudar et al. 2022).
 
 The uniform distribution covers the whole vocabulary, as published. It may instead cover only the
-tokens that a *public* model finds likeliest, a smaller support that the paper leaves to future
+tokens that a *public* model finds likeliest; the paper leaves such a smaller support to future
 work. The defense works for causal and masked language models.
 
 **The claim on a smaller support.** S = S(x) is the public model's top-k after the context x, and
 q_S the private distribution q restricted to S and renormalised. A token is drawn from q' = weight
-q_S + (1 - weight)/k on S. Take any two private models with the same public model, and one context
-x. Both have the same S, which depends only on x and the public model. 0 <= q_S <= 1 gives (1 -
+q_S + (1 - weight)/k on S. Take any two private models with the same public model, and a context x.
+Both have the same S, which depends only on x and the public model. 0 <= q_S <= 1 gives (1 -
 weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S and both models; outside S both are
 0. So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)), which is
-Theorem 1 with k for
-|V|. Over a text the log-ratios add up, because for the same output both models have the same next
-context. Tokens of one masked text are drawn independently. If q has no mass on S, q_S is uniform,
-and the bounds hold.
+Theorem 1 with k for |V|. Over a text the log-ratios add up, because for the same output both models
+have the same next context. Tokens of one masked text are drawn independently. If q has no mass on
+S, q_S is uniform, and the bounds hold.
 
 With `tail=public`, the output on S is q' times P0(S), the total public mass of S. Outside S the
-output is the public distribution p0. On S both models have the same further factor P0(S), and
-outside S their ratio is 1. So the bound holds, and no token has probability 0.
+output is the public distribution p0. On S, both models have the same additional factor P0(S);
+outside S, their ratio is 1. So the bound holds, and no token has probability 0.
 
 The bound does not hold for a top-k of the *private* distribution: its support depends on the
 private data, so two models' supports differ and the log-ratio is infinite. Nor does the bound hold
@@ -51,13 +50,13 @@ _RELATION = "any_two_models"  # the same, as measurements are named
 
 @dataclass(frozen=True)
 class UniformMixing(Defense):
-    """Mix the model's distribution q with the uniform one (Majmudar et al. 2022).
+    """Mix the model's distribution q with the uniform distribution (Majmudar et al. 2022).
 
     A token is drawn from q' = weight q + (1 - weight)/|V|.
 
-    public_top_k: mix only on this number of tokens, the public model's likeliest; 0 mixes on the
-    whole vocabulary.
-    tail: the probability of the other tokens; `none` is 0, `public` is the public distribution.
+    public_top_k: mix only on this many of the public model's likeliest tokens; 0 mixes on the whole
+    vocabulary.
+    tail: the other tokens' probability: `none` gives them 0, `public` their public probability.
     """
 
     name = "uniform-mixing"
@@ -144,10 +143,10 @@ def _build_claim(mixing: UniformMixture, queries: int, answer_length: int, n_tok
 
 @dataclass(frozen=True)
 class UniformMixture:
-    """The parameters of a mixture.
+    """Hold the parameters of a mixture.
 
     top_k: how many of a public model's likeliest tokens to mix on (0: all tokens). tail: whether
-    other tokens have their public probability.
+    all other tokens keep their public probability.
     """
 
     weight: float
@@ -156,17 +155,15 @@ class UniformMixture:
     tail: bool = False
 
     def epsilon(self, tokens: int = 1) -> float:
-        """Return the pure-DP epsilon (nats) of `tokens` drawn tokens, for any two private
-        models.
-        """
+        """Return the pure-DP epsilon (nats) of `tokens` drawn tokens for any two private models."""
         # T (log(1 + (k - 1) weight) - log(1 - weight)), k the size of the support (formulas B1).
         return compute_uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
 
     def mix_next_token_distribution(self, distribution: Tensor, public: Tensor | None) -> Tensor:
-        """Return the mixed distribution, (..., V) nats, in float64.
+        """Return the mixed distribution, of shape (..., V), in nats (float64).
 
-        distribution: (..., V) nats; public: the public distribution, if the mixture needs it.
-        float32 would break the claim at a small weight, by rounding.
+        distribution: (..., V), in nats; public: the public distribution, if the mixture needs it.
+        With float32, rounding would break the claim if the weight is small.
         """
         if not self.top_k:
             # Normalised first: the bound is of distributions that add up to 1, as float32 ones
@@ -177,16 +174,17 @@ class UniformMixture:
         return mix_public_top_k(distribution.double(), public, self.weight, self.top_k, self.tail)
 
     def mix_token_log_probs(self, log_probs: Tensor) -> Tensor:
-        """Mix the log-probabilities of single tokens, (...) nats, over the whole vocabulary."""
+        """Mix single tokens' log-probabilities, (...), in nats, over the whole vocabulary."""
         return mix_uniform(log_probs.double(), self.weight, self.vocab_size)
 
 
 class UniformMixingModel(WrappingModel):
-    """A model that mixes another model's distribution with the uniform distribution.
+    """Mix a model's distribution with the uniform distribution.
 
     The mixture has log-probabilities and gradients. claimed: the claimed epsilon of one token in
-    nats (None: no claim). public: a model trained without the private data, or None. Its likeliest
-    tokens may limit the uniform distribution, and it is also a neighbour in audits of epsilon.
+    nats; None if there is no claim. public: a model trained without the private data, or None. The
+    uniform distribution may be limited to its likeliest tokens, and it serves as a neighbour in
+    audits of epsilon.
     """
 
     def __init__(
@@ -241,7 +239,7 @@ class UniformMixingModel(WrappingModel):
     def _public_model_for_prompt(self, prompt: Tensor | None) -> LanguageModel:
         """Return the public model.
 
-        Raise NotApplicable for a soft prompt whose width does not fit this model.
+        Raise NotApplicable if a soft prompt's width does not fit the public model.
         """
         assert self.public is not None
         width = self.public.embedding_rows(1).shape[1]
@@ -255,10 +253,10 @@ class UniformMixingModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare the output with two neighbours, the worst case and the public model.
+        """Compare the output with those of two neighbours: the worst case and the public model.
 
-        The worst case is a model that is certain of the least likely token. Divergences are of
-        infinite order (pure DP), the largest of all orders.
+        The worst case is a model that is certain of the least likely token. Divergences have
+        infinite order (pure DP), at which they are largest.
         """
         if self.claimed is None:
             return super().divergence_checks(contexts, last, at, order)
@@ -276,7 +274,7 @@ class UniformMixingModel(WrappingModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        """Return the distributions of two neighbours, the worst case and the public model.
+        """Return the distributions of two neighbours: the worst case and the public model.
 
         The worst case is a model that is certain of this model's least likely token.
         """
@@ -301,7 +299,7 @@ class UniformMixingModel(WrappingModel):
         return other
 
     def least_likely_token_point_mass(self, distribution: Tensor, public: Tensor | None) -> Tensor:
-        """Return a distribution with all mass on the least likely token, (..., V) nats.
+        """Return a distribution with all mass on the least likely token, shape (..., V), in nats.
 
         Only tokens that the mixture can draw count.
         """
@@ -329,7 +327,7 @@ class UniformMixingModel(WrappingModel):
 
 
 class _LeastLikelyTokenModel(WrappingModel):
-    """A model that is certain of the token that a mixed model finds least likely."""
+    """Put all probability on the token that a mixed model finds least likely."""
 
     def __init__(self, mixed: UniformMixingModel) -> None:
         super().__init__(mixed)
@@ -399,9 +397,9 @@ class _UniformMixingRows(WrappingRows):
 
 
 class UniformMixingMasked(MaskedModel):
-    """A masked model that mixes another masked model's distributions with the uniform distribution.
+    """Mix a masked model's distributions with the uniform distribution.
 
-    public: a model whose likeliest tokens limit the uniform distribution, or None.
+    public: a model to whose likeliest tokens the uniform distribution is limited, or None.
     """
 
     def __init__(
@@ -433,7 +431,7 @@ class UniformMixingMasked(MaskedModel):
 def mix_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
     """Return log(weight q + (1 - weight)/|V|), in nats, for each log-probability log q.
 
-    Weights 0 and 1 are exact.
+    The result is exact for weights 0 and 1.
     """
     if weight == 1:
         return log_probs
@@ -449,8 +447,8 @@ def mix_public_top_k(
 ) -> Tensor:
     """Mix the private and the uniform distribution on the public model's top-k tokens.
 
-    Return (..., V) nats. Other tokens have probability 0; with `tail`, they have their public
-    probability, and the top-k tokens share the rest.
+    The result has shape (..., V), in nats. Other tokens have probability 0; with `tail`, they keep
+    their public probability, and the top-k tokens share the rest.
     """
     top_tokens = _find_public_top_k(public, top_k)
     inside = distribution.gather(-1, top_tokens)
@@ -467,9 +465,9 @@ def mix_public_top_k(
 
 
 def _find_public_top_k(public: Tensor, top_k: int) -> Tensor:
-    """Return the ids of the likeliest public tokens, (..., k).
+    """Return the ids of the `top_k` likeliest public tokens, of shape (..., top_k).
 
-    Of equally likely tokens, the lowest ids come first.
+    If tokens are equally likely, the lowest ids come first.
     """
     # `topk` promises no order among equals, and all neighbours must have the same support.
     return public.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]

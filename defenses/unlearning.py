@@ -1,4 +1,4 @@
-"""Unlearning (Zhang et al. 2024), by gradient ascent or by negative preference optimization."""
+"""Unlearn records by gradient ascent or by negative preference optimization (Zhang et al. 2024)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from auditor.training.unlearning import UnlearningTrainer
 class GradientAscent(UnlearningTrainer):
     """Unlearn records by gradient ascent on their loss (Zhang et al. 2024, Eq. 1).
 
-    This training makes no privacy claim. The loss has no bound, so ascent goes on after a record is
-    forgotten, until the model is useless. Few steps, or `retain`, prevent this.
+    This training makes no privacy claim. The loss is unbounded, so ascent continues after a record
+    is forgotten, until the model is useless. To prevent this, take few steps or use `retain`.
     """
 
     name = "gradient-ascent"
@@ -33,10 +33,10 @@ class NPO(UnlearningTrainer):
     """Unlearn records by negative preference optimization (Zhang et al. 2024).
 
     This training makes no privacy claim. The reference is the model before unlearning. A record's
-    log-probability is the sum over all its tokens.
+    log-probability is summed over all its tokens.
 
-    beta: the larger, the sooner the loss stops pushing a record that has become less likely.
-    Towards 0 this is gradient ascent.
+    beta: the larger beta is, the sooner the loss stops pushing down a record that has become less
+    likely. As beta goes to 0, this becomes gradient ascent.
     """
 
     name = "npo"
