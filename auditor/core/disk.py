@@ -75,7 +75,7 @@ def create_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path, and move the file or folder created there to `path` after the block.
 
     If the block raises, the file or folder is removed. Use this function for files that libraries
-    write. Only their owner can read them. The caller must hold a lock on `path`.
+    write. Only the owner can read the result. The caller must hold a lock on `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_scratch_folder(path.parent, path.name) as scratch:

@@ -77,8 +77,8 @@ _IN_RUST = re.compile(r"\(os error (\d+)\)")
 def make_file_access_error(error: BaseException, program_folder: str) -> AuditError | None:
     """Return an AuditError if a path could not be accessed, or None for any other error.
 
-    The system error may also be the cause of a library's error. If a file is missing in
-    `program_folder`, which holds this program's own files, that is a bug, so the result is None.
+    The system error may also be the cause of a library's error. `program_folder` holds this
+    program's own files. A file missing there is a bug, so the result is None.
     """
     for cause in list_causes(error):
         if isinstance(cause, OSError):
@@ -139,7 +139,7 @@ def list_causes(error: BaseException) -> list[BaseException]:
 
 @contextmanager
 def wrap_library_errors(failed: str) -> Iterator[None]:
-    """Replace any library error in the block with an AuditError; `failed` starts its message."""
+    """Replace library errors in the block with AuditErrors whose message starts with `failed`."""
     try:
         yield
     except (AuditError, NotApplicable):

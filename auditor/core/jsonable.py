@@ -175,7 +175,7 @@ def _describe_validation_error(
 def _format_json_path(
     where: str, steps: Iterable[int | str], fields: Collection[str], private: bool
 ) -> str:
-    """Return a path such as `result.json.targets[1].claim`, from `where` and further steps.
+    """Return a path such as `result.json.targets[1].claim`: `where`, then the steps.
 
     If `private` is True, hide all keys except `fields`.
     """
@@ -202,7 +202,7 @@ def _record_field_names(schema: Any) -> Iterator[str]:
 
 
 def read_json(path: Path, description: str) -> Any:
-    """Return the JSON value in a file. In messages, `description` is the noun for the file.
+    """Return the JSON value in a file, which messages call `description`.
 
     Raise AuditError if the file is invalid. The message quotes nothing from the file, which may be
     private.
@@ -219,7 +219,7 @@ def read_json(path: Path, description: str) -> Any:
 
 
 def read_json_object(path: Path, description: str) -> dict[str, Any]:
-    """Return the JSON object in a file. In messages, `description` is the noun for the file.
+    """Return the JSON object in a file, which messages call `description`.
 
     Raise AuditError if the file is invalid or holds a JSON value that is not an object.
     """

@@ -39,7 +39,7 @@ class CellKey(NamedTuple):
 
     @classmethod
     def parse_cell_key(cls, text: str) -> CellKey:
-        """Parse a key such as `pmixed/text-only/ethicist`. Raise ValueError if it is no key."""
+        """Parse a key such as `pmixed/text-only/ethicist`. Raise ValueError for any other text."""
         target, setting, attack = text.split("/")
         return cls(target, setting, attack)
 

@@ -109,7 +109,7 @@ class Plan:
                 raise AuditError(f"{format_field_flag(name)} needs --data, got only --canaries")
 
     def _check_unlearning(self) -> None:
-        """Raise AuditError if unlearning fields lack a model, or if relearning is impossible.
+        """Raise AuditError if a model for unlearning is missing, or relearning is impossible.
 
         Whether defenses are compatible is checked later, when they are selected.
         """
@@ -209,7 +209,7 @@ class Plan:
         }
 
     def list_changed_fields(self, rules: FieldRule) -> list[str]:
-        """Return the fields that have any of these rules and are not at their defaults."""
+        """Return the fields that have any of these rules and differ from their defaults."""
         values = self.map_field_values()
         return [name for name in list_ruled_fields(rules) if values[name] != FIELDS[name].default]
 

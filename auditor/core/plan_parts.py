@@ -152,7 +152,7 @@ class LoadingOptions:
         return sources
 
     def resolve_auto_dtype(self) -> LoadingOptions:
-        """Return these options with `--dtype auto` replaced by float32, such as for training."""
+        """Return these options with float32 in place of `--dtype auto`, as training needs."""
         if self.dtype == AUTO:
             return dataclasses.replace(self, dtype="float32")
         return self
@@ -246,7 +246,7 @@ class DataPlan:
     forget: str | None = plan_field(None, SUBJECT | OWN | RECORDS, panel="privacy")
 
     def check(self) -> None:
-        """Raise AuditError if a length, --knows, --prefix-token, --template or --date is bad."""
+        """Raise AuditError for an invalid length, --knows, --prefix-token, --template or --date."""
         if self.knows is not None:
             get_known_share(self.knows)
         if self.knows == SYSTEM and self.turns not in (None, "assistant"):

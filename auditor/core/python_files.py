@@ -11,7 +11,7 @@ from auditor.core.errors import AuditError
 
 
 def load_python_file(path: Path, name: str, expected: str) -> types.ModuleType:
-    """Run a Python file and return it as a module, which is registered as `name` unless it fails.
+    """Run a Python file and return its module, which is registered as `name` if it succeeds.
 
     `expected` describes the file in the AuditError raised if the file is missing.
     """

@@ -434,7 +434,7 @@ class RecordCounts:
 
     @property
     def rows_note(self) -> str:
-        """Note such as `234 rows given` if the file has more rows than distinct records; or ""."""
+        """Note such as `234 rows given`, or "" if rows and distinct records are equally many."""
         if self.given == self.askable:
             return ""
         return f"{self.given:,} rows given"

@@ -30,7 +30,7 @@ def make_keyed_generator(*key: str | int) -> np.random.Generator:
 def draw_secret_uniforms(samples: int, length: int, *key: str | int) -> Floats:
     """Return uniform numbers in [0, 1) for a secret, of shape (samples, length, CHANNELS).
 
-    More samples leave the earlier ones unchanged: the first k are always the same. `key` is the
-    seed, target, sampling recipe and secret.
+    With more samples, the first k samples stay the same. `key` is the seed, target, sampling recipe
+    and secret.
     """
     return make_keyed_generator(*key).random((samples, length, CHANNELS))

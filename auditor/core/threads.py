@@ -36,10 +36,10 @@ _SPINS = "10000"
 def set_thread_count(count: int | None = None) -> None:
     """Set the number of threads and how they wait, for this process and its children.
 
-    `count` overrides OMP_NUM_THREADS. If neither is given, use as many threads as there are
-    processors that this process may use and other processes leave free, but at least 1. The number
-    of threads decides how sums are split and so the last bits of results, which is why a run
-    reports it. Raise AuditError if the count is below 1.
+    `count` overrides OMP_NUM_THREADS. If neither is set, use one thread for each processor that
+    this process may use and that other processes leave free, but at least 1. The number of threads
+    affects the last bits of results, because it decides how sums are split. So a run reports it.
+    Raise AuditError if the count is below 1.
     """
     if count is not None and count < 1:
         raise AuditError(f"expected --threads >= 1, got {count}")

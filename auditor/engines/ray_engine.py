@@ -203,7 +203,8 @@ class RayEngine(Engine):
     def _check_cluster_arguments(self) -> dict[str, Any]:
         """Return the arguments for `ray.init`.
 
-        Raise AuditError for a cluster without tokens, or with too many workers.
+        Raise AuditError if the cluster uses no authentication token, or has no room for the
+        workers.
         """
         if self.address:
             _check_ray_cluster_listens(self.address)

@@ -271,7 +271,7 @@ class _ConstrainedWalk:
 
 
 def find_common_proper_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
-    """Return the longest common prefix that is shorter than every one of the sequences."""
+    """Return the longest common prefix that is shorter than every sequence."""
     # A prefix that the first and the last in order share is shared by all between them.
     ordered = sorted(map(tuple, sequences))
     first = ordered[0]

@@ -46,9 +46,9 @@ class SuffixCandidates:
         return -self.token_log_probs.double().sum(-1)
 
     def count_forward_rows(self) -> int:
-        """Return the number of inputs that the model read: one per distinct prefix of the samples.
+        """Return the number of inputs that the model read: one per distinct start of a sample.
 
-        The empty prefix, before any drawn token, counts too.
+        The empty start, before any drawn token, counts too.
         """
         length = self.suffixes.shape[1]
         # In sorted order each sample shares most with its predecessor. Its tokens beyond the shared
@@ -157,10 +157,10 @@ def sample_mixed_length_batch(
 def batch_lengths(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
-    """Yield batches of indices into `shapes`; within a batch, all shapes are equal.
+    """Yield batches of indices into `shapes`; all texts of a batch have the same shape.
 
-    If the model can batch texts of different lengths, the last batch has all rare shapes, sorted by
-    length.
+    There is one exception: if the model can batch texts of different lengths, the last batch has
+    all rare shapes, sorted by length.
 
     Args:
         shapes: (prefix length, suffix length) of each text.

@@ -99,7 +99,7 @@ def find_suffixes_above_threshold(
 
     The search is breadth-first. A node is a partial suffix, which is one input of the model. Nodes
     below the threshold are dropped, so at most 1/threshold remain (formulas A5) and no suffix is
-    missed. If none remains for a secret, its most likely node is kept as a guess, and the
+    missed. If a secret would lose all its nodes, its most likely node is kept as a guess, and the
     certificate says so.
 
     Args:
@@ -162,8 +162,8 @@ def _expand_tree(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Expand the nodes, and drop children whose log-probability is below `floor`.
 
-    If no child remains for a secret, its most likely one is kept. Only tokens that the decoding can
-    draw are read.
+    If a secret would lose all its children, its most likely child is kept. Only tokens that the
+    decoding can draw are read.
 
     Returns:
         Parents, tokens and log_q (nats) of the remaining children, sorted by parent and token.

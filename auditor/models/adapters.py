@@ -29,8 +29,8 @@ _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bi
 def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
     """Attach the PEFT adapter in `folder` to the model `base`, in place.
 
-    The new adapter gets the name `adapter`. If `onto` is given, it already has an adapter, and the
-    new one is added there. Raise AuditError if the weights of the adapter do not fit those of the
+    The new adapter gets the name `adapter`. It is added to `onto` if that model, which already has
+    an adapter, is given. Raise AuditError if the weights of the adapter do not fit those of the
     base.
     """
     from peft import PeftConfig, PeftModel
@@ -196,7 +196,7 @@ def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
 
 
 def _list_trained_tokens(config: Any) -> list[int]:
-    """Return the ids of all tokens whose embedding rows the adapter has trained."""
+    """Return the ids of all tokens whose embedding rows were trained with the adapter."""
     indices = getattr(config, "trainable_token_indices", None)
     indices = indices or getattr(config, "token_indices", None) or []
     parts = [indices]

@@ -262,8 +262,8 @@ class LanguageModel(ABC):
     ) -> Completions:
         """Draw K samples for each prefix.
 
-        Samples share the forward passes of their common prefix. Each sample has its own uniform
-        number at each position, so the samples equal those of K separate runs.
+        Samples that start with the same tokens share forward passes. Each sample has its own
+        uniform number at each position, so the samples equal those of K separate runs.
 
         Args:
             prefixes: token ids (B, n).
@@ -340,7 +340,7 @@ class LanguageModel(ABC):
         return torch.cat(parts)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Return log-probabilities of each suffix token and of the most likely tokens there.
+        """Return each suffix token's log-probability and those of the position's likeliest tokens.
 
         `prefixes` is (B, n) and `suffixes` is (B, L). The result has n = B x L distributions.
         """
@@ -357,7 +357,7 @@ class LanguageModel(ABC):
     def cost_sentences(self) -> tuple[str, ...]:
         """Return sentences about the cost of all queries so far, apart from time.
 
-        Return none if the queries were free.
+        The result is empty if the queries were free.
         """
         return ()
 
@@ -433,7 +433,7 @@ class LanguageModel(ABC):
         """Return the distributions of all neighbour models in the claim, one entry per relation.
 
         These distributions reveal private data. The model reads contexts (B, n) teacher-forced, at
-        the positions `at` within the `last` trailing ones. Return nothing if the claim has no
+        the positions `at` within the `last` trailing ones. The result is empty if the claim has no
         neighbours.
         """
         return ()

@@ -39,8 +39,8 @@ def check_distribution_consistency(model: LanguageModel) -> None:
 def find_inconsistencies(model: LanguageModel) -> Iterator[str]:
     """Yield a clause for each method of `model` that disagrees with `log_probs` of whole texts.
 
-    The methods are `log_probs` of single and of shortened texts, decoding rows that advance and
-    split, probabilities of given tokens, and samples, which are drawn twice.
+    The compared methods are `log_probs` of single and of shortened texts, decoding rows that
+    advance and split, probabilities of given tokens, and samples (drawn twice).
     """
     unknown = set(model.capabilities) - CAPABILITIES
     if unknown:

@@ -73,7 +73,7 @@ class Decoding:
         return ", ".join(words for words, applies in parts if applies)
 
     def get_step_decoding(self, position: int) -> Decoding:
-        """Return the decoding at this position of a text; this class has one for all positions."""
+        """Return the decoding for this position of a text; this class ignores the position."""
         return self
 
     def log_distribution(self, log_probs: Tensor) -> Tensor:
@@ -164,9 +164,9 @@ class Decoding:
     def group_kept_tokens(
         self, log_probs: Tensor, log_total: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        """Yield groups of rows with the tokens that truncation keeps (by id) and their weights.
+        """Yield groups of rows with the tokens that truncation keeps, and the tokens' weights.
 
-        If the rows of a group keep few tokens, the vocabulary need not be sorted.
+        Tokens are in id order. For rows that keep few tokens, the vocabulary is not sorted.
 
         Args:
             log_probs: log-probabilities (rows, V), or logits if `log_total` is given.

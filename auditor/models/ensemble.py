@@ -33,9 +33,10 @@ class Ensemble(ABC):
     shards: Sequence[Collection[str] | None] | None = None
 
     def count_shard_overlaps(self) -> dict[str, int]:
-        """Count the records on which several members were trained, as `shared_records`.
+        """Return two counts, `shared_records` and `unlisted_shards`.
 
-        Also count the members without a list of their records, as `unlisted_shards`.
+        The first is the number of records on which several members were trained. The second is the
+        number of members without a list of their records.
         """
         shards = self.shards or [None] * self.size
         n_shards_by_record = Counter[str]()

@@ -121,7 +121,7 @@ class HiddenStateCache:
     ) -> tuple[Tensor, list[SlotLayer]] | None:
         """Return logits (B, V) after prefixes (B, n), and layers with their keys and values.
 
-        Return None if no text that starts with such a prefix was read by `read_ahead` with `keys`.
+        Return None unless `read_ahead` with `keys` has read texts that start with these prefixes.
         `length` is the capacity of the layers in positions.
         """
         names = [_digest_text_key(prefix) for prefix in prefixes.cpu()]
@@ -237,8 +237,8 @@ class HiddenStateCache:
     ) -> tuple[Tensor, Tensor | None]:
         """Return logits of the last `n_logits` positions, and hidden states of the last `last`.
 
-        There may be more states; they are None if the head does not reproduce the logits. The model
-        appends its layers with keys and values to `layers`.
+        States of earlier positions may be included. The states are None if the head does not
+        reproduce the logits. The model appends its layers with keys and values to `layers`.
         """
         if self._right is False:
             return self._logits(texts, last, n_logits, layers), None
@@ -256,7 +256,7 @@ class HiddenStateCache:
         return logits, outputs[-1] if self._right else None
 
     def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
-        """Cache the hidden states of all these texts, or of none if memory is too small for all."""
+        """Cache the hidden states of all these texts, or of none if memory is too small."""
         if (new := sum(state.nbytes for state in states)) <= self._remaining_bytes(
             states[0].device, _SHARE
         ):

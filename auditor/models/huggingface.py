@@ -374,7 +374,7 @@ class HuggingFaceModel(LanguageModel):
     def cached_prefix_logits_and_layers(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Call `logits_and_layers_behind_prefixes` of the hidden state cache.
+        """Return `logits_and_layers_behind_prefixes` from the hidden state cache.
 
         Return None if that cache is disabled.
         """
@@ -504,7 +504,7 @@ class HuggingFaceModel(LanguageModel):
         return rows.detach().clone()
 
     def input_behind_soft_prompt(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
-        """Return the model's input: token ids (B, n), or with a prompt embeddings (B, P + n, d).
+        """Return the model's input: token ids (B, n) or, given a prompt, embeddings (B, P + n, d).
 
         Prompt rows are not tokens. Raise NotApplicable if a soft prompt is given but the model
         accepts only token ids.

@@ -206,7 +206,7 @@ class _CachedMemberRows(EnsembleMemberRows):
         self._count_users()
 
     def _exclusive_slots(self, layer: SlotLayer, cached_slots: Tensor) -> Tensor:
-        """Return a slot for each pair that no other pair uses.
+        """Return, for each pair, a slot that no other pair uses.
 
         A slot is -1 if memory is full. `cached_slots` holds the current slot of each pair, or -1.
         """

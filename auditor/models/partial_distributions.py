@@ -55,15 +55,12 @@ class PartialDistribution:
 
     @property
     def _is_among_likeliest(self) -> Tensor:
-        """True for each given token that is one of the K most likely tokens, (n,)."""
+        """Mask of the given tokens that are among the K most likely tokens, (n,)."""
         return (self.likeliest == self.tokens.unsqueeze(-1)).any(-1)
 
     @property
     def _surely_ranked_higher(self) -> Tensor:
-        """True for each of the K most likely tokens that certainly outranks the given token.
-
-        The shape is (n, K).
-        """
+        """Mask of the K most likely tokens that certainly rank before the given token, (n, K)."""
         log_probs = self.log_probs.unsqueeze(-1)
         ids = self.tokens.unsqueeze(-1)
         return (self.top > log_probs) | ((self.top == log_probs) & (self.likeliest < ids))
@@ -103,8 +100,8 @@ def decoded_log_prob_bounds(
     """Return lower and upper bounds on each given token's log-probability under `decoding`.
 
     Each bound has shape (n,), in float64 nats. Both equal the exact value (formulas.md A4) if the
-    reported tokens determine it. `decoding` must not forbid tokens, because the rank of a masked
-    token is unknown.
+    reported tokens determine it. `decoding` must not forbid tokens, because the ranks without them
+    would be unknown.
     """
     assert not decoding.forbidden
     if decoding.is_ancestral:
@@ -358,8 +355,8 @@ def _bound_top_p_kept(
 def _nucleus_weight(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
     """Return the weight of the smallest set of most likely tokens that weighs at least `mass`.
 
-    `top` (n, K) holds the weights of the K most likely tokens. Return `beyond` if even all K tokens
-    weigh less.
+    `top` (n, K) holds the weights of the K most likely tokens. Return `beyond` if all K tokens
+    together weigh less.
     """
     cumulative = top.cumsum(-1)
     index = (cumulative < mass.unsqueeze(-1)).sum(-1)

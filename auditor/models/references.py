@@ -63,8 +63,8 @@ def load_reference_models(
     """Load the models in the sub-folders of `folder`, in name order, and read each `shard.json`.
 
     A `shard.json` lists the SHA-256 of each attacked text (prefix and suffix) that the model was
-    trained on. `load` loads a model. `attacked` maps each SHA-256 to record ids. Raise AuditError
-    if a `shard.json` has any other content.
+    trained on. `load` loads a model. `attacked` maps the SHA-256 of each text to the ids of its
+    records. Raise AuditError if a `shard.json` has any other content.
     """
     if not folder.is_dir():
         raise AuditError(

@@ -51,7 +51,7 @@ _kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found
 
 @contextmanager
 def keep_self_checks(folder: Path) -> Iterator[None]:
-    """Store the results of all self-checks made in the block in `folder`.
+    """Store in `folder` the results of all self-checks made during the block.
 
     The models' weights must not change. The models take no soft prompts, which then need no check.
     """
@@ -423,7 +423,7 @@ class _SelfCheckTrial:
         return True
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
-        """Return whether logits stay exact if the `begin` leading tokens of texts are cached."""
+        """Return whether logits stay exact if the first `begin` tokens of texts are cached."""
         last = min(self.room - begin, AT_LOAD // 2)
         texts, model = self.texts[:, : begin + last].clone(), self.model
         texts[1, :begin] = texts[0, :begin]
@@ -448,7 +448,10 @@ class _SelfCheckTrial:
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
-        """Yield prefix lengths for rows that cross each critical length, and the maximum length."""
+        """Yield prefix lengths just below each critical length and below the maximum length.
+
+        Rows that start there grow past the critical length, or reach the maximum.
+        """
         lengths = [2] if not self.reached else []
         lengths += [mark - 1 for mark in self._new_marks()]
         if max((len(prefix + suffix) for prefix, suffix in self.records), default=0) < self.room:

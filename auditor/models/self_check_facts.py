@@ -48,7 +48,7 @@ def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
 
 
 def list_tested_lengths(config: Any, limit: int) -> list[int]:
-    """Return the configured lengths below `limit` from which the model may read differently."""
+    """Return configured lengths below `limit` above which the model may read texts differently."""
     lengths: set[int] = set()
 
     def collect(values: Mapping[str, Any]) -> None:

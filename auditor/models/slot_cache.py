@@ -50,8 +50,8 @@ class SlotLayer(CacheLayerMixin):
     def copy_slots(self, source: Tensor, destination: Tensor, slots: int) -> None:
         """Copy the slots `source` to the slots `destination`.
 
-        `slots` is the number of slots needed afterwards. If the layer has fewer, it at least
-        doubles.
+        `slots` is the number of slots needed afterwards. If the layer has fewer, it grows to at
+        least twice its size.
         """
         assert self.keys is not None and self.values is not None
         # The device of this layer.

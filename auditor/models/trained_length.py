@@ -62,7 +62,7 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
 
     Also return a note if the file cannot be read. In TRL's `SFTConfig` (1.16) the default is 1,024.
     Rows are cut at the end, or at the start with `truncation_mode="keep_end"`. With packing, rows
-    are cut only by the strategy `bfd`. DPO and other trainers have the same argument.
+    are cut only by the strategy `bfd`. Other trainers, such as DPO, have the same argument.
     """
     path = folder / FILE
     if not path.is_file():

@@ -223,7 +223,7 @@ def resolve_dtype_option(name: str, options: LoadingOptions) -> LoadingOptions:
 def _list_loading_difference_notes(
     kind: Kind, name: str, config: Any, options: LoadingOptions
 ) -> tuple[str, ...]:
-    """Return a note if the loaded precision differs from the saved one, and if the kind differs."""
+    """Return a note for each difference (precision, kind of model) between loaded and saved."""
     notes = []
     architectures = " ".join(getattr(config, "architectures", None) or ())
     if kind == "causal" and "MaskedLM" in architectures:
@@ -351,7 +351,7 @@ def _refuse_unsupported_models(
 
 
 def _format_extra_input(config: Any) -> str:
-    """Return a phrase about input other than tokens that the model was trained with, or ""."""
+    """Return a phrase about inputs besides tokens that the model was trained with, or ""."""
     if config.model_type == "roc_bert" and (config.enable_shape or config.enable_pronunciation):
         return "how each character looks and sounds"
     if config.model_type in ("xlm", "flaubert") and config.n_langs > 1 and config.use_lang_emb:

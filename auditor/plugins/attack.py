@@ -76,8 +76,8 @@ class Attack(Method):
     def timing_stand_in(self) -> tuple[Attack, float]:
         """Return (attack, ratio), by which a run estimates the time that `fit` takes.
 
-        It takes `ratio` times as long as `fit` of the returned attack. The default is this attack
-        itself and 1.
+        `fit` of this attack takes `ratio` times as long as that of the returned attack. The default
+        is this attack itself and 1.
         """
         return self, 1.0
 
@@ -91,9 +91,9 @@ class Attack(Method):
     def guess(
         self, view: View, state: dict[str, Any], queries: Sequence[Query]
     ) -> Iterator[Guesses]:
-        """Yield the guesses for each query, in order. They must not depend on other secrets.
+        """Yield the guesses for each query, in order.
 
-        `state` is the result of `fit`.
+        The guesses for a secret must not depend on other secrets. `state` is the result of `fit`.
         """
         raise NotImplementedError
 
@@ -163,8 +163,8 @@ class CorpusAttack(Attack):
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
         """Return one query per text to generate, with an id that identifies the text's start.
 
-        Different starts get different draws. With a deterministic decoding, each start is queried
-        only once.
+        Texts with different starts use different random numbers. If decoding is deterministic, each
+        start is queried only once.
         """
         begins = self.generation_beginnings(view)
         n_generations = self.generations

@@ -97,9 +97,9 @@ class Benchmark:
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Yield (tokens, copies in training) for each training text or each held-out text.
 
-        If `members` is True, yield the training texts. Unknown numbers of copies are None. By
-        default, only attacked and known texts are yielded; a benchmark of whole records overrides
-        this.
+        If `members` is True, yield the training texts, otherwise the held-out texts. An unknown
+        number of copies is None. By default, only attacked and known texts are yielded; a benchmark
+        of whole records overrides this.
         """
         for secret in (*self.secrets, *self.canaries):
             if secret.member == members:

@@ -163,7 +163,7 @@ class Defense(Configured):
         return ()
 
     def cause_chain(self) -> tuple[Cause, ...]:
-        """Return the controls between the undefended model and this defense, one change apart.
+        """Return the controls that lead, one change at a time, from undefended model to defense.
 
         A run measures these controls too, and attributes part of the defense's effect to each
         change. Steps after the defense show the leakage with even less private data, and do not
@@ -231,7 +231,7 @@ class QueryBudget:
 
 
 def count_largest_lot(n_drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
-    """Return how many tokens were drawn from the budget (lot) from which most were drawn.
+    """Return the largest number of tokens that were drawn from any one budget (lot).
 
     `n_drawn` counts tokens by (recipe, secret). `lots` gives each secret's lot; if it is empty, all
     tokens count together.

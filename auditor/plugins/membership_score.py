@@ -166,7 +166,10 @@ class MembershipScore(AncestralProbe):
 
 
 def build_text_features(secrets: Sequence[Secret], observations: Sequence[Observation]) -> Any:
-    """Return a sparse matrix (records, features) of the texts, which needs no model."""
+    """Return features of the texts, a sparse matrix (records, features).
+
+    The features do not depend on the model.
+    """
     lengths = [np.empty((len(secrets), 0))]
     for size in _SIZES:
         if size in observations[0].values:
@@ -185,7 +188,7 @@ def explain_unrankable_scores(scores: Floats) -> str:
 
 
 def explain_too_few_records(member: Bools) -> str:
-    """Return whether members or non-members are too few for a comparison, or "" if neither are."""
+    """Return which of members and non-members are too few for a comparison, or "" if neither is."""
     n_members = int(member.sum())
     n_nonmembers = int((~member).sum())
     if min(n_members, n_nonmembers) >= roc.LEAST:

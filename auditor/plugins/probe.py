@@ -96,8 +96,9 @@ class Observed(Sequence[Observation]):
         return tuple(self._columns)
 
     def find_column(self, name: str) -> tuple[Floats, Bools]:
-        """Return a value of each secret, NaN if missing, and whether the secret has it, (secrets,)
-        each.
+        """Return each secret's value (NaN if missing), and a mask of the secrets that have one.
+
+        Both have shape (secrets,).
         """
         if name not in self._columns:
             return np.full(len(self), math.nan), np.zeros(len(self), dtype=bool)
@@ -152,7 +153,10 @@ class Probe(Method):
         raise NotImplementedError
 
     def wanted_reference_models(self) -> str:
-        """Return the option `references`, which names further reference models; "" if not set."""
+        """Return the value of the option `references`, or "" if it is not set.
+
+        The option names further reference models.
+        """
         return ""
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
@@ -180,8 +184,8 @@ class Probe(Method):
     ) -> dict[str, float]:
         """Return numbers about all secrets together, such as terms of the claim.
 
-        They may also be answers to further queries. This method is called once for each model and
-        setting; the methods below find the numbers in `observations.facts`. Secrets and
+        The numbers may also come from further queries. This method is called once for each model
+        and setting; the methods below find the numbers in `observations.facts`. Secrets and
         observations are in the same order.
         """
         return {}
@@ -230,7 +234,7 @@ class Probe(Method):
     ) -> tuple[Audited, ...]:
         """Return the proven lower bounds on epsilon, the (epsilon, delta) bound first.
 
-        The run compares claims with these bounds.
+        The run compares the claimed epsilons with these bounds.
         """
         return ()
 
@@ -277,7 +281,7 @@ class DistributionProbe(Probe):
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     def sampling(self) -> Sampling:
-        """Return the recipe of one sample, whose distribution the probe observes."""
+        """Return a recipe for one sample; the probe observes the sample's distribution."""
         return Sampling(1, Decoding(self.temperature, self.top_k, self.top_p), self.eos)
 
 
@@ -325,7 +329,7 @@ def observe_in_batches(
 def read_token_statistics(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor, at_once: int, of_rows: OfRows
 ) -> Iterator[list[Tensor]]:
-    """Yield, for b texts at a time, lists of statistics of each suffix token, (b, L) each.
+    """Yield statistics of each suffix token, for b texts at a time: a list of (b, L) tensors.
 
     `of_rows` computes the statistics from distributions and tokens; it gets at most `at_once`
     probabilities per call.
@@ -422,7 +426,7 @@ def measure_baselined_probability(
 def measure_baselined_share(
     name: str, holds: Bools, member: Bools, note: str = ""
 ) -> list[Measurement]:
-    """Return the share of members and, if there are any, of non-members for which `holds` is true.
+    """Return the share of members for which `holds` is true, and that of non-members if any.
 
     `name` is the name of the measurement; `holds` and `member` are (records,).
     """
@@ -455,6 +459,6 @@ def count_member_repeats(secrets: Sequence[Secret]) -> Ints:
 
 
 def mask_repeat_counts(secrets: Sequence[Secret]) -> dict[int, Bools]:
-    """Return a mask of the members for each known number of copies, in ascending order."""
+    """Return, for each known number of copies in ascending order, a mask of the members with it."""
     repeats = count_member_repeats(secrets)
     return {r: repeats == r for r in sorted(set(repeats.tolist()) - {-1})}

@@ -117,7 +117,7 @@ class Trainer(Configured):
     later: ClassVar[frozenset[str]] = frozenset()
 
     def options(self) -> dict[str, Any]:
-        """Return the options for a model's record.
+        """Return the options to store in a model's record.
 
         `later` options are left out if they have their default values.
         """
@@ -129,7 +129,7 @@ class Trainer(Configured):
         return values
 
     def check(self, job: TrainingJob) -> None:
-        """Raise AuditError, before anything is written, if this trainer cannot do the job."""
+        """Raise AuditError, before anything is written, if this trainer cannot do this job."""
 
     def separate_model_count(self, job: TrainingJob) -> int:
         """Return the number of models that separate processes could train.

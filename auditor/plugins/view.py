@@ -186,7 +186,7 @@ class View:
         return self.target.capabilities | (set() if self.training is None else {"training"})
 
     def recorded_gradient_canaries(self) -> GradientCanaries:
-        """Return the gradient canaries from the target's training, or raise NotApplicable."""
+        """Return the gradient canaries from the target's training; raise NotApplicable if none."""
         self.require_capability("training")
         assert self.training is not None  # ensured by `require_capability`
         return self.training
@@ -219,7 +219,7 @@ class View:
         return str(decoding)
 
     def sampling_recipe_name(self, sampling: Sampling, prompt: str) -> str:
-        """Return the name of a set of samples, which attacks with the same recipe share.
+        """Return the name of a set of samples that attacks with the same recipe share.
 
         `prompt` is the name of the soft prompt.
         """
@@ -249,9 +249,10 @@ class View:
         soft_prompt: Tensor | None = None,
         prompt: str = "",
     ) -> Iterator[Batch]:
-        """Yield batches of (query, candidates) pairs of equal lengths, reusing earlier results.
+        """Yield batches of (query, candidates) pairs; a batch has queries of equal lengths.
 
-        `soft_prompt` holds the rows of the soft prompt, and `prompt` its name.
+        Earlier results are reused. `soft_prompt` holds the rows of the soft prompt, and `prompt`
+        its name.
         """
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
         sampling = replace(sampling, samples=self.sample_count(sampling))

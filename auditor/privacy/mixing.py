@@ -360,8 +360,8 @@ def _find_largest_radius(
 ) -> float:
     """Return the largest radius x (nats) at which `queries` queries cost at most (epsilon, delta).
 
-    A query costs `query_rdp(x)` nats of Renyi divergence of order alpha. `query_rdp` must not
-    decrease.
+    A query costs `query_rdp(x)` nats of Renyi divergence of order alpha. `query_rdp` must be
+    nondecreasing.
     """
     budget = compute_rdp_budget(epsilon, delta, alpha)
     queries = require_count("queries", queries, 0)

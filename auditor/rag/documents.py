@@ -70,7 +70,10 @@ class RagDocuments:
 
 
 def read_rag_documents(name: str, seed: int) -> RagDocuments:
-    """Read the documents, and toss a coin for each. Raise AuditError if the file is invalid."""
+    """Read the documents, and toss a coin for each to decide if it is put into the store.
+
+    Raise AuditError if the file is invalid.
+    """
     table = read_record_table(_FLAG, name, (*columns.COLUMNS, "id", IDENTITY))
     texts = columns.list_joined_layout_texts(table, columns.require_text_layout(table))
     marks = columns.list_row_personal_data_marks(table)

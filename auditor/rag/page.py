@@ -120,7 +120,7 @@ def list_facts(audit: RagAudit) -> tuple[tuple[str, str], ...]:
 
 
 def describe_layer(layer: RagVerdict) -> str:
-    """Return the share of documents with its interval, the baseline, the control and the reason."""
+    """Return a phrase with the share of documents, its interval, baseline, control and reason."""
     low, high = layer.interval
     counts = f"{len(layer.disclosed):,} of {layer.n_possible:,} ({low:.0%} to {high:.0%})"
     counts += f", not in the store {layer.outside[0]:,} of {layer.outside[1]:,}"
@@ -130,7 +130,7 @@ def describe_layer(layer: RagVerdict) -> str:
 
 
 def describe_membership(membership: MembershipVerdict) -> str:
-    """Return the p-value, the strongest signal with its AUC, and the share of members found."""
+    """Return a phrase with the p-value, the strongest signal's AUC, and the members found."""
     parts = [f"p = {membership.p_value:.4f}"]
     parts += list(map(_describe_measurement, membership.measurements))
     if membership.measurements:
@@ -143,7 +143,7 @@ def describe_membership(membership: MembershipVerdict) -> str:
 
 
 def describe_vectors(entry: VectorVerdict) -> str:
-    """Return the mean bits with their interval, how many values rank first, and the p-values."""
+    """Return a phrase with mean bits and interval, how many values rank first, and p-values."""
     if entry.why:
         return entry.why
     bits = entry.bits

@@ -100,7 +100,7 @@ class ServerAnswerStore:
     # --- what became of them ---
 
     def record_used_answers(self, run: str, answers: Sequence[tuple[bytes, bytes, str]]) -> None:
-        """Record the answers, each as (key, context, kind), that a run used.
+        """Record which answers a run used, each as (key, context, kind).
 
         An answer that is used repeatedly counts once.
         """
@@ -118,7 +118,7 @@ class ServerAnswerStore:
         )
 
     def list_withheld_contexts(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
-        """Return digests of the prompts for which these runs got answers of these kinds."""
+        """Return digests of the prompts to which these runs got answers of the given kinds."""
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
         statement = (
             f"select distinct context from became where run in ({marks}) and kind in ({others})"

@@ -114,7 +114,7 @@ class CachedServerQueries:
         keys: Sequence[Sequence[bytes]],
         answers: Sequence[Sequence[WrittenAnswer]],
     ) -> None:
-        """Record the kind of each answer, such as filtered or cut, for this run.
+        """Record, for this run, the kind of each answer, such as filtered or cut.
 
         `keys` and `answers` hold, for each context, the key and the answer of each sample.
         """
@@ -343,7 +343,7 @@ class CachedServerQueries:
     def _check_errors_are_exceptions(
         self, requests: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
     ) -> None:
-        """Raise AuditError if most requests fail, or if one fails that worked in the handshake."""
+        """Raise AuditError if most requests fail, or one fails that succeeded in the handshake."""
         n_errors = 0
         for request, answer in zip(requests, answers, strict=True):
             self._n_requests += request.on_error is not None
@@ -424,7 +424,7 @@ class CachedServerQueries:
     def count_own_answers(self) -> dict[str, int]:
         """Return the number of answers that this run used, by their kind in `withheld_answers`.
 
-        Answers used by runs that this run resumes count too.
+        If this run resumes earlier runs, their answers count too.
         """
         return self.wire.ledger.answers.count_used_answers(self._runs)
 

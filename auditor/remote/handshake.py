@@ -372,7 +372,7 @@ class _HandshakeInProgress:
     def _detect_end_of_text(
         self, dialect: ServerDialect, context: Tokens, answer: Tokens
     ) -> ServerDialect:
-        """Detect whether the server scores an end of text inside a text as one token."""
+        """Detect whether the server scores an end of text inside a text as a single token."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
             return dialect
@@ -383,7 +383,7 @@ class _HandshakeInProgress:
         return replace(dialect, ends=scores is not None)
 
     def _detect_likeliest_tokens(self, dialect: ServerDialect, text: Tokens) -> ServerDialect:
-        """Find out how many most likely tokens the server lists, and add the number to the dialect.
+        """Find out how many of the most likely tokens the server lists; add this to the dialect.
 
         The number is 0 unless these tokens agree with the ranks in `text`.
         """
@@ -397,10 +397,11 @@ class _HandshakeInProgress:
         return dialect
 
     def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
-        """Return whether log-probabilities are computed before the bias that forces a token.
+        """Return whether log-probabilities are computed before the bias for forcing is added.
 
-        Only then do they describe the model. The test forces the second most likely token: its
-        log-probability must be the same as without the bias, not that of a certain token.
+        The server forces a token by a bias. Only log-probabilities without it describe the model.
+        The test forces the second most likely token: its log-probability must be the same as
+        without the bias, not that of a certain token.
         """
         if not answer:
             return False

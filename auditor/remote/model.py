@@ -82,7 +82,8 @@ class RemoteModel(LanguageModel):
     ) -> Completions:
         """Draw K samples for each prefix; a sample's first uniform number is its seed.
 
-        The server draws the tokens, so the samples equal a local model's only in distribution.
+        The server draws the tokens, so they have the same distribution as a local model's samples,
+        but not the same values.
         """
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
@@ -169,8 +170,8 @@ class RemoteModel(LanguageModel):
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
         """Return log-probabilities of suffix tokens and of the most likely tokens at each position.
 
-        `prefixes` is (B, n) and `suffixes` is (B, L). These requests are separate from others,
-        because answers that list the most likely tokens are many times longer.
+        `prefixes` is (B, n) and `suffixes` is (B, L). Separate requests are sent for this, because
+        answers that list the most likely tokens are many times longer.
         """
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")

@@ -56,7 +56,7 @@ class TokenTextCodec:
     def refuse_changed_tokens(self, texts: Sequence[Tokens]) -> None:
         """Raise NotApplicable if the server would tokenise any of the texts differently.
 
-        Only a server that does not accept tokens can do so.
+        This can happen only if the server does not accept tokens.
         """
         if self.dialect.ids:
             return
@@ -130,7 +130,7 @@ class TokenTextCodec:
         return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
     def find_withheld_kind(self, context: Tokens, answer: WrittenAnswer, length: int) -> str:
-        """Return in which way an answer was withheld (a kind of `withheld_answers`), or "".
+        """Return how an answer was withheld (a kind of `withheld_answers`), or "" if it was not.
 
         `length` is the largest number of tokens requested.
         """

@@ -154,8 +154,8 @@ def _read_learnt_mask(
 def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
     """Return sentences that say which of these secrets the training set contains.
 
-    Raise AuditError if it contains a non-member or no member, or if no member counts toward the
-    loss.
+    Raise AuditError if it contains any non-member, if it contains no member, or if all members are
+    excluded from the loss.
     """
     text = training.ids.tobytes()
     positions = {}
