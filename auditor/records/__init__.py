@@ -1,1 +1,1 @@
-"""A run on disk."""
+"""Store a run on disk and read it again."""

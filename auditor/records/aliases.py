@@ -1,8 +1,9 @@
 """Name secrets in reports by aliases: short keyed digests of their content.
 
-Inside a run, secrets keep the benchmark's ids, on which randomness and pairing depend. No number
-therefore depends on the salt, the key of the digests. With equal salts a record has the same alias
-in every run. Without the salt, an alias cannot confirm a guess of the record.
+Inside a run, secrets keep the benchmark's ids, on which randomness and pairing depend. Therefore no
+number depends on the salt, which is the key of the digests. With the same salt, a record has the
+same alias in every run. Someone without the salt cannot use an alias to confirm a guess of the
+record.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _WORD = re.compile(r"[\w-]+")
 
 
 def load_alias_salt() -> bytes:
-    """Return $AUDIT_SALT, or else the user's salt, which is created once in the cache folder.
+    """Return $AUDIT_SALT if set, otherwise the user's salt, created once in the cache folder.
 
-    Only its owner can read that file. Raise AuditError if the salt is too short or cannot be
-    stored.
+    Only its owner can read the file with this salt. Raise AuditError if the salt is too short or
+    cannot be stored.
     """
     env_salt = os.environ.get(SALT)
     if env_salt is not None:
@@ -52,9 +53,10 @@ def load_alias_salt() -> bytes:
 
 
 def _check_salt_length(salt: bytes, where: str) -> bytes:
-    """Return the salt. Raise AuditError if the salt is short enough to guess.
+    """Return the salt; raise AuditError if it is short enough to guess.
 
-    Someone who guesses the salt can test aliases. where: source of the salt in the message.
+    Someone who guesses the salt can test guesses of records. where: the source of the salt, for the
+    message.
     """
     # Strip only for the length: a line end in a salt file is a part of the key.
     if len(salt.strip()) < _SHORTEST:
@@ -65,15 +67,14 @@ def _check_salt_length(salt: bytes, where: str) -> bytes:
 
 
 def salt_fingerprint(salt: bytes) -> str:
-    """Return an id of the salt. Aliases of two runs can be compared if these ids are equal."""
+    """Return an id of the salt; aliases of two runs are comparable if this id is the same."""
     return _digest_alias(salt, "fingerprint")[:8]
 
 
 def alias_secrets(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
-    """Return the secrets with aliases: `s` and 12 hex digits, and a number if a record repeats.
+    """Give the secrets aliases: `s` and 12 hex digits, followed by a number if a record repeats.
 
-    The person of a secret also gets an alias, `u` and 12 hex digits, so that later code sees no
-    names.
+    A secret's person also gets an alias, `u` and 12 hex digits, so that later code sees no names.
     """
     aliased = list[Secret]()
     n_by_alias = Counter[str]()
@@ -98,7 +99,7 @@ def alias_secrets(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
 
 
 def alias_training_record(tokens: Tokens, salt: bytes) -> str:
-    """Return the alias of a full training record: `r` and 12 hex digits."""
+    """Return the alias of an entire training record: `r` and 12 hex digits."""
     return f"r{_digest_alias(salt, json.dumps(tokens))[:12]}"
 
 
@@ -111,8 +112,8 @@ def _digest_alias(salt: bytes, text: str) -> str:
 def refuse_secret_ids(finding: Finding, secrets: Sequence[Secret]) -> None:
     """Raise AuditError if a sentence of the finding contains a secret's id.
 
-    An id shows the secret's row in the user's data, so reports use aliases. Such a sentence may
-    come from a plug-in.
+    An id reveals the secret's row in the user's data, so reports use aliases. A plug-in may write
+    such a sentence.
     """
     notes = [measurement.note for measurement in finding.measurements]
     sentences = " ".join((finding.not_applicable, *finding.notes, *finding.violations, *notes))

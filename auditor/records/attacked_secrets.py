@@ -1,6 +1,6 @@
-"""Read which secrets a run attacked, from the journals of answers, the secrets and the plan.
+"""Read which secrets a run attacked, from its plan, secrets and journals of answers.
 
-These files are next to `secrets.parquet`. Of the answers, only the ids are read.
+These files are next to `secrets.parquet`. Only the ids of the answers are read.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Answers = Mapping[CellKey, frozenset[str]]
 
 
 class SecretFacts(NamedTuple):
-    """Publishable facts of a secret.
+    """Hold the publishable attributes of a secret.
 
     Args:
         id: id of the secret.
-        alias: name in reports.
+        alias: the secret's name in reports.
         member: whether the record was trained on.
-        repeats: copies in the training data; None if unknown.
-        length: tokens of the suffix.
+        repeats: number of copies in the training data; None if unknown.
+        length: number of tokens of the suffix.
         group: value of the column by which the user groups results.
-        canary: True if only a probe of exposure queries the secret.
-        document: document of the secret, by the alias of the document's first part.
-        at: start of the suffix in the document, in tokens.
+        canary: True if only the exposure probe queries the secret.
+        document: the secret's document, given as the alias of the document's first part.
+        at: position in the document at which the suffix starts, in tokens.
         user: alias of the secret's person.
         user_trained: whether a record of that person was trained on.
     """
@@ -60,13 +60,13 @@ class SecretFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class AnsweredSecretIds:
-    """Ids of attacked secrets in a run folder. A field is None if the folder lacks its file.
+    """Hold the ids of attacked secrets in a run folder; a field is None if its file is missing.
 
     Args:
         plan: plan of the run.
-        secrets: facts of the secrets by id.
-        guesses: ids of the secrets with guesses, by target, setting and attack.
-        observations: ids of the secrets with observations, by target, setting and probe.
+        secrets: the secrets' publishable attributes, keyed by id.
+        guesses: ids of the secrets with guesses, keyed by target, setting and attack.
+        observations: ids of the secrets with observations, keyed by target, setting and probe.
     """
 
     plan: Mapping[str, Any] | None = None
@@ -75,7 +75,7 @@ class AnsweredSecretIds:
     observations: Answers | None = None
 
     def with_missing_parts_empty(self) -> AnsweredSecretIds:
-        """Return a copy with {} instead of None, for a folder in which no file may be missing."""
+        """Return a copy with {} instead of None, for use if no file may be missing."""
         return AnsweredSecretIds(
             self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {}
         )
@@ -85,9 +85,7 @@ NOT_KEPT = AnsweredSecretIds()
 
 
 def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
-    """Read the ids of attacked secrets in the folder. Raise AuditError for a file with other
-    content.
-    """
+    """Read the ids of attacked secrets in the folder; raise AuditError for an invalid file."""
     if (folder / PLAN).exists():
         plan = read_json_object(folder / PLAN, "the plan of a run")
     else:
@@ -102,9 +100,9 @@ def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
 
 
 def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
-    """Return the facts of the secrets by id; None if the folder lacks their file.
+    """Return the secrets' publishable attributes, keyed by id; None if their file is missing.
 
-    Raise AuditError like `read_answered_secret_ids`.
+    Raise AuditError if the file is invalid.
     """
     path = folder / SECRETS
     if not path.exists():
@@ -155,9 +153,9 @@ def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
 
 
 def _parse_answer_names(line: bytes) -> tuple[str, str]:
-    """Return the name of an answer's cell (target, setting, attack or probe), then the secret's id.
+    """Return the name of an answer's cell (target, setting, attack or probe) and the secret's id.
 
-    Raise ValueError or a similar error if the line is no answer.
+    Raise ValueError or a similar error if the line is not an answer.
     """
     if match := _ANSWER.fullmatch(line):
         return match[1].decode(), match[2].decode()

@@ -1,7 +1,7 @@
 """Identify a run's weights by the SHA-256 of every file of its models, adapters and tokenizers.
 
-Files can change under the same path. A resumed run or repeated sweep is then refused with the name
-of a changed file. Models are not loaded.
+A file can change without a change of its path. Resuming a run or repeating a sweep is then refused,
+with the name of a changed file. Models are not loaded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SETTLED = 2.0
 def digest_model_files(
     models_by_role: Mapping[str, tuple[str, str | None]],
 ) -> dict[str, str]:
-    """Return the SHA-256 of each `role/file`.
+    """Return the SHA-256 of each file, keyed by `role/file`.
 
     models_by_role: each role's model (folder or hub id) and its hub revision.
     """
@@ -52,9 +52,10 @@ def compute_model_digests(
     models_by_role: Mapping[str, tuple[str, str | None]],
     progress: Callable[[str, int, int], None] = lambda *step: None,
 ) -> dict[str, str]:
-    """Return the SHA-256 of each `role/file`, computed from every byte.
+    """Compute the SHA-256 of each file from all its bytes, keyed by `role/file`.
 
-    A decision must not trust dates or cached digests. models_by_role: as in `digest_model_files`.
+    It is for decisions, which must not rely on file dates or cached digests. models_by_role: as in
+    `digest_model_files`.
     progress: called with (description, done, total).
     """
     paths = dict(_list_role_files(models_by_role))
@@ -66,7 +67,7 @@ def compute_model_digests(
 
 
 def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hex. Raise AuditError for an unreadable file."""
+    """Return the SHA-256 of a file in hex; raise AuditError if the file is unreadable."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -77,7 +78,7 @@ def digest_file(path: Path) -> str:
 def _list_role_files(
     models_by_role: Mapping[str, tuple[str, str | None]],
 ) -> Iterator[tuple[str, Path]]:
-    """Yield each `role/file` with the path of the file."""
+    """Yield each file's `role/file` name and path."""
     for role, (place, revision) in models_by_role.items():
         yield from ((f"{role}/{name}", path) for name, path in _list_loaded_files(place, revision))
         base = _find_adapter_base(_find_model_folder(place, revision) / "adapter_config.json")
@@ -91,9 +92,9 @@ def _list_role_files(
 def check_model_files_unchanged(
     recorded: Mapping[str, str] | None, now: Mapping[str, str], description: str
 ) -> None:
-    """Raise AuditError, with the file's name, if a file changed, vanished or appeared.
+    """Raise AuditError, which names the file, if a file changed, vanished or appeared.
 
-    recorded: earlier digests; None if there are none. description: source of these digests in the
+    recorded: earlier digests; None if there are none. description: source of these digests, for the
     message. A model with files in only one of `recorded` and `now` is skipped, because it cannot be
     loaded anyway.
     """
@@ -138,9 +139,9 @@ def list_model_roles(names: Iterable[str]) -> set[str]:
 
 
 def _list_loaded_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) of all files of a model, an adapter or an ensemble's members.
+    """Yield (name, path) for all files of a model, an adapter or an ensemble's members.
 
-    place: folder, hub id or a single file. revision: hub revision.
+    place: a folder, a hub id or a single file. revision: hub revision.
     """
     if Path(place).is_file():
         yield Path(place).name, Path(place)
@@ -172,7 +173,7 @@ def _list_visible_entries(folder: Path) -> list[Path]:
 
 
 def _find_adapter_base(config: Path) -> str | None:
-    """Return the name of an adapter's base model; None if the file names none."""
+    """Return the name of an adapter's base model; None if the file does not name one."""
     try:
         base_name = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
@@ -199,11 +200,11 @@ def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
 
 
 class _DigestCache:
-    """Cache of digests by path, size, times and inode, so that gigabytes are read once.
+    """Cache digests by path, size, times and inode, so that gigabytes are read only once.
 
-    The file is in the cache folder. ctime is part of the key, because every write changes ctime,
-    even if mtime is restored. Files changed within the last moments are not cached, because they
-    could change again without a trace. If the cache cannot be written, every file is read again.
+    The cache is a file in the cache folder. ctime is part of the key, because every write changes
+    ctime, even if mtime is restored. A file that has just changed is not cached, because it could
+    change again without a trace. If the cache cannot be written, every file is read again.
     """
 
     def __init__(self) -> None:

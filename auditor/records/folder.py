@@ -38,11 +38,11 @@ Item = TypeVar("Item")
 
 
 class RunFolder:
-    """Folder of a run, locked against other processes.
+    """Manage a run's folder, locked against other processes.
 
     `create` starts a run and `reopen` continues an interrupted run. `guesses` and `observations`
-    hold the finished secrets of attacks and probes, by cell (target, setting, attack or probe).
-    `tokens` holds the secrets with scored suffix tokens, by target.
+    hold the finished secrets of attacks and probes, keyed by cell (target, setting, attack or
+    probe). `tokens` holds the secrets whose suffix tokens have been scored, keyed by target.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
-        """Create a folder with the plan. out: the folder; None for a new folder in runs/.
+        """Create a folder with the plan; out: the folder; None for a new folder in runs/.
 
         Raise AuditError if the folder cannot be written or already holds a run.
         """
@@ -88,7 +88,7 @@ class RunFolder:
     def reopen(cls, path: Path) -> RunFolder:
         """Open a folder that `create` made, and read its finished secrets.
 
-        A line that a crash cut off is dropped.
+        A line that a crash left incomplete is dropped.
         """
         if not (path / PLAN).is_file():
             raise AuditError(f"expected a run folder to resume, but {str(path)!r} has no {PLAN}")
@@ -106,7 +106,7 @@ class RunFolder:
             self._lock.release()
 
     def discard_if_empty(self) -> None:
-        """Remove a new folder without answers, so that a refused run leaves no files."""
+        """Remove a new folder if it has no answers, so that a refused run leaves no files."""
         has_answers = any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS))
         if not self._new or has_answers or any((self.path / "state").iterdir()):
             return
@@ -136,9 +136,7 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """Folder's path and start time, which are unique to this run and equal in all its
-        processes.
-        """
+        """Folder's path and start time, unique to this run and the same in all its processes."""
         # written once, by `create`
         return f"{self.path.resolve()} {(self.path / PLAN).stat().st_mtime_ns}"
 
@@ -148,7 +146,7 @@ class RunFolder:
     def pin_secrets(self, fingerprint: str) -> None:
         """Record the fingerprint of the secrets.
 
-        Raise AuditError if the folder's answers are about other secrets.
+        Raise AuditError if the folder's answers are about different secrets.
         """
         complaint = (
             f"expected the secrets that {str(self.path)!r} was started on, but the data has changed"
@@ -158,7 +156,7 @@ class RunFolder:
     def pin_stopping_rules(self, digest: str) -> None:
         """Record the digest of the stopping rules; "" if no queries may stop early.
 
-        Raise AuditError if another digest is recorded.
+        Raise AuditError if a different digest is already recorded.
         """
         complaint = (
             f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), "
@@ -177,7 +175,7 @@ class RunFolder:
     def refuse_changed_weights(self, now: Mapping[str, str]) -> None:
         """Raise AuditError, with a file's name, if the folder's answers are about other weights.
 
-        now: current SHA-256 by `role/file`.
+        now: the current SHA-256 of each file, keyed by `role/file`.
         """
         digests = self._read_optional_json(_WEIGHTS, dict[str, str], "the digests of weights")
         if digests is not None or any(
@@ -194,11 +192,11 @@ class RunFolder:
         disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
     def save_prefix_token(self, prefix_token: PrefixToken) -> None:
-        """Save the prefix token, so that a resumed run does not choose again."""
+        """Save the prefix token, so that a resumed run does not choose one again."""
         disk.replace_atomically(self.path / _PREFIX_TOKEN, json.dumps(to_json(prefix_token)))
 
     def prefix_token(self) -> PrefixToken | None:
-        """Prefix token of the run; None in a new folder.
+        """The run's prefix token; None in a new folder.
 
         Raise AuditError if the saved token is lost, because results with different prefix tokens
         must not be mixed.
@@ -212,15 +210,11 @@ class RunFolder:
         return prefix
 
     def save_text_form(self, form: TextForm) -> None:
-        """Save the rendering of conversations, so that a resumed run does not choose again on
-        another day.
-        """
+        """Save the rendering of conversations, so that resuming on another day keeps it."""
         disk.replace_atomically(self.path / _TEXT_FORM, json.dumps(to_json(form)))
 
     def text_form(self) -> TextForm | None:
-        """Saved rendering of conversations; None in a new folder, and for data that need no
-        rendering.
-        """
+        """Saved rendering of conversations; None in a new folder or if no rendering is needed."""
         return self._read_optional_json(_TEXT_FORM, TextForm, "the text form of a run")
 
     def _read_optional_json(self, name: str, kind: type[Item], description: str) -> Item | None:
@@ -231,9 +225,9 @@ class RunFolder:
         return item
 
     def save_secret_facts(self, facts: dict[str, Any]) -> None:
-        """Save the publishable facts of each secret, without text.
+        """Save the publishable attributes of each secret, without text.
 
-        facts: a column for each key, from `secret_details.build_fact_columns`.
+        facts: a column per attribute, from `secret_details.build_fact_columns`.
         """
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
@@ -245,8 +239,9 @@ class RunFolder:
         return self._read_all_probe_facts().get(str(cell), {})
 
     def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
-        """Save a probe's numbers on all secrets together, by name. cell: target, setting and
-        probe.
+        """Save a probe's numbers about all secrets together, keyed by name.
+
+        cell: target, setting and probe.
         """
         if facts:
             known = {**self._read_all_probe_facts(), str(cell): dict(facts)}
@@ -261,16 +256,14 @@ class RunFolder:
         )
 
     def attack_state_path(self, name: str) -> Path:
-        """Return the path of an attack's tuned state (`runs/audit.py`). name: name of the
-        state.
-        """
+        """Return the path of an attack's tuned state (`runs/audit.py`); name: the state's name."""
         return self.path / "state" / (name.replace("/", "--") + ".pt")
 
 
 def remove_latest_link() -> None:
     """Remove the link runs/latest before a new run.
 
-    A refused run then leaves no link to an older run.
+    If the new run is refused, no link to an older run remains.
     """
     latest = _RUNS / _LATEST
     if latest.is_symlink():
@@ -278,7 +271,7 @@ def remove_latest_link() -> None:
 
 
 def find_unused_path(name: str) -> Path:
-    """Return the path runs/<UTC time>-<name>, with a suffix if this path exists."""
+    """Return the path runs/<UTC time>-<name>, with a suffix if that path exists."""
     path = free = _RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}"
     count = 1
     # Only a first check: if two processes get the same free name, the lock in `create` admits
@@ -290,6 +283,6 @@ def find_unused_path(name: str) -> Path:
 
 
 def batch_finished_secrets(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Yield finished secrets in lists of at most `size`, so that a single flush appends several."""
+    """Yield finished secrets in lists of at most `size`, so that one flush appends several."""
     while batch := list(islice(stream, size)):
         yield batch

@@ -28,19 +28,19 @@ Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 @dataclass
 class CellJournal(Generic[Key, Record]):
-    """File of finished secrets, with a JSON line for each.
+    """Manage a file of finished secrets, with a JSON line for each.
 
-    The key is a target, or target, setting, and attack or probe. Lines are written at once and read
-    on demand. Memory holds only the start of each line, because the guesses of all secrets may be
-    larger than any model. A second record of a secret replaces the first.
+    The key is a target, or a tuple of target, setting, and attack or probe. Lines are written at
+    once and read on demand. Memory holds only the start of each line, because the guesses of all
+    secrets may be larger than any model. A second record of a secret replaces the first.
 
     Args:
         path: path of the file.
         encode: function from key and record to JSON values.
         decode: function from JSON values to key and record.
-        numbers: number of each secret, by id, in the order in which secrets first finish; shared by
-        a run's journals.
-        _finished: finished secrets by key.
+        numbers: the number of each secret, keyed by id, in the order in which secrets first finish;
+            a run's journals share it.
+        _finished: finished secrets, keyed by the journal's keys.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class CellJournal(Generic[Key, Record]):
     _finished: dict[Key, FinishedSecrets[Record]] = field(default_factory=dict)
 
     def finished_secrets(self, key: Key) -> FinishedSecrets[Record]:
-        """Return the finished secrets of a key. Later secrets are added to the same object."""
+        """Return the finished secrets of a key; later secrets are added to the same object."""
         if key not in self._finished:
             self._finished[key] = FinishedSecrets(self.numbers, self._read_records)
         return self._finished[key]
@@ -68,7 +68,7 @@ class CellJournal(Generic[Key, Record]):
     def index_written_lines(self) -> None:
         """Find the start of each line, and remove a half-written last line.
 
-        Raise AuditError for a line that holds no record of this journal.
+        Raise AuditError if a line is not a record of this journal.
         """
         if not self.path.exists():
             return
@@ -87,9 +87,7 @@ class CellJournal(Generic[Key, Record]):
         disk.truncate(self.path, at)
 
     def _read_records(self, begins: Iterable[int]) -> Iterator[Record]:
-        """Yield the record that starts at each byte in `begins`. Raise AuditError if the file has
-        changed.
-        """
+        """Yield the record that starts at each given byte; raise AuditError if the file changed."""
         places = array("q", begins)
         if not places:  # nothing was written: perhaps there is no file
             return
@@ -102,9 +100,9 @@ class CellJournal(Generic[Key, Record]):
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
 
     def _parse_journal_line(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
-        """Return the key and record of a line. number: line number in messages.
+        """Return the key and record of a line; number: the line number for messages.
 
-        Raise AuditError for a line that holds no record of this journal.
+        Raise AuditError if the line is not a record of this journal.
         """
         try:
             return self.decode(json.loads(line))
@@ -131,14 +129,14 @@ _UNFINISHED = -1
 
 @dataclass(eq=False)
 class FinishedSecrets(Mapping[str, Record]):
-    """Records of finished secrets by secret id, in the order of their lines in the file.
+    """Map secret ids to records of finished secrets, in the order of their lines in the file.
 
     Each record is read from the file on demand.
 
     Args:
-        numbers: number of each secret, by id.
-        read_lines: function that yields the records at these starts of lines.
-        _begins: start of the line of each secret in bytes, by number.
+        numbers: the number of each secret, keyed by id.
+        read_lines: function that yields the records whose lines start at given bytes.
+        _begins: the byte at which each secret's line starts, indexed by the secret's number.
         _count: number of finished secrets.
     """
 
@@ -166,9 +164,9 @@ class FinishedSecrets(Mapping[str, Record]):
         return next(self.read_lines([begin]))
 
     def read_records(self, secrets: Iterable[str]) -> Iterator[Record]:
-        """Yield the records of these secrets. The file is opened once.
+        """Yield the records of these secrets, opening the file only once.
 
-        The records hold the given objects as ids, because a million copies would take memory.
+        The records' ids are the given objects, because a million copies would take memory.
         """
         ids = list(secrets)
         for id, record in zip(ids, self.read_lines(map(self._find_begin, ids)), strict=True):
@@ -196,9 +194,7 @@ def open_journals(
     CellJournal[CellKey, Observation],
     CellJournal[str, TokenLogProbs],
 ]:
-    """Return three journals: answers of attacks, observations of probes, and scored suffix
-    tokens.
-    """
+    """Open three journals: attacks' answers, probes' observations and scored suffix tokens."""
     numbers: dict[str, int] = {}
     return (
         CellJournal(folder / GUESSES, _encode_guesses, _decode_guesses, numbers),

@@ -1,7 +1,7 @@
 """Write and check `manifest.json`, the SHA-256 of every file of a finished run.
 
-The manifest reveals damaged or lost files, and files edited without the manifest. An editor can
-also rewrite the manifest. Sign the run (`audit attest`) to detect this.
+The manifest reveals damaged or lost files, and files edited without updating the manifest. Someone
+who edits files can also rewrite the manifest; to detect this, sign the run (`audit attest`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LATER = (MANIFEST, ATTESTATION, "frontier.json")  # added to a finished run, or
 
 @dataclass(frozen=True)
 class FolderEdits:
-    """Changes of a run folder since its run ended.
+    """Hold the changes to a run folder since its run ended.
 
     Args:
         changed: names of files that changed or were added.
@@ -44,8 +44,8 @@ class FolderEdits:
     def describe_edits(self, is_whole: bool = True) -> list[str]:
         """Return a sentence for each change.
 
-        is_whole: whether missing files count as changes. A baseline in CI has only two files, so
-        its missing files do not count.
+        is_whole: whether missing files count as changes. They do not count for a baseline in CI,
+        which has only two files.
         """
         if is_whole:
             gone = [f"{name} is gone" for name in self.gone]
@@ -58,9 +58,9 @@ NO_EDITS = FolderEdits()
 
 
 def read_gate_digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256, by file name, of the files that a gate reads.
+    """Return the SHA-256 of the files that a gate reads, keyed by file name.
 
-    Raise AuditError for unreadable files.
+    Raise AuditError if a file is unreadable.
     """
     paths = sorted(
         path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER
@@ -73,8 +73,9 @@ def _digest_journals(folder: Path) -> dict[str, str]:
 
 
 def write_manifest(folder: Path, result: bytes) -> None:
-    """Write the manifest of a finished run. result: content of `result.json`, which is written
-    afterwards.
+    """Write the manifest of a finished run.
+
+    result: content of `result.json`, which is written after the manifest.
     """
     private = {_RANDOM: secrets.token_hex(32), **_digest_journals(folder)}
     # Write it first: the manifest holds the digest of this file too.
@@ -84,9 +85,9 @@ def write_manifest(folder: Path, result: bytes) -> None:
 
 
 def find_folder_edits(folder: Path) -> FolderEdits | None:
-    """Return the changes of the folder since the run ended; None without a manifest.
+    """Return the changes to the folder since the run ended; None if it has no manifest.
 
-    Raise AuditError for a damaged manifest.
+    Raise AuditError if the manifest is damaged.
     """
     path = folder / MANIFEST
     if not path.exists():

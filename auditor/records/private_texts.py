@@ -1,6 +1,6 @@
 """Store the secrets' texts, the private part of a run folder, for `--reveal`.
 
-Only the owner can read the file. A secret's text is stored as its owner wrote the text. Guesses are
+Only the owner can read the file. A secret's text is stored as its owner wrote it. Guesses are
 tokens, which `decode` turns into text.
 """
 
@@ -25,14 +25,14 @@ CONTEXT = 8  # tokens before a text that affect the decoding of its first token
 
 @dataclass(frozen=True)
 class SecretText:
-    """Text of a secret.
+    """Hold the text of a secret.
 
     Args:
         alias: name of the secret in reports.
         prefix: text of the prefix.
-        pieces: text that each suffix token adds.
-        guesses: text of the first guess, by cell `target/setting/attack`.
-        verbatim: cells whose first guess is the suffix.
+        pieces: the text that each suffix token adds.
+        guesses: text of the first guess, keyed by cell `target/setting/attack`.
+        verbatim: cells whose first guess equals the suffix.
         decoded: True if a tokenizer decoded the text, because the data hold only token ids.
     """
 
@@ -60,10 +60,11 @@ def write_secret_texts(
     decode: Decode,
     out: Out = MappingProxyType({}),
 ) -> None:
-    """Write texts.jsonl with the text of each secret and of each attack's first guess.
+    """Write texts.jsonl: the text of each secret, and each attack's first guess.
 
-    guesses: by `target/setting/attack` and secret id. out: by `target/setting/attack` of an attack
-    that generates texts and by the record's alias, the extracted text and the whole generation.
+    guesses: keyed by `target/setting/attack`, then by secret id. out: for attacks that generate
+    texts, the extracted text and the whole generation, keyed by `target/setting/attack`, then by
+    the record's alias.
     """
     with (
         # Created with 0600; opening it again keeps that mode.
@@ -77,7 +78,7 @@ def write_secret_texts(
 
 
 def _list_extracted_records(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
-    """Yield the records extracted from generations, as secrets without a prefix.
+    """Yield the records extracted in generations, as secrets without a prefix.
 
     The suffix is the extracted part, and the guess is the whole generation.
     """
@@ -139,7 +140,7 @@ def _list_secret_texts(
 def decode_added_text(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
     """Return the text that the tokens add after the context.
 
-    Without context, some tokenizers lose a leading space.
+    Decoding without the context would lose a leading space with some tokenizers.
     """
     return decode([*context, *tokens])[len(decode(context)) :]
 
@@ -147,7 +148,7 @@ def decode_added_text(decode: Decode, context: Sequence[int], tokens: Sequence[i
 def decode_token_texts(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
     """Return the text that each token adds after the context.
 
-    A character with several tokens belongs to the last token.
+    A character that consists of several tokens counts for the last of them.
     """
     pieces = []
     n_characters = len(decode(context))
@@ -162,9 +163,7 @@ def decode_token_texts(decode: Decode, context: Sequence[int], tokens: Sequence[
 
 
 def read_secret_texts(folder: Path) -> dict[str, SecretText]:
-    """Return the texts by secret id, in the order of the run. Raise AuditError without a file of
-    texts.
-    """
+    """Return the texts keyed by secret id, in the run's order; raise AuditError if missing."""
     path = folder / TEXTS
     try:
         # `json.dumps` writes ASCII: a U+2028 in a text cannot split a line.

@@ -1,4 +1,4 @@
-"""Store the lines that a command adds to its first screen, so that reports can show them too."""
+"""Store the lines that a command adds to its first screen, for use in reports."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ REMARKS = "remarks.json"
 
 @dataclass(frozen=True)
 class CommandRemarks:
-    """Sentences and next commands that a command adds to the reports.
+    """Hold sentences and next commands that a command adds to the reports.
 
     Args:
-        limits: sentences on questions that the run cannot answer.
-        deeper: next command if nothing was found.
-        your_own: next command after a demonstration.
+        limits: sentences about questions that the run cannot answer.
+        deeper: the command to run next if nothing was found.
+        your_own: the command to run next after a demonstration.
     """
 
     limits: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ def write_command_remarks(folder: Path, remarks: CommandRemarks) -> None:
 
 
 def read_command_remarks(folder: Path) -> CommandRemarks:
-    """Return the remarks in the run folder; empty remarks if the folder has none."""
+    """Read the remarks in the run folder; return empty remarks if there are none."""
     path = folder / REMARKS
     if not path.is_file():
         return CommandRemarks()

@@ -1,4 +1,4 @@
-"""Read `result.json` of a run folder."""
+"""Read the `result.json` of a run folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULT = "result.json"
 
 
 def read_result(folder: Path) -> AuditResult:
-    """Read the result of a run folder. Raise AuditError if this version cannot read the result."""
+    """Read a run folder's result; raise AuditError if this version cannot read it."""
     path = folder / RESULT
     raw = _load_result_json(folder, path)
     if not isinstance(raw, dict):
@@ -60,9 +60,9 @@ def _load_result_json(folder: Path, path: Path) -> Any:
 
 
 def creation_time(result: AuditResult, where: str) -> datetime:
-    """Return the UTC time of the run. where: name of the run in messages.
+    """Return the UTC time of the run; where: the run's name for messages.
 
-    Raise AuditError for an invalid date.
+    Raise AuditError if the date is invalid.
     """
     try:
         at = datetime.fromisoformat(result.created)

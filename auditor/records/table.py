@@ -1,7 +1,7 @@
-"""Read and write `secrets.parquet`: the numbers of each secret, a row for each number.
+"""Read and write `secrets.parquet`: the numbers about each secret, with one row per number.
 
-The file holds ids and numbers, no text. Each number has a kind. MEASURED numbers are results of
-attacks and probes, whose means are the measurements. OBSERVED numbers are a probe's observations.
+The file holds ids and numbers, but no text. Each number has a kind. MEASURED numbers are results of
+attacks and probes; their means are the measurements. OBSERVED numbers are a probe's observations.
 TOKENS numbers are the log-probabilities of true tokens under a target, in nats. HELDOUT numbers are
 losses of held-out texts. RECORDS numbers describe training records extracted without a prompt.
 """
@@ -47,16 +47,16 @@ _FACTS = ("secret", "member", "repeats")
 
 @dataclass(frozen=True)
 class Column:
-    """Values (n,) of a quantity for n secrets, or for n tokens of secrets.
+    """Hold the values, (n,), of a quantity for n secrets or for n tokens of secrets.
 
     Args:
-        kind: kind of number, as described for the module.
+        kind: kind of number (see the module's docstring).
         cell: target, setting, and attack or probe; only the target for a target's quantity.
         quantity: name of the quantity.
         ids: (n,) secret ids; an id repeats for each token, in token order.
         values: (n,) numbers.
-        member: (n,) whether the secret is a member; empty, or None for an entry, if not applicable.
-        repeats: (n,) copies in the training data; empty, or None for an entry, if not applicable.
+        member: (n,) whether the secret is a member; empty, or with None entries, if not applicable.
+        repeats: (n,) copies in the training data; empty, or with None entries, if not applicable.
     """
 
     kind: str
@@ -74,7 +74,8 @@ def write_secrets_table(
     """Write all columns to the run folder's table.
 
     A row group has at most `_ROWS_AT_ONCE` rows, of a single kind and target, so that readers can
-    skip row groups. token_columns: columns of kind TOKENS by target, made while they are written.
+    skip row groups. token_columns: columns of kind TOKENS, one target after another, generated
+    during writing.
     """
     import pyarrow.parquet as pq
 
@@ -92,7 +93,7 @@ def write_secrets_table(
 
 
 def _split_column(column: Column) -> Iterator[Column]:
-    """Yield parts of the column with at most `_ROWS_AT_ONCE` rows. Columns of tokens stay whole."""
+    """Yield parts of the column with at most `_ROWS_AT_ONCE` rows; columns of tokens stay whole."""
     if column.kind == TOKENS:  # a part would not know the positions of its tokens
         yield column
         return
@@ -108,7 +109,7 @@ def _split_column(column: Column) -> Iterator[Column]:
 
 
 def _batch_column_tables(parts: Iterable[Column], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Join adjacent columns of one kind and target into tables of at most `_ROWS_AT_ONCE` rows."""
+    """Join adjacent columns of a kind and target into tables of at most `_ROWS_AT_ONCE` rows."""
     import pyarrow as pa
 
     for _, group in itertools.groupby(parts, key=lambda part: (part.kind, part.cell.target)):
@@ -168,9 +169,9 @@ def _build_column_table(column: Column, schema: pa.Schema) -> pa.Table:
 
 
 def _build_string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.Array:
-    """Build an array of texts from their joined UTF-8 bytes and the length of each text in bytes.
+    """Build an array of texts from their joined UTF-8 bytes and the length in bytes of each text.
 
-    `pa.array` would import pandas, which takes longer than all writing of a short audit.
+    `pa.array` would import pandas, which takes longer than writing a short audit's table.
     """
     import pyarrow as pa
 
@@ -202,10 +203,10 @@ def _build_column_key(column: Column) -> tuple[str, ...]:
 
 
 def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> list[Column]:
-    """Return the columns of a kind, in the order of writing; [] if the folder has no table.
+    """Return the columns of a kind, in the order written; [] if the folder has no table.
 
-    quantity: read only columns of this quantity. Raise AuditError for a file of another version,
-    and for content that no run writes.
+    quantity: if given, read only columns of this quantity. Raise AuditError if the file is of a
+    different version or has content that no run writes.
     """
     path = folder / TABLE
     if not path.exists():
@@ -217,7 +218,7 @@ def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> 
 
 @contextmanager
 def _open_current_table(path: Path, categories: Sequence[str] = _NAMES) -> Iterator[pq.ParquetFile]:
-    """Open the table's file. Raise AuditError for a file of another version.
+    """Open the table's file; raise AuditError if it is of a different version.
 
     categories: columns to read as dictionaries.
     """
@@ -236,9 +237,9 @@ def _open_current_table(path: Path, categories: Sequence[str] = _NAMES) -> Itera
 
 
 def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
-    """Test if a row group of the file holds numbers of this kind. group: index of the row group.
+    """Test whether a row group of the file holds numbers of this kind; group: its index.
 
-    Raise ValueError for a group of two kinds.
+    Raise ValueError if the group has two kinds.
     """
     statistics = metadata.row_group(group).column(0).statistics
     if statistics is None or statistics.min != statistics.max:
@@ -249,10 +250,10 @@ def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
 def _list_column_parts(
     file: pq.ParquetFile, kind: str, quantity: str | None = None
 ) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
-    """Yield (key, table) for each run of adjacent rows with equal keys.
+    """Yield (key, table) for each stretch of adjacent rows with the same key.
 
-    A key holds the kind, cell names and quantity. Memory holds only one row group. Raise ValueError
-    for rows without a name or a value.
+    A key holds the kind, cell names and quantity. Memory holds only one row group at a time. Raise
+    ValueError if a row lacks a name or a value.
     """
     for group in range(file.num_row_groups):
         if not _holds_kind(file.metadata, group, kind):
@@ -280,7 +281,7 @@ def _list_column_parts(
 
 
 def _join_column_parts(parts: Iterable[tuple[tuple[str, ...], pa.Table]]) -> Iterator[Column]:
-    """Yield columns joined from adjacent parts.
+    """Join adjacent parts into columns, and yield the columns.
 
     Raise ValueError if the rows of a quantity are not adjacent.
     """
@@ -305,7 +306,7 @@ def _join_column_parts(parts: Iterable[tuple[tuple[str, ...], pa.Table]]) -> Ite
 
 
 def _list_ids(secrets: pa.ChunkedArray) -> list[str]:
-    """Return the secret ids of all rows. Equal ids share an object, to save memory."""
+    """Return the secret ids of all rows; to save memory, equal ids share an object."""
     encoded = secrets.combine_chunks().dictionary_encode()
     words = np.array(encoded.dictionary.to_pylist(), dtype=object)
     ids: list[str] = words[np.from_dlpack(encoded.indices)].tolist()
@@ -314,7 +315,7 @@ def _list_ids(secrets: pa.ChunkedArray) -> list[str]:
 
 @contextmanager
 def attribute_table_errors(path: Path) -> Iterator[None]:
-    """Replace errors in the block by an AuditError that the file is unreadable or damaged."""
+    """Replace errors in the block by an AuditError that says the file is unreadable or damaged."""
     try:
         yield
     except OSError as error:
@@ -333,9 +334,9 @@ def attribute_table_errors(path: Path) -> Iterator[None]:
 
 
 def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """Return, by target, the number of `tokens` and the summed nlls in nats of each held-out text.
+    """Return each held-out text's number of tokens and summed nlls (nats), keyed by target.
 
-    Keys are `tokens` and the names of perplexities.
+    The keys for each target are `tokens` and the names of perplexities.
     """
     losses: dict[str, dict[str, list[float]]] = {}
     for column in read_secrets_table(folder, HELDOUT):
@@ -347,12 +348,12 @@ def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
 
 @dataclass(frozen=True, eq=False)
 class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
-    """Log-probability of each token of the true suffix, in nats, by secret id.
+    """Map secret ids to the log-probabilities of the true suffix's tokens, in nats.
 
     Args:
         ids: secret ids.
-        ends: (secrets,) end of each secret in `nats`.
-        nats: (tokens,) log-probabilities, secret after secret.
+        ends: (secrets,) index in `nats` at which each secret ends.
+    nats: (tokens,) log-probabilities, one secret after another.
     """
 
     ids: tuple[str, ...]
@@ -379,19 +380,23 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
 
     @property
     def lengths(self) -> Ints:
-        """Number of tokens of each suffix, (secrets,)."""
+        """Number of tokens of each suffix, of shape (secrets,)."""
         return self.ends - self._begins
 
     def take_position(self, position: int) -> tuple[Ints, Floats]:
-        """Return the indices of secrets with a token at this position (from 0), then these tokens'
-        nats.
+        """Return the secrets that have a token at this position (from 0), and these tokens' nats.
+
+        Secrets are given by their indices.
         """
         places = np.flatnonzero(self.lengths > position)
         return places, self.nats[self._begins[places] + position]
 
     @cached_property
     def sums(self) -> Floats:
-        """Log-probability of each suffix in nats, (secrets,). Tokens are added in their order."""
+        """Log-probability of each suffix in nats, of shape (secrets,).
+
+        Tokens are added in their order.
+        """
         totals = np.zeros(len(self.ids))
         for position in range(int(self.lengths.max(initial=0))):
             places, terms = self.take_position(position)
@@ -400,7 +405,7 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
 
 
 def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
-    """Return the log-probabilities of the suffixes' tokens, by target."""
+    """Return the log-probabilities of the suffixes' tokens, keyed by target."""
     path = folder / TABLE
     if not path.exists():
         return {}
@@ -415,7 +420,7 @@ def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
 
 
 def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
-    """Join parts of the table with a target's token log-probabilities."""
+    """Join the parts of the table that hold one target's token log-probabilities."""
     ids = list[str]()
     n_tokens = list[Ints]()
     values = list[Floats]()
@@ -439,8 +444,9 @@ def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
 
 
 def read_probe_observations(folder: Path) -> Seen:
-    """Return the numbers that probes observed, by target, setting and probe, name, and secret
-    id.
+    """Return the numbers that probes observed: {cell: {secret id: {name: number}}}.
+
+    A cell is (target, setting, probe).
     """
     observations: Seen = {}
     for column in read_secrets_table(folder, OBSERVED):
@@ -452,7 +458,7 @@ def read_probe_observations(folder: Path) -> Seen:
 def read_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
     """Return the whole file as a data frame, with aliases instead of ids.
 
-    Raise AuditError like `read_secrets_table`, and if there is no file.
+    Raise AuditError as `read_secrets_table` does, and if there is no file.
     """
     path = folder / TABLE
     categories = [*_NAMES, "secret"]
