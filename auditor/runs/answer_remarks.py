@@ -1,5 +1,5 @@
-"""Write remarks for readers on the guesses of an attack, from the guesses and the query budget
-alone.
+"""Write remarks for readers about an attack's guesses, from only the guesses and the query
+budget.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from auditor.plugins.view import View
 def list_guess_remarks(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, n_queried: int
 ) -> tuple[str, ...]:
-    """Return remarks on an attack's guesses against one target model in one access setting.
+    """Return remarks about an attack's guesses on one target model in one access setting.
 
     n_queried: number of attacked secrets that were queried.
     """
@@ -42,7 +42,7 @@ def list_guess_remarks(
 def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
     """Return a remark that counts the draws whose random number lay within 1e-6 of a CDF boundary.
 
-    Another machine may draw the neighbouring token there. Return () without such draws.
+    Another machine may draw the neighbouring token there. Return () if there are no such draws.
     """
     # A draw this close to a boundary of the CDF may select the neighbouring token on another
     # machine.
@@ -83,7 +83,7 @@ def _list_dependence_remarks(
 def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
     """Return a remark if the attack draws one sample instead of the requested number.
 
-    This happens if the decoding of the setting would draw equal samples.
+    It does so if the setting's decoding would draw the same sample every time.
     """
     sampling = attack.sampling()
     if (
@@ -102,9 +102,9 @@ def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
 def list_budget_remarks(
     view: View, attack: Attack, guesses: Sequence[Guesses], description: str = "secrets"
 ) -> tuple[str, ...]:
-    """Return a remark that counts the guesses whose tokens a fixed query budget paid in full.
+    """Return a remark that counts the guesses whose tokens the fixed query budget fully covered.
 
-    The public model gave the other guesses. Return () if the budget paid for all guesses.
+    The public model made the other guesses. Return () if the budget covered all guesses.
     description: noun for the guessed items in the remark.
     """
     if view.allowance is None:
@@ -128,7 +128,7 @@ def list_budget_remarks(
 
 
 def _list_certificate_remarks(certificates: Sequence[Certificate]) -> tuple[str, ...]:
-    """Return a remark on the tree searches for all secrets.
+    """Return a remark about the tree searches for all secrets.
 
     The remark has the number of suffixes that reach the threshold, the number of certified
     likeliest suffixes, and the mean probability mass not found.

@@ -63,8 +63,8 @@ def refuse_methods_that_cannot_run(
 ) -> None:
     """Raise AuditError if a requested attack or probe would measure nothing in this run.
 
-    An attack or probe passes if it needs a capability that a defended model may have.
-    only_if_none_can: raise only if none can run, as for a run of all cheap attacks and probes.
+    An attack or probe is not refused if a defended model may have the capability that it lacks.
+    only_if_none_can: raise only if none of them can run, as for a run of all cheap ones.
     """
     refusals = []
     for method in scene.selection.methods:

@@ -1,7 +1,7 @@
 """Query records in batches until the time limit, starting with the records most at risk.
 
-No query is repeated. A record's results depend only on the record. Batches and resumed sessions
-therefore change no number. This module prints nothing, and calls only `ask_ahead` of attacks and
+No query is repeated. A record's results depend only on the record, so batches and resumed sessions
+change no number. This module prints nothing, and calls only `ask_ahead` of attacks and
 probes.
 """
 
@@ -67,9 +67,7 @@ class TimeLimit:
         return self.begun + self.seconds - time.perf_counter()
 
     def estimate_reserve(self) -> float:
-        """Return the seconds to reserve for computing a first result, from the seconds already
-        used.
-        """
+        """Return the seconds to reserve for the first result, judged by the seconds already used."""
         passed = self.seconds - self.seconds_left()
         return min(_RESERVE_OF_START * passed, _RESERVE_OF_LIMIT * self.seconds)
 
@@ -80,8 +78,8 @@ class Pace:
 
     Args:
         reading: seconds to run a record's texts through the model and probe the record.
-        completing: seconds to finish all queries of the last `n_completed` records together.
-        n_completed: number of records of `completing`.
+        completing: total seconds to finish all queries of the last `n_completed` records.
+        n_completed: number of records that `completing` covers.
     """
 
     reading: float = 0.0
@@ -91,8 +89,8 @@ class Pace:
     def count_fitting(self, most: int, n_read: int, seconds_left: float) -> int:
         """Return how many of `most` records can be read and completed in `seconds_left` seconds.
 
-        The `n_read` records already read must also be completed in these seconds. Return `most` if
-        no record was timed yet.
+        The `n_read` records already read must also be completed in this time. Return `most` if no
+        record was timed yet.
         """
         if not self.reading:
             return most
@@ -115,7 +113,7 @@ def ask_worst_first(
 ) -> AuditResult:
     """Query as many records as the time limit allows, and return their result.
 
-    At least one batch is queried, with the records most at risk first.
+    The records most at risk come first, and at least one batch is queried.
 
     Args:
         measure: function that computes the result of an audit whose secrets were all queried.
@@ -157,8 +155,8 @@ def ask_worst_first(
 def order_units(benchmark: Benchmark) -> list[Unit]:
     """Return the units to query, starting with the records most at risk.
 
-    A unit has all parts of a member record and of a non-member record. If there are more records of
-    one kind, the last units have only these.
+    A unit holds all parts of one member record and one non-member record. If there are more
+    records of one kind, the last units hold only that kind.
     """
     by_id = {secret.id: secret for secret in benchmark.secrets}
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
@@ -179,9 +177,7 @@ def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
 
 
 def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
-    """Return a copy of the benchmark with only the records of `units`; its counts are of these
-    records.
-    """
+    """Return a copy of the benchmark that holds and counts only the records of `units`."""
     ids = {secret.id for unit in units for secret in unit}
     part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed
     part.secrets = tuple(secret for secret in benchmark.secrets if secret.id in ids)
@@ -252,8 +248,8 @@ def _ask_about_batch(
     all units that were read.
 
     Args:
-        narrowed: narrowed(end, start), with the end first, returns the audit of the units start to
-        end - 1.
+        narrowed: a function of (end, start), in that order, that returns the audit of the units
+        start to end - 1.
         first: index of the batch's first unit among all units.
         pace: times that earlier records took.
         limit: time limit of the audit.
@@ -298,9 +294,9 @@ def _ask_about_batch(
 
 
 def _count_ready_units(units: Sequence[Unit], vocab_size: int) -> int:
-    """Return how many units from the start of `units` have logits that fit in memory together.
+    """Return the number of leading units whose logits fit in memory together.
 
-    Return at least 1. vocab_size: number of logits for each token.
+    The number is at least 1. vocab_size: number of logits for each token.
     """
     n_bytes = 0
     for count, unit in enumerate(units):

@@ -1,8 +1,8 @@
-"""Prepare an audit: its models and data, attacks and defenses, and the prefix token before all
-texts.
+"""Prepare an audit: its models, data, attacks and defenses, and the token put before every
+text.
 
 Invalid input is refused here if the fault can be found before the first query to a model. Remote
-workers have only a `RunContext`. The run folder belongs to the main process.
+workers get only a `RunContext`. The run folder belongs to the main process.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> No
 
 
 def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
-    """Load an attack's state that `save_attack_state` wrote; None if there is none.
+    """Load an attack's state as `save_attack_state` wrote it; return None if there is none.
 
-    cell: name of the state, made of attack and view. Raise AuditError for an unreadable file.
+    cell: name of the state, which names the attack and the view. Raise AuditError for an unreadable file.
     """
     path = folder.attack_state_path(cell)
     if not path.exists():
@@ -109,7 +109,7 @@ class RunContext:
         return self.benchmark.challenge()
 
     def make_target_view(self, target: Target, setting: Setting) -> View:
-        """Make a new view of the target with this access setting. The view has drawn no sample yet.
+        """Make a view of the target in this access setting; it has drawn no sample yet.
 
         A fixed query budget is divided among the secrets.
         """
@@ -187,10 +187,9 @@ class RunContext:
                     self.site.reporter.note(note)
 
     def _list_packed_row_notes(self) -> tuple[str, ...]:
-        """Return notes on how well the model recites records after the earlier records of their
-        packed row.
+        """Return notes about records recited after the earlier records of their packed row.
 
-        A record recited better after these records adds a doubt to the benchmark.
+        If records are recited better there, the benchmark gets a doubt.
         """
         model = wrap_prefixed_model(self.site.model, self.prefix_token.tokens)
         remark, doubts = packed_rows.compare_packed_records(
@@ -202,7 +201,7 @@ class RunContext:
         return (remark,)
 
     def refuse_unanswerable_probes(self) -> None:
-        """Raise AuditError now for inputs that a probe would otherwise refuse hours later."""
+        """Raise AuditError now for inputs that a probe would only refuse hours later."""
         for method in self.selection.methods:
             if isinstance(method, Probe) and method.of == "secrets":
                 method.check_secrets(self.benchmark.secrets)
@@ -237,8 +236,8 @@ class Audit(RunContext):
 
     Args:
         folder: folder of the run.
-        stops: stopping rules of the measurements that may stop before the last secret.
-        population: ids of all secrets if a check queries the secrets in batches; otherwise empty.
+        stops: stopping rules of the measurements that may end before the last secret.
+        population: ids of all secrets if a check queries them in batches; otherwise empty.
         _tuned: tuned states of attacks.
     """
 
@@ -261,7 +260,7 @@ class Audit(RunContext):
     def secrets_in_run_fingerprint(self) -> tuple[Secret, ...]:
         """Secrets and canaries that the run's fingerprint covers.
 
-        The lab's own canaries count only in an epsilon audit.
+        The lab's own canaries are included only in an epsilon audit.
         """
         secrets = list(self.benchmark.secrets)
         for item in self.benchmark.canaries:
@@ -272,9 +271,7 @@ class Audit(RunContext):
 
     @cached_property
     def sweep_cache_key_of_answers(self) -> dict[str, Any]:
-        """Cache key of answers that runs of a sweep share: attacked model, secrets and prefix
-        token.
-        """
+        """Cache key of the answers that a sweep's runs share: model, secrets and prefix token."""
         key = {**self.site.subject, "prefix_token": self.prefix_token.tokens}
         # A check queries more and more secrets: answers about a smaller set are not shared.
         if self.population:
@@ -295,9 +292,7 @@ class Audit(RunContext):
         return generations.choose_ngram_length(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
-        """Raise AuditError now for a corpus attack that would fail once its first generation is
-        drawn.
-        """
+        """Raise AuditError now for a corpus attack that would fail after its first generation."""
         view = self.make_target_view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):

@@ -36,7 +36,7 @@ class CanaryScore:
     Args:
         id: id of the canary.
         count: number of times that the canary was inserted into the training data.
-        values: numbers of the exposure probe by name.
+        values: the exposure probe's numbers, keyed by name.
     """
 
     id: str
@@ -50,7 +50,7 @@ class TargetScores:
 
     Args:
         title: name of the target.
-        rows: a score for each canary.
+        rows: one score for each canary.
         notes: sentences for the reader.
     """
 

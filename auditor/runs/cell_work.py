@@ -39,7 +39,7 @@ class CellWorkResult(Generic[Answer]):
 
     Args:
         answers: guesses of an attack, or observations of a probe.
-        tokens_drawn: tokens drawn under the privacy claim, by (sampling recipe, secret id).
+        tokens_drawn: tokens drawn under the privacy claim, keyed by (sampling recipe, secret id).
         seconds: time spent on these answers.
     """
 
@@ -49,7 +49,7 @@ class CellWorkResult(Generic[Answer]):
 
 
 class Workplace:
-    """Holder of the target model that a run now attacks, with a view for each access setting."""
+    """The target model that a run currently attacks, with one view for each access setting."""
 
     def __init__(self, scene: RunContext, targets: Targets) -> None:
         self.scene = scene
@@ -58,7 +58,7 @@ class Workplace:
         self._views: dict[str, View] = {}
 
     def set_current_target(self, target: Target) -> None:
-        """Replace the current target by a target that is already built."""
+        """Replace the current target with one that is already built."""
         self._target = target
         self._views = {}
 
@@ -81,7 +81,7 @@ class CellWork(Generic[Asked, Answer]):
 
     Args:
         key: target, setting, and attack or probe of the cell.
-        allowance: tokens that each (sampling recipe, secret id) may still draw; None without a
+        allowance: tokens that each (sampling recipe, secret id) may still draw; None if there is no
         budget.
         meter: counter of the tokens drawn so far under the target's privacy claim.
         state: an attack's tuned state; {} for a probe.
@@ -127,7 +127,7 @@ class CellWork(Generic[Asked, Answer]):
 
 
 def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
-    """Return digests of all inputs by name, after the model is loaded.
+    """Return digests of all inputs, keyed by name. The model must be loaded.
 
     The run refuses a worker whose digests differ.
     """
@@ -139,13 +139,13 @@ def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """Callable that builds a worker's `Workplace` from files and plug-ins of the worker's machine.
+    """Callable that builds a worker's `Workplace` from the files and plug-ins of its machine.
 
     Args:
         plan: plan of the run.
-        counted: row counts of large tables that the run has already counted, by flag and name.
+        counted: row counts of large tables that the run has counted, keyed by flag and name.
         prefix_token: prefix token of the run.
-        input_digests: digests of the run's inputs by name, which the worker's inputs must match.
+        input_digests: digests of the run's inputs, keyed by name; the worker's must match.
     """
 
     plan: Plan

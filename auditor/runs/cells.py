@@ -56,7 +56,7 @@ class TargetRun:
     Args:
         audit: the audit.
         target: the attacked target.
-        place: provider of the target's views.
+        place: object that gives the target's views.
         engine: executor of the queries.
         collector: store of the results per secret.
     """
@@ -91,7 +91,7 @@ class Cell(TargetRun, ABC):
         return f"{self.target.title}: {self.method.name} ({self.setting.name})"
 
     def measure(self) -> Finding:
-        """Return a finding with measurements, or with the reason why nothing can be measured.
+        """Return a finding that has measurements, or the reason why nothing can be measured.
 
         The results per secret are added to the collector.
         """
@@ -121,9 +121,7 @@ class Cell(TargetRun, ABC):
 
     @abstractmethod
     def _complete_finding(self, blank: Finding) -> Finding:
-        """Return the finding with measurements added. Raise NotApplicable if nothing can be
-        measured.
-        """
+        """Return the finding with its measurements. Raise NotApplicable if there are none."""
 
     def _ask_remaining(
         self,
@@ -135,7 +133,7 @@ class Cell(TargetRun, ABC):
     ) -> Sequence[stopping.Item]:
         """Query the items that have no answer in the journal, and append the answers.
 
-        Query all items, or with `--until` only as many as the stopping rule needs. Return these
+        With `--until`, query only as many items as the stopping rule needs. Return the answered
         items in order. Raise AuditError if the journal has answers about secrets that this run does
         not query.
 
@@ -281,7 +279,7 @@ class AttackCell(Cell):
     def _measure_group_shares(self, members: judging.Outcome) -> dict[str, Measurement]:
         """Return the share of extracted members in each group of secrets.
 
-        The intervals need a fixed sample size. Return {} if `--until` may stop the queries early.
+        Return {} if `--until` may stop the queries early: the intervals need a fixed sample size.
         """
         if self.key in self.audit.stops:
             return {}
@@ -291,7 +289,7 @@ class AttackCell(Cell):
     def _measure_undefended_difference(self) -> Iterator[Measurement]:
         """Yield the paired difference between this target's recall and the undefended target's.
 
-        Both use the same attack and setting. Only members attacked on both targets are compared.
+        Attack and setting are the same. Only members attacked on both targets are compared.
         """
         if self.key in self.collector.stopped:
             return  # the interval needs a fixed sample size
@@ -302,10 +300,10 @@ class AttackCell(Cell):
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 
     def _judge_guesses(self, ids: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
-        """Judge the stored guesses about these secrets, read one at a time to save memory.
+        """Judge the stored guesses about these secrets one at a time, to save memory.
 
-        Return the judged outcome, the guesses without candidates (for costs), and the extracted
-        shares of personal data by kind and secret id.
+        Return the judged outcome, the guesses without their candidates (for costs), and the
+        extracted shares of personal data, keyed by kind and secret id.
         """
         finished = self.audit.folder.guesses.finished_secrets(self.key)
         costs = list[Guesses]()
@@ -324,7 +322,7 @@ class AttackCell(Cell):
         return outcome, costs, kinds
 
     def _build_judged_row(self, queries: Sequence[Query]) -> RowValuesBySecret:
-        """Judge the queries that have stored guesses, and return their results per secret."""
+        """Judge the stored guesses of these queries, and return the results per secret."""
         finished = self.audit.folder.guesses.finished_secrets(self.key)
         ids = filter(finished.__contains__, (query.id for query in queries))
         outcome, _, kinds = self._judge_guesses(list(ids))
@@ -398,8 +396,9 @@ class CorpusCell(AttackCell):
 
 @dataclass(frozen=True)
 class ProbeCell(Cell):
-    """Probe on a target in a setting: observe each secret with the true answer; charge no privacy
-    claim.
+    """Probe on a target in a setting: observe each secret, knowing the true answer.
+
+    A probe's queries count toward no privacy claim.
     """
 
     method: Probe
@@ -470,7 +469,7 @@ class ProbeCell(Cell):
         """Observe the secrets that have no observation in the run folder.
 
         Return all queried secrets, then all observations in the folder. earlier: observations from
-        earlier runs of the sweep, which are not repeated.
+        earlier runs of the sweep, which are reused.
         """
         journal = self.audit.folder.observations
         queried = self._ask_remaining(secrets, journal, self._build_observed_row, {}, earlier)
@@ -486,11 +485,10 @@ class ProbeCell(Cell):
     def _pair_undefended_observations(
         self,
     ) -> tuple[ChainMap[str, Observation], dict[str, float]]:
-        """Return this probe's observations of the undefended model, which all runs of a sweep
-        share.
+        """Return this probe's shared observations of the undefended model from a sweep's runs.
 
-        Return the observations by secret id, then numbers over all secrets by name. Both are empty
-        for a defended model. The caller adds the observations of its own run.
+        Return the observations keyed by secret id, and the numbers over all secrets keyed by name;
+        both are empty for a defended model. The caller adds the observations of its own run.
         """
         if not self.target.is_undefended:
             return ChainMap(), {}
@@ -500,8 +498,8 @@ class ProbeCell(Cell):
 
 
 def list_target_cells(target_run: TargetRun) -> Iterator[Cell]:
-    """Yield all cells (setting, attack or probe) of a target: by setting, then in the plan's
-    order.
+    """Yield all cells of a target (a setting with an attack or probe): setting by setting, each in
+    the plan's order.
     """
     selection = target_run.audit.selection
     target = target_run.target

@@ -25,7 +25,7 @@ from auditor.statistics import compare
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A model in a chain of causes, with its results.
+    """One model in a chain of causes, with its results.
 
     Args:
         cause: the cause that this model adds.
@@ -49,11 +49,11 @@ def build_cause_chain(
 ) -> Chain | None:
     """Return the chain of steps from the base model along `chain_rows`, which include the target.
 
-    A step is the difference of members' means between two models, minus the change of the
-    non-members' mean, if measured, because that is no memorisation. A cause without a measured
-    model is merged with the next step. Return None if the target was not measured, or if no secret
-    has a result on all models. base: name and results of the base model. name, unit: the compared
-    number, which is finite for every model.
+    A step is the change of the members' mean from one model to the next, minus the change of the
+    non-members' mean if that was measured, because the latter is no memorisation. If a cause's
+    model was not measured, the cause is merged with the next step. Return None if the target was
+    not measured, or if no secret has a result on all models. base: name and results of the base
+    model. name, unit: the compared number, which is finite for every model.
     """
     start, answers = base
     rows = {start: answers}
@@ -98,8 +98,8 @@ def measure_row_difference(
 ) -> Measurement:
     """Measure the members' mean of `new` minus that of `base`, with its paired 95% interval.
 
-    name, unit: the compared number. Only members with this number in `new`, `base` and all `rows`
-    count. The same difference over non-members is subtracted if there are non-members.
+    name, unit: the compared number. Only members that have it in `new`, `base` and all `rows` are
+    compared. If there are non-members, their difference is subtracted.
     """
     aligned = [new, base, *rows]
     _, (after, before, *_) = align_rows(aligned, name, True)
@@ -126,7 +126,7 @@ Answers = Mapping[str, RowValuesBySecret]  # by name of target
 
 @dataclass(frozen=True)
 class CauseChains:
-    """Builder of the chains of causes of a run.
+    """Builder of a run's chains of causes.
 
     Args:
         site: models and data of the audit.
@@ -139,9 +139,9 @@ class CauseChains:
     collector: PerSecretCollector
 
     def add_cause_chain(self, finding: Finding) -> Finding:
-        """Return the finding with the chain of causes of its defense added.
+        """Return the finding with its defense's chain of causes.
 
-        Return the finding unchanged if the defense's controls were not attacked in this setting.
+        The finding is unchanged if the defense's controls were not attacked in this setting.
         """
         row = self._find_defense_row(finding.target)
         # Companions are attacked only in the last setting, which has the widest access.
@@ -161,9 +161,7 @@ class CauseChains:
         )
 
     def add_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
-        """Return the target with a chain of causes for the lower likelihood of members' true
-        tokens.
-        """
+        """Return the target with the causes why members' true tokens became less likely."""
         row = self._find_defense_row(target.name)
         if row is None:
             return target
@@ -171,7 +169,7 @@ class CauseChains:
         return dataclasses.replace(target, likelihood=chain)
 
     def _find_defense_row(self, target: str) -> ShownRow | None:
-        """Return the row of a defense; None for other targets."""
+        """Return the row of a defense, or None for any other target."""
         rows = filter(lambda row: row.name == target and not row.companion, self.selection.rows)
         return next(rows, None)
 

@@ -1,5 +1,6 @@
-"""Describe the estimated cost of a run, and the flags that would halve its time. No model is
-queried."""
+"""Describe the estimated cost of a run, and the flags that would halve its time.
+
+No model is queried."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ class RunPartCost:
         name: name of the part.
         n_texts: number of its texts.
         n_timed: number of timed texts.
-        rows: sequences that a network reads, counted again for each generated token.
+        rows: sequences that a network reads; each generated token counts them again.
         tokens: tokens that a network reads.
         memory: peak bytes, including the models.
         seconds: duration.
-        reason: reason if there are no numbers; otherwise "".
+        reason: why there are no numbers; "" if there are.
         cut: flags (`--limit`, `--samples`) that shorten the part.
     """
 
@@ -58,7 +59,7 @@ class CostEstimate:
         secrets: number of attacked members, then of attacked non-members.
         samples: samples per prefix, if all attacks draw the same number.
         rates: whether a method needs many non-members, for false-positive rates.
-        ceilings: sentences on the largest epsilon that each epsilon audit could show.
+        ceilings: sentences about the largest epsilon that each epsilon audit could show.
     """
 
     costs: tuple[RunPartCost, ...]
@@ -84,9 +85,7 @@ class CostEstimate:
 
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:
-        """Flags that would each halve the run's time, with the largest sufficient value of each
-        flag.
-        """
+        """Flags that would each halve the run's time, each with its largest sufficient value."""
         # range(1, most) holds i + 1 at i: the insertion point after the last n that is fast enough
         # equals that n; 0 if no n is fast enough.
         limits = {}
