@@ -367,7 +367,8 @@ def _compare_defended_recall(
 ) -> tuple[Measurement, Measurement] | None:
     """Return a defense's changes of recall on the secrets that both outcomes have.
 
-    The first change is verbatim, the second near-verbatim. Return None without common secrets.
+    The first change is verbatim, the second near-verbatim. Return None if no
+    secret is common.
     """
     place = dict(zip(members.ids, range(len(members.ids)), strict=True))
     # indices of the same secrets in the two outcomes, (common secrets,) each

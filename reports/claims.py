@@ -36,7 +36,7 @@ def select_reported_claims(result: AuditResult) -> list[ClaimEvidence]:
 
 
 def describe_claim_verdict(stands: ClaimEvidence) -> str:
-    """Return a sentence on a claim, its strongest audit, and the verdict.
+    """Return a sentence about a claim, its strongest audit, and the verdict.
 
     `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and of the claimed
     ε 1 this audit could show at most about 0.16 (...): consistent.`

@@ -172,7 +172,7 @@ def _format_counted_value(m: Measurement) -> str:
 
 
 def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
-    """Describe the repeat count whose interval of the extracted share begins highest, by model.
+    """Describe, for each model, the repeat count with the highest lower end of its extracted share.
 
     Without extraction by repeat count, use the interval of the membership AUC instead.
     """
@@ -236,7 +236,7 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
 
 
 def _build_leak_signals_section(e: EdpbEvidence) -> Section:
-    """Return a section on the signals of all models, after reasons why a leak may be hidden."""
+    """Return a section about the signals of all models, after reasons why a leak may be hidden."""
     assessment = assess_signals(e.result)
     against = " ".join(doubt.sentence for doubt in signals.list_doubts(assessment))
     publishable = []

@@ -222,7 +222,7 @@ def _list_titled_calibrations(
 def _list_calibration_chances(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Mapping[str, float]:
-    """Return each secret's exact probability of being sampled from its prefix alone, by secret id.
+    """Return the exact probability of sampling each secret from its prefix, keyed by secret id.
 
     If several attacks share samples, only the first attack has values.
     """

@@ -67,7 +67,7 @@ _SECRET: dict[str, Kind] = {**_ROW, "secret": "text", "member": "flag", "repeats
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table to export. columns: the type of each column, by name; rows: values in this order."""
+    """A table to export. columns: each column's type, keyed by name; rows: values in this order."""
 
     columns: Mapping[str, Kind]
     rows: tuple[tuple[Value, ...], ...]

@@ -109,7 +109,7 @@ def _find_perplexity_ratio(details: SecretDetails, name: str) -> Measurement | N
 
 
 def _describe_deployed_form_leak(changes: Sequence[tuple[str, Measurement, str]]) -> str:
-    """Return sentences on the deployed forms that significantly leak more, or less.
+    """Return sentences about the deployed forms that significantly leak more, or less.
 
     changes: each form's name, with a change and a phrase on it. All share the significance level.
     """

@@ -32,7 +32,7 @@ def render_html_report(
     """Render the report with inline resources; a content security policy forbids other resources.
 
     details: values stored per secret. since: a comparison of an earlier run with this run.
-    texts: private text to show, by secret id; none by default.
+    texts: private text to show, keyed by secret id; none by default.
     """
     clean = escaping.make_printable_line
     titles = {}
@@ -44,7 +44,7 @@ def render_html_report(
 
 
 def render_html_document(doc: Document, titles: Mapping[str, str] | None = None) -> str:
-    """Render a document as one page. titles: the titles of models in its plots, by name."""
+    """Render a document as one page. titles: the titles of models in its plots, keyed by name."""
     plot_titles = dict(titles or {})
 
     def plot(figure: Figure) -> Markup:

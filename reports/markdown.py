@@ -61,7 +61,7 @@ def render_markdown_report(
     """Render the report as GitHub-flavoured Markdown of at most MOST characters.
 
     since: a comparison of a baseline with this run. details: values stored per secret.
-    texts: private text to show, by secret id; none by default.
+    texts: private text to show, keyed by secret id; none by default.
     """
     result = phrases.make_result_printable(result)
     doc = build_markdown_document(result, details, texts)

@@ -165,7 +165,7 @@ def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list
 def _list_roc_curves(
     details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Yield the ROC curves of the strongest score, the blind score and the stacked score, by name.
+    """Yield the ROC curves of the strongest, the blind and the stacked score, keyed by name.
 
     The blind score uses no model. The stacked score combines all scores; it is included only for
     the undefended model.

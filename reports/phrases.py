@@ -473,7 +473,7 @@ def format_single_record_epsilon(claim: Claim) -> str:
 
     Adding or removing a record or user replaces the one shard with all its data (formulas B2.2,
     F5). Users who share a record are in one shard, so a new user who shares records with two others
-    may move them. Return "" without shards of records or users.
+    may move them. Return "" if there are no shards of records or users.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:
@@ -493,5 +493,5 @@ def list_violation_warnings(finding: Finding) -> tuple[str, ...]:
 
 
 def list_claim_remarks(finding: Finding) -> tuple[str, ...]:
-    """Return the remarks on a model's claim: warnings of violations, then all notes."""
+    """Return the remarks about a model's claim: warnings of violations, then all notes."""
     return (*list_violation_warnings(finding), *finding.notes)

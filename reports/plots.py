@@ -56,7 +56,7 @@ _TICKS = 5  # dates that fit side by side under a plot
 
 
 def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
-    """Render the block as one `<svg>` element. titles: the titles of models, by name."""
+    """Render the block as one `<svg>` element. titles: the titles of models, keyed by name."""
     with styled_figure_context(STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
         if PLOTS[block.plot] is plot_frontier.draw_frontier:

@@ -60,7 +60,7 @@ def build_secret_list(
 ) -> Secrets | None:
     """Return the secrets with the results of each attack; None if the run stored no secret.
 
-    texts: private text to show, by secret id.
+    texts: private text to show, keyed by secret id.
     """
     secret_ids = {secret.id for secret in details.secrets}
     measured = []
@@ -214,9 +214,9 @@ def _build_page_token_views(
     """Return the page's token data, the number of suffixes shown, and the number of suffixes
     measured.
 
-    The token data are each suffix's codes and bits by model, and texts if given. If not all fit
-    into `budget` bytes, keep the suffixes that are most likely under the first model, the
-    undefended.
+    The token data are each suffix's codes and bits, keyed by model, and texts if given. If
+    not all fit into `budget` bytes, keep the suffixes that are most likely under the first,
+    undefended model.
     """
     targets = [t for t in result.targets if t.name in details.tokens]
     if not targets:

@@ -133,7 +133,7 @@ def format_suspicion(signal: LeakSignal) -> str:
 
 
 def format_corrected_interval(signal: LeakSignal) -> str:
-    """Return `interval corrected for 5 numbers that share the level`; "" without a correction."""
+    """Return `interval corrected for 5 numbers that share the level`, or "" if not corrected."""
     if signal.looks > 1:
         return f"interval corrected for {signal.looks} numbers that share the level"
     return ""

@@ -82,7 +82,7 @@ def build_page_document(
 ) -> Document:
     """Return the full HTML page with all nonempty sections, grouped by part.
 
-    since: a comparison of an earlier run with this run. texts: private text to show, by secret id.
+    since: a comparison of an earlier run with this run. texts: private text, keyed by secret id.
     """
     material = ReportMaterial(
         phrases.make_result_printable(result), details or SecretDetails(), since, texts

@@ -27,7 +27,7 @@ class ReportMaterial:
     """The inputs from which sections are built.
 
     result: the cleaned result; details: values stored per secret.
-    comparison: a comparison of an earlier run with this run; texts: private text, by secret id.
+    comparison: of an earlier run with this run; texts: private text, keyed by secret id.
     """
 
     result: AuditResult

@@ -5,7 +5,7 @@ the docstring is `name (-f, --flag NOTATION): help`. Without an entry, it has th
 field of this name. `Annotated[str, "data"]` names its panel in --help. Commands share a flag by its
 type, as in `reveal: options.Reveal = False`. A group of flags is a dataclass, declared as `single:
 SingleFlags`. Plan fields are declared as `plan: Annotated[options.Values, options.PlanFlags()]`.
-This parameter receives the given fields by name.
+This parameter receives the given fields, keyed by name.
 """
 
 from __future__ import annotations

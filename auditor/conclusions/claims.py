@@ -72,13 +72,13 @@ class ClaimEvidence:
 
     Args:
         target: record of the target.
-        claimed: epsilon for the claim's neighbouring relation; None without a finite claim.
+        claimed: epsilon for the claim's neighbouring relation; None if there is no finite claim.
         nominal: epsilon that a paper would print. It promises nothing, but is tested without a
         claim.
         bounds: audits that test the claim.
         unheld: audits that cannot test the claim.
-        refuted: sentences on failures of the claim found without an audit.
-        unmeasured: sentences on audits that could not run.
+        refuted: sentences about failures of the claim found without an audit.
+        unmeasured: sentences about audits that could not run.
         usual: probe that audits this kind of claim; "" in an older record.
     """
 
@@ -203,7 +203,7 @@ def _find_game_epsilon(
 ) -> float | str:
     """Return the epsilon that the claim promises for the audit's setup, or the reason for none.
 
-    claim: None without a finite claim; `nominal` then counts.
+    claim: None if there is no finite claim; `nominal` then counts.
     """
     if claim is None:
         return math.inf if nominal is None else nominal

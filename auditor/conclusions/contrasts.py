@@ -155,7 +155,7 @@ def _measure_perplexity_contrast(
 
 
 def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
-    """Return a probe's value for each member, by secret id.
+    """Return a probe's value for each member, keyed by secret id.
 
     The mean of these values is the metric, for example `exposure(count=16)`.
     """

@@ -230,7 +230,7 @@ class RowValuesBySecret:
     def values_by_secret(
         self, name: str, members: bool, count: int | None = None
     ) -> dict[str, float]:
-        """Return the values of this metric by secret id; {} without values.
+        """Return the values of this metric, keyed by secret id; {} if there are no values.
 
         members: True for members, False for non-members. count: only secrets with this repeat
         count.
@@ -257,7 +257,7 @@ class RowValuesBySecret:
         )
 
     def order_metric_values(self, members: bool, count: int | None) -> dict[str, Floats]:
-        """Return the values of each metric by name, ordered by secret id.
+        """Return the values of each metric, keyed by name, ordered by secret id.
 
         members: True for members, False for non-members. count: only secrets with this repeat
         count.

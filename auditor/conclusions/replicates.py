@@ -26,7 +26,7 @@ class Replicates:
         setting: access setting.
         attack: name of the attack or probe.
         rows: results by secret, by seed.
-        measured: measurements of the finding and its target by name, by seed.
+        measured: measurements of the finding and its target, keyed by name, by seed.
         heldout: tokens and nll of the target's held-out texts, by seed.
         options: options of the attack or probe.
         not_applicable: reason if nothing was measured; otherwise "".
@@ -89,7 +89,7 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
 
 
 def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
-    """Return all measurements of the finding and its target, by name.
+    """Return all measurements of the finding and its target, keyed by name.
 
     A measurement for a repeat count has a name like `exposure(count=16)`.
     """

@@ -37,7 +37,7 @@ class SecretDetails:
         heldout: tokens and summed nll in nats of each held-out text, by target.
         exposure: proven bits by cell and secret, -log2 of the null p-value. They equal the exposure
         if the rank is exact.
-        records: columns on extracted records of corpus attacks, by cell.
+        records: columns about extracted records of corpus attacks, by cell.
     """
 
     secrets: tuple[SecretFacts, ...] = ()
@@ -79,7 +79,7 @@ def build_fact_columns(
 
 
 def map_aliases(folder: Path) -> dict[str, str]:
-    """Return the alias that reports use for each secret, by secret id."""
+    """Return the alias that reports use for each secret, keyed by secret id."""
     return {
         id: secret.alias
         for id, secret in (attacked_secrets.read_secret_facts(folder) or {}).items()

@@ -70,7 +70,7 @@ def save_decision(folder: Path, decision: Decision) -> None:
 
 
 def describe_decision_edits(folder: Path) -> str:
-    """Return a sentence on edits of the stored decisions; "" if there are none."""
+    """Return a sentence about edits of the stored decisions; "" if there are none."""
     ends = _read_last_decision_digests(folder)
     lines = _read_decision_lines(folder)
     ends |= _read_last_decision_digests(folder)  # another gate may just have written

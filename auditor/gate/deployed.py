@@ -27,7 +27,7 @@ class DeployedModelMatch:
     """Result of comparing the deployed files with the audited files.
 
     Args:
-        statement: sentences on the model, the run's date and age, and the model's location.
+        statement: sentences about the model, the run's date and age, and the model's location.
         is_local: whether the model is on this machine.
         age: days since the run.
         differs: differing files; "" if there are none.

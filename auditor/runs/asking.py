@@ -67,7 +67,7 @@ class TimeLimit:
         return self.begun + self.seconds - time.perf_counter()
 
     def estimate_reserve(self) -> float:
-        """Return the seconds to reserve for the first result, judged by the seconds already used."""
+        """Return the seconds to reserve for the first result, from the seconds used so far."""
         passed = self.seconds - self.seconds_left()
         return min(_RESERVE_OF_START * passed, _RESERVE_OF_LIMIT * self.seconds)
 
@@ -410,9 +410,9 @@ def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bo
 
 
 def list_greedy_guesses(audit: Audit, target: Target) -> Mapping[str, Guesses]:
-    """Return the guesses of this run's greedy attack on the target by secret id.
+    """Return the guesses of this run's greedy attack on the target, keyed by secret id.
 
-    Return {} without such an attack.
+    Return {} if there is no such attack.
     """
     view = audit.make_target_view(target, WHITE_BOX)
     for attack in audit.selection.attacks:

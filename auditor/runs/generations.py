@@ -110,7 +110,7 @@ class JudgedGenerations:
         measurements: memorised tokens and extracted records.
         notes: sentences for the reader.
         costs: the generations without their texts, for counting queries and tokens.
-        columns: table columns on the generations and the extracted records.
+        columns: table columns about the generations and the extracted records.
         texts: extracted text, then the whole generation, by the record's alias.
     """
 
@@ -259,7 +259,7 @@ def _build_record_columns(
     n_generations: Mapping[int, int],
     longest: Mapping[int, int],
 ) -> Iterator[Column]:
-    """Yield table columns on the extracted records, in the given order.
+    """Yield table columns about the extracted records, in the given order.
 
     Columns `generations` and `longest` hold, for each extracted record, the number of generations
     that contain a part and the tokens of the longest part. Column `record` holds, for each attacked

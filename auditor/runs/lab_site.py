@@ -114,7 +114,7 @@ class LabSite(Site):
     def mitigated_model(self) -> TrainedModel | None:
         """Model trained by the plan's mitigation and attacked instead of the usual model.
 
-        None without a mitigation.
+        None if there is no mitigation.
         """
         if (trainer := self.mitigation) is None:
             return None
@@ -146,7 +146,7 @@ class LabSite(Site):
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Default options of the lab's defenses by name.
+        """Default options of the lab's defenses, keyed by name.
 
         They plant the canaries that the plan's probes need.
         """
@@ -206,7 +206,7 @@ def make_site(
     shared: SweepCache | None = None,
     live: Mapping[str, LanguageModel] = MappingProxyType({}),
 ) -> Site:
-    """Return the models and data of the plan's audit. live: models in memory, by role.
+    """Return the models and data of the plan's audit. live: models in memory, keyed by role.
 
     Raise AuditError for an invalid lab.
     """
@@ -215,7 +215,7 @@ def make_site(
 
 
 def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict[str, Any]]:
-    """Return the defenses' default options for this lab's size, by defense.
+    """Return the defenses' default options for this lab's size, keyed by defense.
 
     A defense that varies the target's training method copies the other options of that training.
     """
@@ -229,7 +229,7 @@ def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict
 
 
 def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Trainer | None:
-    """Build the trainer of the plan's mitigation for the lab's target; None without a mitigation.
+    """Build the trainer of the plan's mitigation for the lab's target, or return None.
 
     Raise AuditError if the trainer does not make a single model from the lab's records.
     """

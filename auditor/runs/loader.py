@@ -162,7 +162,7 @@ class SiteModels:
 
     @cached_property
     def reference_model(self) -> LanguageModel | None:
-        """Model whose likelihoods attacks compare with the target's; None without such a model."""
+        """Model whose likelihoods attacks compare with the target's; None if there is none."""
         if self.target.reference == NONE:
             return None
         if self.target.reference is not None:
@@ -244,7 +244,7 @@ class SiteModels:
         return _require_same_vocabulary("forms", target, other)
 
     def _load_matching_model(self, kind: str, name: str | None) -> LanguageModel | None:
-        """Load the model of this role; None without a name.
+        """Load the model of this role; None if there is no name.
 
         Raise AuditError if its vocabulary size differs from the attacked model's.
         """
@@ -277,7 +277,7 @@ class SiteModels:
 
     @cached_property
     def _live_model_digests(self) -> dict[str, str]:
-        """Digests of the models in memory by role, computed once because weights do not change."""
+        """Digests of the models in memory, keyed by role; computed once."""
         return {
             f"{role}/in memory": digest
             for role, live in self.live.items()

@@ -66,7 +66,7 @@ class MitigationOptions:
         run: folder of the first audit.
         by: mitigation, as NAME or NAME:VALUE.
         out: output folder.
-        options: options of the mitigation by name.
+        options: options of the mitigation, keyed by name.
         train: training command with {data} and {out}; None to repeat the recorded training.
         data: training data file; None to use the recorded file.
     """
@@ -101,7 +101,7 @@ class Mitigation:
         plan: plan of the first audit.
         trainer: training method of the mitigation.
         recipe: arguments that repeat the recorded training; None in the lab and with a command.
-        command: words of the user's training command; () without a command.
+        command: words of the user's training command; () if there is no command.
     """
 
     options: MitigationOptions

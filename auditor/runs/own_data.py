@@ -173,7 +173,7 @@ def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> I
 def _choose_trained_length(
     plan: DataPlan, name: str, tokenizer: Any
 ) -> tuple[TrainedLength | None, tuple[str, ...]]:
-    """Return the number of tokens in a row of the training, then notes on this length.
+    """Return the number of tokens in a row of the training, then notes about this length.
 
     The length is in the plan or in a file next to the model; None if neither names a length.
     """

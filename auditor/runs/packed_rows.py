@@ -54,7 +54,7 @@ def compare_packed_records(
     Return a sentence, and a doubt if the earlier records help. Similar text may help any model, so
     they must also help more than the earlier records of another row. The sentence is "" if fewer
     than three records have earlier texts that fit. model: the model with prefix token. earlier: by
-    secret id, the texts before the record in its row, then the beginning of the record.
+    secret id, the texts before the record in its row, then the start of the record.
     """
     chosen = _choose_compared_records(model, secrets, earlier)
     if len(chosen) < 3:

@@ -28,7 +28,7 @@ class PersonalDataOfSecrets:
     """Personal data in the secrets.
 
     Args:
-        marks_by_secret: (kind, text) of each item of personal data, by secret id.
+        marks_by_secret: (kind, text) of each item of personal data, keyed by secret id.
         counts: counts of items by kind.
         notes: sentences for the reader.
     """
@@ -131,7 +131,7 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
 def _build_recognisers(
     benchmark: Benchmark, regions: Sequence[str]
 ) -> tuple[pii.PiiRecognisers | None, tuple[str, ...]]:
-    """Return the recognisers of personal data, then sentences on their limits.
+    """Return the recognisers of personal data, then sentences about their limits.
 
     The recognisers are None if the data mark all personal data, or if their packages are missing.
     """

@@ -47,7 +47,7 @@ class GridPoint:
     """Run of a grid.
 
     Args:
-        variant: name of the variant; "" without variants.
+        variant: name of the variant; "" if there are no variants.
         at: values of the swept fields.
         seed: seed of the run.
         plan: raw fields of the run's plan.

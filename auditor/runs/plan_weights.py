@@ -46,7 +46,7 @@ def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
 def locate_target(
     fields: Mapping[str, Any], run: str, model: str | None
 ) -> tuple[TargetPlan, Places]:
-    """Return the target fields of a finished run's plan, then the locations of its models by role.
+    """Return the target fields of a finished run's plan, then its models' locations, keyed by role.
 
     fields: the plan's fields. run: the run's name in error messages. model: the attacked model's
     current location, if the model was moved.

@@ -178,7 +178,7 @@ def resolve_prefix_token(
         framed: whether a template begins the texts; the tokenizer's default then counts as no
         token.
         as_trained: whether the texts are a trainer's token ids; nothing is then chosen.
-        hurried: use fewer known pairs, as in `is_choice_clear`, and read only the beginnings of
+        hurried: use fewer known pairs, as in `is_choice_clear`, and read only the starts of
         their texts, unless `framed`.
     """
     begins = {pair.prefix[: len(model.prepended)] for pair in known}

@@ -33,7 +33,7 @@ def name_class(value: Any) -> str:
 def format_python_objects(classes: Mapping[str, str]) -> str:
     """Return a phrase like `given in Python as objects: model (notebook.Mine)`.
 
-    classes: the class names in the plan, by role.
+    classes: the class names in the plan, keyed by role.
     """
     return (
         "given in Python as objects: "
@@ -44,7 +44,7 @@ def format_python_objects(classes: Mapping[str, str]) -> str:
 def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
     """Raise AuditError if an object is missing whose class the plan names.
 
-    This happens if a plan is read from a folder. classes: the class names in the plan, by role.
+    This happens if a plan is read from a folder. classes: the plan's class names, keyed by role.
     """
     if set(classes) - set(objects):
         raise AuditError(
@@ -56,7 +56,7 @@ def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> 
 def list_unregistered_plugins(
     files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Attack | Defense]:
-    """Return the plug-in objects whose classes are not registered, by role.
+    """Return the plug-in objects whose classes are not registered, keyed by role.
 
     attacks, defenses: names or plug-in objects. Names, and objects of registered classes, are
     skipped. files: paths of plug-in files. Raise AuditError if another registered class has the

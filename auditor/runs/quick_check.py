@@ -103,7 +103,7 @@ def _select_nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str,
 def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[Plan, Limits]:
     """Return the plan with the attacks and probes that suit these records.
 
-    Also return sentences on the attacks and probes that were left out. shared: keeps the loaded
+    Also return sentences about the attacks and probes that were left out. shared: keeps the loaded
     models. Raise AuditError for every plan that a run would refuse.
     """
     clock = StageClock(reporter)
@@ -139,7 +139,7 @@ def enable_hidden_state_caches(site: Site) -> None:
 def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     """Return the plan with the attacks and probes that suit these records.
 
-    Also return sentences on the attacks and probes that were left out.
+    Also return sentences about the attacks and probes that were left out.
     """
     members, nonmembers = (
         len(select_members(site.benchmark.secrets, side)) for side in (True, False)

@@ -291,7 +291,7 @@ class _ReleasedTextResults:
     ) -> None:
         """Add numbers of each record, from which the measurements can be recomputed.
 
-        values: (secrets,) values by name.
+        values: (secrets,) values, keyed by name.
         """
         ids, member, times = list_secret_facts(secrets)
         observations = []

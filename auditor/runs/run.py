@@ -78,7 +78,7 @@ def run_audit(
         plan: plan of the run.
         site: models and data of the plan.
         folder: run folder.
-        objects: Python objects by role, for `select_plugins`.
+        objects: Python objects, keyed by role, for `select_plugins`.
         policy: gate policy of `--until decided`.
         baseline: baseline run of `--until decided`.
         limit: time limit of a check, which queries the secrets most at risk first; None for all
@@ -203,7 +203,7 @@ def _prepare_workplace(plan: Plan, audit: Audit, targets: Targets, engine: Engin
 def _list_plugin_sections(
     selection: PluginSelection, findings: Sequence[Finding]
 ) -> dict[str, OwnSection]:
-    """Return the report sections that plug-ins write about their own findings, by name."""
+    """Return the report sections that plug-ins write about their own findings, keyed by name."""
     sections = {}
     for method in selection.methods:
         section = method.report_section([f for f in findings if f.attack == method.name])
@@ -217,7 +217,7 @@ def _measure_unlearning(
 ) -> Unlearning:
     """Measure how much an unlearned model retained.
 
-    models: names of the unlearned model's target and of each baseline's target, by role. rate:
+    models: names of the unlearned model's and each baseline's target, keyed by role. rate:
     learning rate of relearning.
     """
     benchmark = audit.benchmark

@@ -49,7 +49,7 @@ def measure_repeat_recall(
 ) -> dict[str, Measurement]:
     """Return members' verbatim recall by greedy decoding, for each repeat count ("all" if unknown).
 
-    guesses: greedy guesses by secret id, if an attack has guessed all these secrets.
+    guesses: greedy guesses, keyed by secret id, if an attack has guessed all these secrets.
     """
     members = select_members(secrets)
     hits = mark_greedy_hits(model, members, guesses)
@@ -70,7 +70,7 @@ def measure_nonmember_recall(
 ) -> Measurement | None:
     """Return the greedy recall of secrets that were not trained on, as a baseline.
 
-    Return None without such secrets. guesses: greedy guesses by secret id.
+    Return None if there are no such secrets. guesses: greedy guesses, keyed by secret id.
     """
     nonmembers = select_members(secrets, False)
     if not nonmembers:
@@ -88,7 +88,7 @@ def mark_greedy_hits(
     """Return (secrets,): True if greedy decoding after the prefix gives the suffix.
 
     The suffix is then the most likely token at every position. A model with distributions therefore
-    needs no decoding. guesses: greedy guesses by secret id.
+    needs no decoding. guesses: greedy guesses, keyed by secret id.
     """
     continuations: Sequence[Tokens] | None = None
     if guesses and all(secret.id in guesses for secret in secrets):
@@ -133,7 +133,7 @@ def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequenc
     """Return, for each held-out text, the number of predicted `tokens` and its summed nlls in nats.
 
     Keys are `tokens` and the names of perplexities. The perplexity of the model's own distribution
-    comes first. Return {} without held-out texts or likelihoods.
+    comes first. Return {} if there are no held-out texts or likelihoods.
     """
     texts = audit.benchmark.heldout
     if not texts or not implies_capability(target.model.capabilities, "likelihood"):
@@ -251,7 +251,7 @@ def build_likelihood_row(
 ) -> RowValuesBySecret:
     """Join mean log-probabilities per token, in nats, of members and of non-members (`others`).
 
-    Both are by secret id.
+    Both are keyed by secret id.
     """
     ids = (*members, *others)
     values = np.array([*members.values(), *others.values()])

@@ -38,7 +38,7 @@ class PluginSelection:
         methods: attacks and probes in the plan's order.
         rows: defenses, each followed by its controls.
         settings: access settings, from the narrowest access to the widest.
-        around: for each unlearned model, the target names of its baselines by role.
+        around: for each unlearned model, the target names of its baselines, keyed by role.
     """
 
     methods: tuple[Attack | Probe, ...]
@@ -126,8 +126,8 @@ def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> s
 def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> PluginSelection:
     """Build and check the plan's plug-ins before models are loaded.
 
-    objects: Python objects that the plan uses instead of names, by role. Raise AuditError if the
-    plan needs missing objects.
+    objects: Python objects that the plan uses instead of names, keyed by role.
+    Raise AuditError if the plan needs missing objects.
     """
     # Load files first: names and options below may come from them.
     for path in plan.plugin:
@@ -217,11 +217,13 @@ def _build_methods(
 def _default_attack_options(
     site: Site, known: Mapping[str, type[Attack | Probe]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the default options of attacks and probes, by method. The user's options replace them.
+    """Return the default options of attacks and probes, keyed by method.
+
+    The user's options replace them.
 
     Some defaults follow from the audit's models and data. An attack or probe declares the others
     itself, for an audit without a reference model or a target without distributions. known: classes
-    of attacks and probes by name.
+    of attacks and probes, keyed by name.
     """
     defaults = {}
     for name, kind in known.items():
@@ -260,7 +262,7 @@ def _build_plugins(
     """Build each named plug-in from default options and the user's options.
 
     A Python object in `objects` is used unchanged. kind: kind of plug-in in error messages. known:
-    the registered classes by name.
+    the registered classes, keyed by name.
     """
     chosen: list[Any] = []
     for name in dict.fromkeys(names):

@@ -73,7 +73,7 @@ def list_defense_rows(
 
 
 def name_defense_row(rows: Sequence[ShownRow], defense: Defense) -> str:
-    """Return the name of the target with this defense; "" without such a target."""
+    """Return the name of the target with this defense; "" if there is no such target."""
     return next((row.name for row in rows if row.defense == defense), "")
 
 
@@ -132,7 +132,7 @@ def list_companion_rows(
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
     """Return the baselines of this run's unlearned models.
 
-    Then return, for each unlearned model, the target names of its baselines by role. Raise
+    Then return, for each unlearned model, the target names of its baselines, keyed by role. Raise
     AuditError for flags that need an unlearned model, and for conflicting flags.
     """
     unlearning = []

@@ -69,14 +69,14 @@ class Site(SiteModels):
 
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Default options of attacks by name, sized for these models and data."""
+        """Default options of attacks, keyed by name, sized for these models and data."""
         if self.attack_plan.sizes == "lab":
             return Lab.attack_defaults
         return {}
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Default options of defenses by name, sized for these models and data."""
+        """Default options of defenses, keyed by name, sized for these models and data."""
         if self.attack_plan.sizes == "lab":
             return Lab.defense_defaults
         return {}

@@ -58,9 +58,9 @@ class _RenderingScores:
 
     Args:
         forms: the distinct renderings.
-        members: (rows,) scores of members' rows, by rendering.
+        members: (rows,) scores of members' rows, keyed by rendering.
         nonmembers: function that returns the (rows,) scores of non-members' rows in a rendering;
-        None without non-members.
+        None if there are no non-members.
         phrase: name of the rows in sentences.
     """
 
@@ -85,7 +85,7 @@ def choose_text_form(
     Return None for texts and tokens, which have no rendering.
 
     **Choice.** The rows are at most `most` rows of `--known`, otherwise of `--data`. Each answer
-    has a mean nll per token in every candidate rendering. If `most` is below `ROWS`, the beginnings
+    has a mean nll per token in every candidate rendering. If `most` is below `ROWS`, the starts
     of a few answers decide, if they make the choice clear. The default rendering stays unless
     another is significantly more likely (`choose_likeliest_reading`). If the template writes the
     day, the day is then chosen by the same test. `--template` and `--date` replace the choice. The
@@ -237,7 +237,7 @@ def _score_renderings(
 
     A rendering is dropped if it equals an earlier rendering. A rendering is also dropped if it can
     write less than half as many rows as another. description: name of the rows in sentences.
-    hurried: score only the beginnings of a few answers, if they make the choice clear. Raise
+    hurried: score only the starts of a few answers, if they make the choice clear. Raise
     AuditError for a row that the usual rendering refuses.
     """
     conversations = (*rows, *others)
@@ -366,7 +366,7 @@ def _choose_likeliest_day(
 def _describe_form_choice(
     sample: _RenderingScores, best: ChatRendering, usual: ChatRendering, settled: bool
 ) -> str:
-    """Return a sentence on the chosen rendering and its mean loss, compared with other renderings.
+    """Return a sentence about the chosen rendering and its mean loss beside other renderings'.
 
     settled: whether the user requested the rendering.
     """

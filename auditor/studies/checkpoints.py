@@ -47,7 +47,7 @@ def write_checkpoint_history(folder: Path, places: Sequence[Place]) -> None:
 
 
 def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) -> str:
-    """Return a sentence on the last checkpoint before an upper bound of metric `name` exceeds
+    """Return a sentence about the last checkpoint before an upper bound of metric `name` exceeds
     `most`.
 
     Raise AuditError if the sweep's runs are not on checkpoints, or if no run has the metric.

@@ -302,7 +302,7 @@ def _load_masked_texts(plan: Plan, options: MaskingOptions, reporter: Reporter) 
 def _measure_point(
     texts: MaskedTexts, possible: Floats, lost: Ints, i: int, slowdown: Measurement
 ) -> dict[str, Measurement]:
-    """Return the measurements of model i by name.
+    """Return the measurements of model i, keyed by name.
 
     possible: (models, restarts, texts), summed nll (nats) of tokens with nonzero probability. lost:
     (models, restarts, texts), number of tokens with probability 0.

@@ -88,7 +88,7 @@ class Paper:
 
 
 def find_bundled_paper_folders() -> dict[str, Path]:
-    """Return the folders of the papers that come with this program, by name."""
+    """Return the folders of the papers that come with this program, keyed by name."""
     # As a path: an installed wheel is unpacked, and its TOML files are files.
     folder = Path(str(importlib.resources.files("auditor.benchmarks"))) / "plans"
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{_PAPER}"))}

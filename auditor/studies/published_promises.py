@@ -154,10 +154,10 @@ class PublishedPromise:
     Args:
         mechanism: name of the mechanism.
         title: title of the section.
-        source: sentences on the publication.
-        does: sentence on the mechanism.
-        says: sentence on the promise.
-        reading: sentence on our reading of the promise.
+        source: sentences about the publication.
+        does: sentence about the mechanism.
+        says: sentence about the promise.
+        reading: sentence about our reading of the promise.
         holds: sentence for a promise that holds.
         fails: sentence for a promise that does not hold.
         options: options of the mechanism.

@@ -130,7 +130,7 @@ class RunStudy:
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Run the grid. Return its tables, then the reasons of failures by point.
+        """Run the grid. Return its tables, then the reasons of failures, keyed by point.
 
         An interrupted run still writes the tables of its finished points.
         """
