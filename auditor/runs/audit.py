@@ -57,7 +57,7 @@ def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> No
 def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
     """Load an attack's state as `save_attack_state` wrote it; return None if there is none.
 
-    cell: name of the state, which names the attack and the view. Raise AuditError for an unreadable file.
+    cell: name of the state, from attack and view. Raise AuditError for an unreadable file.
     """
     path = folder.attack_state_path(cell)
     if not path.exists():
