@@ -473,7 +473,7 @@ def format_single_record_epsilon(claim: Claim) -> str:
 
     Adding or removing a record or user replaces the one shard with all its data (formulas B2.2,
     F5). Users who share a record are in one shard, so a new user who shares records with two others
-    may move them. Return "" if there are no shards of records or users.
+    may move them. Return "" if no shards of records or users exist.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:

@@ -96,7 +96,7 @@ class AttestationFlags:
     key: Path | None = None
 
     def judge_given_attestation(self, folder: Path) -> Ruling | None:
-        """Return a ruling on whether the attestation fits the run; None if there is no attestation.
+        """Return a ruling on whether the attestation fits the run; None if no attestation exists.
 
         Raise AuditError if only one of the flags is given.
         """

@@ -72,7 +72,7 @@ class ClaimEvidence:
 
     Args:
         target: record of the target.
-        claimed: epsilon for the claim's neighbouring relation; None if there is no finite claim.
+        claimed: epsilon for the claim's neighbouring relation; None if no finite claim exists.
         nominal: epsilon that a paper would print. It promises nothing, but is tested without a
         claim.
         bounds: audits that test the claim.
@@ -203,7 +203,7 @@ def _find_game_epsilon(
 ) -> float | str:
     """Return the epsilon that the claim promises for the audit's setup, or the reason for none.
 
-    claim: None if there is no finite claim; `nominal` then counts.
+    claim: None if no finite claim exists; `nominal` then counts.
     """
     if claim is None:
         return math.inf if nominal is None else nominal

@@ -38,7 +38,7 @@ class LeakReading:
 
     Args:
         measured: the number with its interval.
-        baseline: the baseline; None if there is no baseline.
+        baseline: the baseline; None if no baseline exists.
         excess: the part above the non-members, with an interval.
         row: target, setting, and attack or probe of the measurement.
         can_show_leak: False if the number can raise suspicion but not show a leak.

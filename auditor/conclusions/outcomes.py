@@ -188,7 +188,7 @@ class RowValuesBySecret:
         """Return the metric with bounds that are valid however often they are computed as secrets
         arrive.
 
-        Return None if the metric is not a mean of shares, or if there are no secrets. count, kind:
+        Return None if the metric is not a mean of shares, or if no secrets exist. count, kind:
         as in `remeasure_metric`.
         """
         metric = find_metric(name)
@@ -230,7 +230,7 @@ class RowValuesBySecret:
     def values_by_secret(
         self, name: str, members: bool, count: int | None = None
     ) -> dict[str, float]:
-        """Return the values of this metric, keyed by secret id; {} if there are no values.
+        """Return the values of this metric, keyed by secret id; {} if no values exist.
 
         members: True for members, False for non-members. count: only secrets with this repeat
         count.

@@ -52,7 +52,7 @@ class LeakSignal:
         setting: access setting; "" if none was tested.
         status: whether the leak is shown, not shown, or not tested.
         measured: the deciding number.
-        baseline: its baseline from non-members or chance; None if there is no baseline.
+        baseline: its baseline from non-members or chance; None if no baseline exists.
         row: target, setting, and attack or probe of the number.
         suspected: True if the number suggests a leak without showing one, for example without
         significance.

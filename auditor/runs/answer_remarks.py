@@ -42,7 +42,7 @@ def list_guess_remarks(
 def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
     """Return a remark that counts the draws whose random number lay within 1e-6 of a CDF boundary.
 
-    Another machine may draw the neighbouring token there. Return () if there are no such draws.
+    Another machine may draw the neighbouring token there. Return () if no such draws exist.
     """
     # A draw this close to a boundary of the CDF may select the neighbouring token on another
     # machine.

@@ -412,7 +412,7 @@ def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bo
 def list_greedy_guesses(audit: Audit, target: Target) -> Mapping[str, Guesses]:
     """Return the guesses of this run's greedy attack on the target, keyed by secret id.
 
-    Return {} if there is no such attack.
+    Return {} if no such attack exists.
     """
     view = audit.make_target_view(target, WHITE_BOX)
     for attack in audit.selection.attacks:

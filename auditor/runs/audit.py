@@ -145,7 +145,7 @@ class RunContext:
     def load_prefixed_references(self, spec: str) -> ReferenceModels:
         """Load the reference models of `-A references=`, which then read the prefix token too.
 
-        spec: value of this option. Raise AuditError if there are no such models.
+        spec: value of this option. Raise AuditError if no such models exist.
         """
         references = self.site.load_reference_models_of_site(spec)
         models = []

@@ -56,7 +56,7 @@ class TimedPart:
 
     Args:
         name: name of the part.
-        n_texts: number of all texts; 0 if there are no queries.
+        n_texts: number of all texts; 0 if no queries exist.
         at_once: number of texts in memory together.
         work: function that runs the part on this number of its texts.
         times: number of repetitions in the run.

@@ -114,7 +114,7 @@ class LabSite(Site):
     def mitigated_model(self) -> TrainedModel | None:
         """Model trained by the plan's mitigation and attacked instead of the usual model.
 
-        None if there is no mitigation.
+        None if no mitigation exists.
         """
         if (trainer := self.mitigation) is None:
             return None

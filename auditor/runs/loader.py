@@ -244,7 +244,7 @@ class SiteModels:
         return _require_same_vocabulary("forms", target, other)
 
     def _load_matching_model(self, kind: str, name: str | None) -> LanguageModel | None:
-        """Load the model of this role; None if there is no name.
+        """Load the model of this role; None if no name exists.
 
         Raise AuditError if its vocabulary size differs from the attacked model's.
         """

@@ -101,7 +101,7 @@ class Mitigation:
         plan: plan of the first audit.
         trainer: training method of the mitigation.
         recipe: arguments that repeat the recorded training; None in the lab and with a command.
-        command: words of the user's training command; () if there is no command.
+        command: words of the user's training command; () if no command exists.
     """
 
     options: MitigationOptions

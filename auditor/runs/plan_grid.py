@@ -47,7 +47,7 @@ class GridPoint:
     """Run of a grid.
 
     Args:
-        variant: name of the variant; "" if there are no variants.
+        variant: name of the variant; "" if no variants exist.
         at: values of the swept fields.
         seed: seed of the run.
         plan: raw fields of the run's plan.

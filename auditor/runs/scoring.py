@@ -70,7 +70,7 @@ def measure_nonmember_recall(
 ) -> Measurement | None:
     """Return the greedy recall of secrets that were not trained on, as a baseline.
 
-    Return None if there are no such secrets. guesses: greedy guesses, keyed by secret id.
+    Return None if no such secrets exist. guesses: greedy guesses, keyed by secret id.
     """
     nonmembers = select_members(secrets, False)
     if not nonmembers:
@@ -133,7 +133,7 @@ def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequenc
     """Return, for each held-out text, the number of predicted `tokens` and its summed nlls in nats.
 
     Keys are `tokens` and the names of perplexities. The perplexity of the model's own distribution
-    comes first. Return {} if there are no held-out texts or likelihoods.
+    comes first. Return {} if no held-out texts or likelihoods exist.
     """
     texts = audit.benchmark.heldout
     if not texts or not implies_capability(target.model.capabilities, "likelihood"):

@@ -73,7 +73,7 @@ def list_defense_rows(
 
 
 def name_defense_row(rows: Sequence[ShownRow], defense: Defense) -> str:
-    """Return the name of the target with this defense; "" if there is no such target."""
+    """Return the name of the target with this defense; "" if no such target exists."""
     return next((row.name for row in rows if row.defense == defense), "")
 
 

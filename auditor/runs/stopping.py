@@ -165,7 +165,7 @@ def bound_stopped_finding(
 
 
 def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
-    """Return a hash of the stopping rules; "" if there are no rules."""
+    """Return a hash of the stopping rules; "" if no rules exist."""
     digest = hashlib.sha256()
     for row, stop in stops.items():
         # `repr` of a float is exact.

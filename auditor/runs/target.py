@@ -114,7 +114,7 @@ class Target:
 
     @property
     def claim(self) -> Claim | None:
-        """Privacy claim for the tokens drawn so far; None if there is no claim."""
+        """Privacy claim for the tokens drawn so far; None if no claim exists."""
         # Lots share no record, so the largest spending counts for all: parallel composition
         # (McSherry 2009).
         n_tokens = count_largest_lot(self.spending.spent, self.lot_number_by_secret)
@@ -135,7 +135,7 @@ class Target:
     def judge_claim_coverage(self, setting: Setting) -> tuple[bool | None, str]:
         """Return whether the claim covers this access and decoding, then the reason.
 
-        The first value is None if there is no claim.
+        The first value is None if no claim exists.
         """
         claim = self.claim
         if claim is None:

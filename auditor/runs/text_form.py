@@ -60,7 +60,7 @@ class _RenderingScores:
         forms: the distinct renderings.
         members: (rows,) scores of members' rows, keyed by rendering.
         nonmembers: function that returns the (rows,) scores of non-members' rows in a rendering;
-        None if there are no non-members.
+        None if no non-members exist.
         phrase: name of the rows in sentences.
     """
 
