@@ -66,7 +66,7 @@ class ValueFormat:
         most `count` + 1). Otherwise return at most `count` random values.
         """
         if self.n_choices <= (enumerate_below if self.is_quick else count + 1):
-            texts = (self.finish(parts) for parts in product(*self.choices))
+            texts = map(self.finish, product(*self.choices))
             return [text for text in texts if text is not None and text != value]
         alternatives = dict[str, None]()
         for _ in range(_TRIES * count):
@@ -140,13 +140,12 @@ def _replace_free_characters(
 
     The replacements have the same class, for example digits. `is_valid` selects the valid texts.
     """
-    choices = [_classify_character(value[place]) for place in free]
 
     def finish(parts: Sequence[str]) -> str | None:
         text = _put_characters(value, free, parts)
         return text if is_valid(text) else None
 
-    return ValueFormat(kind, tuple(choices), finish)
+    return ValueFormat(kind, _classify_characters(value, free), finish)
 
 
 def _classify_character(character: str) -> str:
@@ -161,6 +160,14 @@ def _put_characters(value: str, places: Sequence[int], parts: Sequence[str]) -> 
     for place, part in zip(places, parts, strict=True):
         characters[place] = part
     return "".join(characters)
+
+
+def _get_characters(value: str, places: Sequence[int]) -> str:
+    return "".join([value[place] for place in places])
+
+
+def _classify_characters(value: str, places: Sequence[int]) -> tuple[str, ...]:
+    return tuple(_classify_character(value[place]) for place in places)
 
 
 def _list_alphanumeric_places(value: str) -> list[int]:
@@ -215,7 +222,7 @@ def _detect_card_format(value: str) -> ValueFormat | None:
 
     def finish(parts: Sequence[str]) -> str:
         text = _put_characters(value, places[_ISSUER_DIGITS:], parts)
-        digits = "".join(text[place] for place in places)
+        digits = _get_characters(text, places)
         return _put_characters(text, [last], [luhn.calc_check_digit(digits)])
 
     free = places[_ISSUER_DIGITS:]
@@ -254,18 +261,18 @@ def _detect_iban_format(value: str) -> ValueFormat | None:
 
     def finish(parts: Sequence[str]) -> str | None:
         text = _put_characters(value, free, parts)
-        number = "".join(text[place] for place in places).upper()
+        number = _get_characters(text, places).upper()
         if own_check.stop:
             digits = _own_check_digits(country, number[4:])
             text = _put_characters(text, places[own_check], digits)
-            number = "".join(text[place] for place in places).upper()
+            number = _get_characters(text, places).upper()
         check = iban.calc_check_digits(number)
         valid = iban.is_valid(number[:2] + check + number[4:])
         if valid:
             return _put_characters(text, places[2:4], check)
         return None
 
-    return ValueFormat(pii.IBAN, tuple(_classify_character(value[p]) for p in free), finish)
+    return ValueFormat(pii.IBAN, _classify_characters(value, free), finish)
 
 
 # The place of a country's check digits in an account number, as python-stdnum checks them.
@@ -345,7 +352,7 @@ def _detect_id_format(value: str) -> ValueFormat | None:
                 return number if is_of_format(number) else None
         return None
 
-    choices = tuple(_classify_character(value[place]) for place in body)
+    choices = _classify_characters(value, body)
     return ValueFormat(pii.ID, choices, finish, is_quick=False)
 
 
@@ -358,7 +365,7 @@ def _list_check_endings(value: str, places: Sequence[int], name: str) -> Iterato
     letter_choices = letters.get(name, "")
     if value == value.lower():
         letter_choices = letter_choices.lower()
-    classes = [_classify_character(value[place]) for place in places]
+    classes: Sequence[str] = _classify_characters(value, places)
     if letter_choices:
         classes = [_DIGITS + "".join(dict.fromkeys(letter_choices))]
     yield from product(*classes)
@@ -461,7 +468,7 @@ def _load_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
     from faker.providers.person.en_US import Provider
 
     lists = (Provider.first_names, Provider.last_names)
-    first, last = ({name.lower() for name in names if name.isalpha()} for names in lists)
+    first, last = ({*map(str.lower, filter(str.isalpha, names))} for names in lists)
     return tuple(sorted(first)), tuple(sorted(last - first))
 
 
@@ -548,9 +555,8 @@ def _classify_date(text: str) -> tuple[str, ...] | None:
     if match := _WORDED_DATE.fullmatch(text):
         day = match["day"] or match["number"]
         name = match["month"] or match["name"]
-        names = (_MONTHS, [month[:3] for month in _MONTHS])
         # May is the same in full and abbreviated.
-        length = "".join(str(name in known) for known in names)
+        length = f"{name in _MONTHS}{name in {month[:3] for month in _MONTHS}}"
         if day.startswith("0"):
             width = "zero"
         else:

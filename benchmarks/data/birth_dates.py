@@ -108,9 +108,9 @@ def find_birth_date_places(text: str) -> Iterator[tuple[int, int]]:
     digits.
     """
     for pattern in (_BEFORE, _BEHIND):
-        yield from (
-            match.span("date") for match in pattern.finditer(text) if _is_existing_date(match)
-        )
+        for match in pattern.finditer(text):
+            if _is_existing_date(match):
+                yield match.span("date")
 
 
 def _is_existing_date(match: re.Match[str]) -> bool:

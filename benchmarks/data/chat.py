@@ -84,21 +84,20 @@ class RenderedChat:
         marks if present. Turns that the row marks as untrained have no loss. The assistant's turns
         in a prompt have a loss only for `all`.
         """
-        silent = [answer for answer in self.usable_answers if answer.no_loss]
-        spans = []
-        for answer in self.usable_answers:
-            if not answer.no_loss:
-                spans.append(answer.learnt)
-        mask = []
-        for i in range(len(self.tokens)):
-            mask.append(any(start <= i < end for start, end in spans))
         if loss_on == "all":
             mask = [True] * len(self.tokens)
-            silent = [answer for answer in silent if answer.no_loss == MARKED]
         elif self.marked is not None:
             mask = list(self.marked)
-        for start, end in (answer.learnt for answer in silent):
-            mask[start:end] = [False] * (end - start)
+        else:
+            mask = [False] * len(self.tokens)
+            for answer in self.usable_answers:
+                if not answer.no_loss:
+                    start, end = answer.learnt
+                    mask[start:end] = [True] * (end - start)
+        for answer in self.usable_answers:
+            if answer.no_loss and (loss_on != "all" or answer.no_loss == MARKED):
+                start, end = answer.learnt
+                mask[start:end] = [False] * (end - start)
         return tuple(mask)
 
 
@@ -130,27 +129,23 @@ def render_chat(
     except UnusableConversation:
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
-        messages = tuple(  # for a template that only reads a content of one text
-            {**message, "content": get_message_text(message["content"])}
-            if message.get("content") is not None
-            else message
-            for message in messages
-        )
+        joined = []  # for a template that only reads a content of one text
+        for message in messages:
+            if message.get("content") is not None:
+                message = {**message, "content": get_message_text(message["content"])}
+            joined.append(message)
+        messages = tuple(joined)
         whole_text = chat_rendering.render_messages(tokenizer, conversation, form, messages)
     _check_system_turn_written(messages, whole_text)
 
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
         return chat_rendering.render_messages(tokenizer, conversation, form, changed, answering)
 
-    roles = [normalise_role(message["role"]) for message in messages]
-    turn_indices = []
-    for i, role in enumerate(roles):
+    spans: list[Answer | UnusableConversation] = []
+    for i, message in enumerate(messages):
+        role = normalise_role(message["role"])
         if role == turns or (turns == ALL and role in TURNS):
-            turn_indices.append(i)
-    spans = []
-    for i in turn_indices:
-        for span in _find_assistant_answer_spans(rendered, whole_text, messages, i):
-            spans.append(span)
+            spans += _find_assistant_answer_spans(rendered, whole_text, messages, i)
     remarks = tuple(_describe_ignored_input(rendered, whole_text, conversation, messages))
     mask = _mask_template_answers(tokenizer, conversation, form, messages)
     return _tokenise_rendered_chat(tokenizer, whole_text, spans, mask, remarks, turns)
@@ -164,9 +159,7 @@ def _render_chat_without_template(
     text = ""
     spans = list[Answer | UnusableConversation]()
     pieces = chat_rendering.build_plain_pieces(conversation, form, end)
-    no_loss = iter(
-        [message.get(NO_LOSS, "") for message in conversation.messages if is_assistant(message)]
-    )
+    assistant_messages = filter(is_assistant, conversation.messages)
     for number, (piece, answers) in enumerate(pieces):
         start = len(text)
         text += piece
@@ -175,7 +168,8 @@ def _render_chat_without_template(
         if answers:
             bounds = _strip_answer_span_whitespace(text, start, start + len(piece))
             turn = (start, len(text))
-            span = Answer(bounds or turn, turn, "content", no_loss=next(no_loss))
+            no_loss = next(assistant_messages).get(NO_LOSS, "")
+            span = Answer(bounds or turn, turn, "content", no_loss=no_loss)
             spans.append(span if bounds else UnusableConversation("an empty answer"))
     dropped = {
         "system": any(m["role"] == SYSTEM for m in conversation.messages) and conversation.plain,
@@ -214,8 +208,9 @@ def _cut_answer(
     tokens = _find_token_range(text, offsets, *span.span)
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
-    start, end = (_find_token_past(offsets, at) for at in span.learnt)
-    return replace(span, span=tokens, learnt=(start, end))
+    start, end = span.learnt
+    learnt = (_find_token_past(offsets, start), _find_token_past(offsets, end))
+    return replace(span, span=tokens, learnt=learnt)
 
 
 def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:

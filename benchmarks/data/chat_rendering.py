@@ -224,10 +224,12 @@ def list_candidate_chat_renderings(
             ChatRendering(NONE, None, (LINE,)),
         ],  # TRL: one text, then its end
         INSTRUCTION: [
-            ChatRendering(ALPACA, None, variants)
-            for variants in ((), (LINE,), (INPUT, LINE), (BARE, LINE))
-        ]
-        + [ChatRendering(NONE)],
+            ChatRendering(ALPACA),
+            ChatRendering(ALPACA, None, (LINE,)),
+            ChatRendering(ALPACA, None, (INPUT, LINE)),
+            ChatRendering(ALPACA, None, (BARE, LINE)),
+            ChatRendering(NONE),
+        ],
     }.get(kind, [])
     if kind == MESSAGES and template is None:
         return [parse_chat_rendering(MODEL, None, tokenizer)]
@@ -269,19 +271,20 @@ def _list_chat_rendering_variant_choices(
 
     The first name of each tuple is "", which stands for no variant.
     """
-    messages = []
+    messages: list[Message] = []
+    has_options = False
+    has_input = False
     for conversation in rows:
-        for message in conversation.messages:
-            messages.append(message)
+        messages += conversation.messages
+        has_options |= bool(conversation.options)
+        has_input |= conversation.kind == INSTRUCTION and bool(conversation.plain[1])
     if any(normalise_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
-    if any(_has_reasoning(message) for message in messages):
+    if any(map(_has_reasoning, messages)):
         yield ("", NO_REASONING)
-    if "enable_thinking" in str(usual.source) and not any(
-        conversation.options for conversation in rows
-    ):
+    if "enable_thinking" in str(usual.source) and not has_options:
         yield ("", NO_THINKING)
-    if rows[0].kind == INSTRUCTION and any(conversation.plain[1] for conversation in rows):
+    if rows[0].kind == INSTRUCTION and has_input:
         yield ("", LINE)
     for variants in ((FILLED, NO_NULLS), (DECODED,), (WRAPPED,), (NO_SYSTEM,), (NO_EMPTY_TOOLS,)):
         # Only variants that change this template's text of these rows: most templates write nothing
@@ -298,12 +301,14 @@ def _is_written_otherwise(
     tokenizer: Any, usual: ChatRendering, variant: str, rows: Sequence[Conversation]
 ) -> bool:
     form = replace(usual, variants=(variant,))
-    return any(
-        (changed := apply_form(conversation, form)) != conversation
-        and _written_or_none(tokenizer, changed, form)
-        != _written_or_none(tokenizer, conversation, usual)
-        for conversation in rows
-    )
+    for conversation in rows:
+        changed = apply_form(conversation, form)
+        if changed == conversation:
+            continue
+        text = _written_or_none(tokenizer, conversation, usual)
+        if _written_or_none(tokenizer, changed, form) != text:
+            return True
+    return False
 
 
 def _written_or_none(tokenizer: Any, conversation: Conversation, form: ChatRendering) -> str | None:
@@ -316,7 +321,7 @@ def _written_or_none(tokenizer: Any, conversation: Conversation, form: ChatRende
 
 
 def _has_reasoning(message: Message) -> bool:
-    has_key = any(message.get(key) for key in REASONING)
+    has_key = any(map(message.get, REASONING))
     return has_key or (
         is_assistant(message)
         and bool(THOUGHT.match(get_message_text(message.get("content")) or ""))
@@ -441,20 +446,22 @@ def render_messages(
 
 def remove_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages without the keys that mark a loss, which are not passed to templates."""
-    return [
-        {key: value for key, value in message.items() if key != NO_LOSS} for message in messages
-    ]
+    unmarked = []
+    for message in messages:
+        plain = dict(message)
+        plain.pop(NO_LOSS, None)
+        unmarked.append(plain)
+    return unmarked
 
 
 def _format_template_error(error: Exception, messages: Sequence[Message]) -> str:
     """Return the template's error message, or only its type if it quotes the conversation."""
     words = " ".join(str(error).split())[:120]
-    texts = []
     for message in messages:
-        texts.append((get_message_text(message.get("content")) or "").strip())
-    if any(text and text in words for text in texts) or not words:
-        return type(error).__name__
-    return words
+        text = (get_message_text(message.get("content")) or "").strip()
+        if text and text in words:
+            words = ""
+    return words or type(error).__name__
 
 
 def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str) -> list[Piece]:
@@ -465,16 +472,14 @@ def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str
     if form.base == ALPACA:
         return _list_alpaca_prompt_pieces(conversation, form, end)
     if conversation.kind == MESSAGES:  # turn by turn, a line each
-        contents = []
+        pieces: list[Piece] = []
         for message in conversation.messages:
-            contents.append((get_message_text(message.get("content")), is_assistant(message)))
-        if any(content is None for content, _ in contents):
-            raise UnusableConversation("a turn that is not text, and no template to write it")
-        joined = []
-        for content, spoken in contents:
-            joined.append([("\n", False), (str(content), spoken)])
-        return [piece for pieces in joined for piece in pieces][1:]
-    questions = [text for text in conversation.plain[:-1] if text]
+            content = get_message_text(message.get("content"))
+            if content is None:
+                raise UnusableConversation("a turn that is not text, and no template to write it")
+            pieces += [("\n", False), (content, is_assistant(message))]
+        return pieces[1:]
+    questions = list(filter(None, conversation.plain[:-1]))
     if conversation.kind == INSTRUCTION:
         before = []
         for question, answer in _list_history(conversation):
@@ -500,10 +505,10 @@ def _list_history(conversation: Conversation) -> list[tuple[str, str]]:
 
 
 def _build_history_pieces(before: Sequence[tuple[str, str, str]]) -> list[Piece]:
-    pieces = []
+    pieces: list[Piece] = []
     for question, answer, join in before:
-        pieces.append(((question, False), (answer, True), (join, False)))
-    return [piece for turn in pieces for piece in turn]
+        pieces += [(question, False), (answer, True), (join, False)]
+    return pieces
 
 
 def _list_alpaca_prompt_pieces(
@@ -524,10 +529,9 @@ def _list_alpaca_prompt_pieces(
     else:
         opening = _OPENING + (_FURTHER if with_input else "") + _REQUEST
     answering = "### Response:" + ("\n" if LINE in form.variants else "")
-    before = [
-        (f"### Instruction:\n{question}\n\n{answering}", answer, f"{end}\n\n")
-        for question, answer in _list_history(conversation)
-    ]
+    before = []
+    for question, answer in _list_history(conversation):
+        before.append((f"### Instruction:\n{question}\n\n{answering}", answer, f"{end}\n\n"))
     text = f"### Instruction:\n{instruction}\n\n" + (
         f"### Input:\n{input_text}\n\n" if with_input else ""
     )

@@ -30,7 +30,7 @@ _GROUP_LENGTH = 80  # shorter than any free text
 _KIND = re.compile("[a-z][a-z0-9-]{0,31}")
 PLAIN = (("text",), ("prefix", "suffix"))  # layouts, besides those of conversations
 _READ = tuple(dict.fromkeys(column for layout in LAYOUTS for column in layout))
-_LAYOUTS_LABEL = ", ".join("+".join(layout) for layout in LAYOUTS)
+_LAYOUTS_LABEL = ", ".join(map("+".join, LAYOUTS))
 CHAT = (*_READ, *BESIDE)
 _LABEL = "label"
 _INSTRUCTED = {"input", "history"}
@@ -76,10 +76,9 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
             raise AuditError(
                 f"{table.label}: expected one column {name!r}, got {table.columns.count(name)}"
             )
-    begun = [
-        layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)
-    ]
-    complete = [layout for layout in begun if set(layout) <= set(table.columns)]
+    names = set(table.columns)
+    begun = [layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & names]
+    complete = [layout for layout in begun if names.issuperset(layout)]
     plain = [layout for layout in begun if layout in PLAIN]
     # Reject half of a plain layout next to a complete one, such as a prefix next to messages: the
     # training text is unclear.
@@ -88,7 +87,7 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
     if len(complete) > 1 and len(plain) < 2:
         raise AuditError(
             f"{table.label}: expected one layout, got "
-            f"{', and '.join(' + '.join(layout) for layout in complete)}: leave out data that the "
+            f"{', and '.join(map(' + '.join, complete))}: leave out data that the "
             "model was not trained on, or write all rows as messages"
         )
     if "prompt" in table.columns and not begun[1:] and not plain:
@@ -273,8 +272,12 @@ def infer_nested_kinds(table: RecordTable) -> ColumnKinds:
     for name in (*_READ, "tools", "chat_template_kwargs"):
         if name not in table.columns:
             continue
-        values = [None if value is ABSENT else value for value in table.column(name)]
-        if any(isinstance(value, dict | list) for value in values):
+        values = []
+        has_objects = False
+        for value in table.column(name):
+            values.append(None if value is ABSENT else value)
+            has_objects |= isinstance(value, dict | list)
+        if has_objects:
             try:
                 kinds[name] = pyarrow.infer_type(values)
             except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
@@ -295,7 +298,7 @@ def join_nested_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
         if first[name] is None or others[name] is None:
             joined[name] = None
             continue
-        schemas = [pyarrow.schema([(name, kinds[name])]) for kinds in (first, others)]
+        schemas = [pyarrow.schema({name: first[name]}), pyarrow.schema({name: others[name]})]
         try:
             joined[name] = (
                 pyarrow.unify_schemas(schemas, promote_options="permissive").field(name).type
@@ -312,10 +315,9 @@ def _filled_sides(
 
     kinds: the Arrow types of the columns.
     """
-    filled = {
-        name: conversation_rows.fill_arrow_nulls(value, kinds.get(name))
-        for name, value in row.items()
-    }
+    filled = {}
+    for name, value in row.items():
+        filled[name] = conversation_rows.fill_arrow_nulls(value, kinds.get(name))
     try:
         return conversation_rows.parse_conversations(layout, filled, keep_nulls=True)
     except UnusableConversation:

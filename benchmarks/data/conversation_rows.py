@@ -118,10 +118,10 @@ class Conversation:
     @property
     def is_learnt(self) -> bool:
         """Check whether any answer of the conversation was trained on."""
-        answers = (message for message in self.messages if is_assistant(message))
-        return self.group not in (REJECTED, UNWANTED) and any(
-            NO_LOSS not in message for message in answers
-        )
+        if self.group in (REJECTED, UNWANTED):
+            return False
+        answers = filter(is_assistant, self.messages)
+        return any(NO_LOSS not in message for message in answers)
 
 
 def normalise_role(role: str) -> str:
@@ -142,12 +142,12 @@ def get_message_text(content: Any) -> str | None:
     content: a text, or a list of parts, whose texts are joined.
     """
     if isinstance(content, Sequence) and not isinstance(content, str):
-        parts = []
+        texts = []
         for part in content:
-            parts.append(part.get("text") if isinstance(part, Mapping) else None)
-        if all(isinstance(part, str) for part in parts):
-            return "".join(map(str, parts))
-        return None
+            if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+                return None
+            texts.append(part["text"])
+        return "".join(texts)
     return content if isinstance(content, str) else None
 
 
@@ -163,15 +163,12 @@ def parse_conversations(
         return (parse_conversation(layout, row, keep_nulls),)
     prompt, *sides = _split_preferences(row)
     columns = ("instruction", "output") if prompt is None else ("prompt", "completion")
-    return tuple(
-        _drop_prompt_loss(
-            parse_conversation(columns, {**row, columns[1]: side, "prompt": prompt}, keep_nulls),
-            side,
-            _PREFERENCE_PROMPT,
-            group,
-        )
-        for side, group in zip(sides, PREFERENCES, strict=True)
-    )
+    conversations = []
+    for side, group in zip(sides, PREFERENCES, strict=True):
+        cells = {**row, columns[1]: side, "prompt": prompt}
+        conversation = parse_conversation(columns, cells, keep_nulls)
+        conversations.append(_drop_prompt_loss(conversation, side, _PREFERENCE_PROMPT, group))
+    return tuple(conversations)
 
 
 def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -180,14 +177,17 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     The prompt of an instruction is None. If the row has no prompt, the prompt is the common
     beginning of both completions, as in TRL's `extract_prompt`.
     """
+    chosen = row["chosen"]
+    rejected = row["rejected"]
     # LLaMA-Factory's sides are one message each.
-    chosen, rejected = (
-        [side] if isinstance(side, Mapping) else side for side in (row["chosen"], row["rejected"])
-    )
+    if isinstance(chosen, Mapping):
+        chosen = [chosen]
+    if isinstance(rejected, Mapping):
+        rejected = [rejected]
     prompt = row.get("prompt")
     if prompt is None and row.get("instruction") is not None:
         return None, chosen, rejected
-    if not all(isinstance(side, Sequence) for side in (chosen, rejected)):
+    if not isinstance(chosen, Sequence) or not isinstance(rejected, Sequence):
         raise UnusableConversation("a chosen or rejected side that is neither a text nor a list")
     # A text as prompt next to lists is also the beginning of the lists.
     if prompt is not None and isinstance(prompt, str) == isinstance(chosen, str):
@@ -300,7 +300,7 @@ def _list_public_names(names: Iterable[str]) -> str:
 
 def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
     """Return whether a row, message or message part has a mark that excludes it from the loss."""
-    marks = [message.get(mark) for mark in _MARKS]
+    marks = list(map(message.get, _MARKS))
     for name in _MARKED_SPANS:
         for span in message.get(name) or ():
             if isinstance(span, Mapping):
@@ -326,10 +326,8 @@ def _parse_history(history: Any) -> list[dict[str, Any]]:
     for pair in history or ():
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise UnusableConversation("a history that is no list of questions and answers")
-        turns += [
-            {"role": role, "content": _require_message_text(text)}
-            for role, text in zip((USER, ASSISTANT), pair, strict=True)
-        ]
+        for role, text in zip((USER, ASSISTANT), pair, strict=True):
+            turns.append({"role": role, "content": _require_message_text(text)})
     return turns
 
 
@@ -444,11 +442,13 @@ def add_tool_calls(message: Message) -> Message:
     except (ValueError, RecursionError):
         return message
     calls = parsed if isinstance(parsed, list) else [parsed]
-    if not calls or not all(
-        isinstance(call, Mapping) and {"name", "arguments"} <= set(call) for call in calls
-    ):
+    functions = []
+    for call in calls:
+        if not isinstance(call, Mapping) or not call.keys() >= {"name", "arguments"}:
+            return message
+        functions.append({"type": "function", "function": call})
+    if not functions:
         return message
-    functions = [{"type": "function", "function": call} for call in calls]
     return {**message, "role": ASSISTANT, "content": text[:start], "tool_calls": functions}
 
 

@@ -179,16 +179,16 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
     They are shared by at least five distinct texts and at least a tenth of all texts. texts: token
     ids.
     """
-    distinct = sorted({tuple(text) for text in texts})
+    distinct = sorted(set(map(tuple, texts)))
     together = max(_FEWEST, round(_SHARE * len(distinct)))
     shared = []
     for text, after in pairwise(distinct):
         shared.append(count_common_beginning(text, after))
-    beginnings = {
-        distinct[i][:length]
-        for i in range(len(distinct) - together + 1)
-        if (length := min(shared[i : i + together - 1])) >= _LEAST_SHARED
-    }
+    beginnings = set()
+    for i in range(len(distinct) - together + 1):
+        length = min(shared[i : i + together - 1])
+        if length >= _LEAST_SHARED:
+            beginnings.add(distinct[i][:length])
     # A beginning that continues another for a few tokens, such as a frequent first name, does not
     # count.
     told_apart = []

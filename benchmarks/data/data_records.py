@@ -89,9 +89,10 @@ class RecordSource:
     def left_out(self) -> dict[str, list[int]]:
         """The rows without any usable part, each once, by reason."""
         # Reversed, so that the first reason of a row stays.
-        first_reasons = {
-            row: reason for row, reason in reversed(self.unusable) if row not in self.usable_rows
-        }
+        first_reasons = {}
+        for row, reason in reversed(self.unusable):
+            if row not in self.usable_rows:
+                first_reasons[row] = reason
         return _group_rows_by_reason(sorted(first_reasons.items()))
 
     @property
@@ -114,17 +115,15 @@ class RecordSource:
         attacked records.
         """
         left_out_rows = self.left_out
-        all_left_out = {reason: len(rows) for reason, rows in left_out_rows.items()}
-        all_left_out |= {reason: n for reason, n in left_out.items() if n}
-        by_rule = {rule: len(rows) for rule, rows in self.not_attacked.items()}
-        by_rule |= {rule: n for rule, n in not_attacked.items() if n}
+        all_left_out = _count_rows(left_out_rows) | _select_nonzero(left_out)
+        by_rule = _count_rows(self.not_attacked) | _select_nonzero(not_attacked)
         n_rows = len(self.usable_rows.union(*left_out_rows.values()))
         if self.unread is not None:
             by_rule[BY_LIMIT] = by_rule.get(BY_LIMIT, 0) + self.unread.n_distinct
             n_rows = self.unread.n_rows
         audited_rows = {record.row for record in attacked}
         copies = n_rows - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
-        parts = {reason: len(rows) for reason, rows in self.parts_left_out.items()}
+        parts = _count_rows(self.parts_left_out)
         tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)
         attacked_tokens = 0
         if tokens:
@@ -145,6 +144,14 @@ def _group_rows_by_reason(reasons_of_rows: Iterable[tuple[int, str]]) -> dict[st
     for row, reason in reasons_of_rows:
         rows.setdefault(reason, []).append(row)
     return rows
+
+
+def _count_rows(rows_by_reason: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    return {reason: len(rows) for reason, rows in rows_by_reason.items()}
+
+
+def _select_nonzero(counts: Mapping[str, int]) -> dict[str, int]:
+    return {reason: n for reason, n in counts.items() if n}
 
 
 def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -175,7 +174,8 @@ class Files(Benchmark):
         encoded = cutting.encode_data_texts(
             self.tokenizer, columns.list_joined_layout_texts(table, layout)
         )
-        yield from ((tuple(ids), times) for (ids, _), times in zip(encoded, repeats, strict=True))
+        for (ids, _), times in zip(encoded, repeats, strict=True):
+            yield tuple(ids), times
 
 
 @dataclass(frozen=True)
@@ -284,11 +284,13 @@ def _build_record_source(
         repeats = [1] * table.rows
     named = reader.named_columns(flag)
     needed = flag == "--data"
-    groups = columns.list_row_groups(table, named.get("group_column"), needed)
-    users = columns.list_row_users(table, named.get("user_column"), needed)
+    groups = list(columns.list_row_groups(table, named.get("group_column"), needed))
+    users = list(columns.list_row_users(table, named.get("user_column"), needed))
     if unread is not None:
-        groups = [SEVERAL if i in unread.of_several_groups else g for i, g in enumerate(groups)]
-        users = [None if i in unread.of_several_users else user for i, user in enumerate(users)]
+        for i in unread.of_several_groups:
+            groups[i] = SEVERAL
+        for i in unread.of_several_users:
+            users[i] = None
     is_member = [False] * table.rows
     if flag == "--nonmembers" and members is not None:
         is_member = members.contain_rows(table, layout)
@@ -338,9 +340,12 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
         f"{len(unread.rows):,} of the {n_distinct:,} distinct {noun}s was tokenised, since --limit "
         "attacks fewer"
     )
+    records = []
+    for record in source.records:
+        records.append(replace(record, row=unread.rows[record.row]))
     return replace(
         source,
-        records=tuple(replace(record, row=unread.rows[record.row]) for record in source.records),
+        records=tuple(records),
         unusable=tuple((unread.rows[row], reason) for row, reason in source.unusable),
         row_tokens={unread.rows[row]: n for row, n in source.row_tokens.items()},
         notes=(*source.notes, note),
@@ -352,16 +357,16 @@ def _list_large_table_notes(
     sources: Sequence[RecordSource | None], limit: int | None
 ) -> tuple[str, ...]:
     """Return a note for each large table that was read whole, although --limit needs few rows."""
-    return tuple(
-        f"{source.label}: all {len(source.row_tokens):,} rows were read into memory and tokenised, "
-        f"though --limit asks for {limit:,}: only --data and --nonmembers in one JSONL, CSV or "
-        "Parquet file are sampled, and only if far more rows than the limit are in it"
-        for source in sources
-        if source is not None
-        and source.unread is None
-        and limit is not None
-        and len(source.row_tokens) > LARGE
-    )
+    notes = []
+    for source in filter(None, sources):
+        if source.unread is None and limit is not None and len(source.row_tokens) > LARGE:
+            notes.append(
+                f"{source.label}: all {len(source.row_tokens):,} rows were read into memory and "
+                f"tokenised, though --limit asks for {limit:,}: only --data and --nonmembers in "
+                "one JSONL, CSV or Parquet file are sampled, and only if far more rows than the "
+                "limit are in it"
+            )
+    return tuple(notes)
 
 
 def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
@@ -370,16 +375,16 @@ def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
     The prefix of a later window is not scored, because the previous window already scored these
     tokens. Return () if no non-member is one of several windows.
     """
-    nonmembers = [secret for secret in secrets if not secret.member]
-    if all(secret.document is None for secret in nonmembers):
-        return ()
-    later = []
-    for before, secret in pairwise(nonmembers):
-        later.append(secret.document is not None and secret.document == before.document)
-    return tuple(
-        len(secret.prefix) if is_later else 1
-        for secret, is_later in zip(nonmembers, [False, *later], strict=True)
-    )
+    counts = []
+    documents = set()
+    before = None
+    for secret in secrets:
+        if not secret.member:
+            is_later = secret.document is not None and secret.document == before
+            counts.append(len(secret.prefix) if is_later else 1)
+            documents.add(secret.document)
+            before = secret.document
+    return () if documents <= {None} else tuple(counts)
 
 
 def _add_copy_counts(records: Sequence[DataRecord], texts: Sequence[str]) -> list[DataRecord]:

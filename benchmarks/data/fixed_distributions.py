@@ -71,6 +71,4 @@ class _FixedDistributionRows(Rows):
 def build_fixed_ensemble(
     public: Tensor | Sequence[float], *members: Tensor | Sequence[float]
 ) -> ModelEnsemble:
-    return ModelEnsemble(
-        FixedDistribution(public), [FixedDistribution(member) for member in members]
-    )
+    return ModelEnsemble(FixedDistribution(public), list(map(FixedDistribution, members)))

@@ -202,11 +202,9 @@ _NUMBER_CHECKS = [(re.compile(pattern, re.I), _get_check(name)) for pattern, nam
 def find_id_number_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each national number in the text, which must have ASCII digits."""
     for pattern, is_valid in _NUMBER_CHECKS:
-        yield from (
-            match.span("number")
-            for match in pattern.finditer(text)
-            if is_valid(match["number"].upper())
-        )
+        for match in pattern.finditer(text):
+            if is_valid(match["number"].upper()):
+                yield match.span("number")
 
 
 _WAYS_TO_WRITE = [

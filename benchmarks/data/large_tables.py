@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -71,12 +71,14 @@ def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
     if layout in columns.PLAIN:
         return hash_texts(columns.list_joined_layout_texts(table, layout))
     names = [name for name in columns.CHAT if name in table.columns]
-    cells = zip(*(table.column(name) for name in names), strict=True)
-    rows = (
-        {name: value for name, value in zip(names, row, strict=True) if value is not ABSENT}
-        for row in cells
-    )
-    return hash_texts([json.dumps(remove_nulls(row), sort_keys=True, default=repr) for row in rows])
+    texts = []
+    for cells in zip(*map(table.column, names), strict=True):
+        row = {}
+        for name, value in zip(names, cells, strict=True):
+            if value is not ABSENT:
+                row[name] = value
+        texts.append(json.dumps(remove_nulls(row), sort_keys=True, default=repr))
+    return hash_texts(texts)
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ class BlockHashing:
             yield columns.REPEATS, np.array(columns.list_row_repeat_counts(table), np.int64)
         if self.group_column is not None:
             groups = columns.list_row_groups(table, self.group_column, needed=True)
-            yield _GROUPS, hash_texts([str(group) for group in groups])
+            yield _GROUPS, hash_texts(list(map(str, groups)))
         if self.user_column is not None:
             yield _USERS, hash_texts(columns.list_row_privacy_unit_names(table, self.user_column))
 
@@ -337,10 +339,11 @@ def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
             names = tuple(file.schema_arrow.names)
             objects = next(file.iter_batches(FIRST)).to_pylist()
     else:
-        if sum(1 for _ in islice(stream_nonblank_lines(path), LARGE + 1)) <= LARGE:
+        # a line after the first LARGE lines
+        if next(islice(stream_nonblank_lines(path), LARGE, None), None) is None:
             return None
         objects = list(islice(stream_objects(where, path, split_into_blocks(path)[0]), BATCH))
-        names = tuple(dict.fromkeys(name for value in objects for name in value))
+        names = tuple(dict.fromkeys(chain.from_iterable(objects)))
     values = {name: [value.get(name, ABSENT) for value in objects] for name in names}
     return RecordTable(where, names, len(objects), values.__getitem__, find_text_columns(objects))
 
@@ -374,27 +377,26 @@ def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -
                     following.block, n_rows, count_lines(work.path, following.block.start)
                 )
             in_order.append(following)
-    names = tuple(
-        dict.fromkeys((*head.columns, *(name for counts in in_order for name in counts.names)))
-    )
+    names = tuple(dict.fromkeys(chain(head.columns, *(counts.names for counts in in_order))))
     full_table = replace(head, columns=names)
     if columns.detect_column_layout(full_table) != work.layout:
         raise NotStreamable
     if columns.REPEATS in names and columns.REPEATS not in work.names:  # in later rows only
         columns.list_row_repeat_counts(replace(full_table, rows=1, column=lambda name: [ABSENT]))
     kinds: ColumnKinds = {}
+    hash_blocks_in_order = [np.empty(0, np.int64)]
+    number_blocks: dict[str, list[Ints]] = {}
     for counts in in_order:
         kinds = columns.join_nested_kinds(kinds, counts.kinds)
-    numbered = [counts for counts in in_order if len(counts.hashes)]
-    numbers = {
-        name: np.concatenate([counts.numbers[name] for counts in numbered])
-        for name in (numbered[0].numbers if numbered else ())
-    }
+        hash_blocks_in_order.append(counts.hashes)
+        if len(counts.hashes):
+            for name, block in counts.numbers.items():
+                number_blocks.setdefault(name, []).append(block)
+    numbers = {name: np.concatenate(blocks) for name, blocks in number_blocks.items()}
     if _GROUPS in numbers:
         assert work.group_column is not None
         columns.check_few_groups(full_table, work.group_column, len(np.unique(numbers[_GROUPS])))
-    hashes = np.concatenate([np.empty(0, np.int64), *(counts.hashes for counts in in_order)])
-    return _TableScan(full_table, hashes, numbers, kinds)
+    return _TableScan(full_table, np.concatenate(hash_blocks_in_order), numbers, kinds)
 
 
 def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ...]) -> UnreadRows:
@@ -422,9 +424,8 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
         chosen = np.union1d(chosen, np.flatnonzero(np.isin(distinct[by_row], required_hashes)))
     unread_copies = np.delete(copies[by_row], chosen)
     values, counts = np.unique(unread_copies, return_counts=True)
-    by_copies = Counter(
-        {format_copies(int(value)): int(n) for value, n in zip(values, counts, strict=True)}
-    )
+    labels = map(format_copies, values.tolist())
+    by_copies = Counter(dict(zip(labels, counts.tolist(), strict=True)))
     places = by_row[chosen]  # of the sample, among the distinct rows by hash
 
     def find_mixed(name: str) -> frozenset[int]:
@@ -485,21 +486,17 @@ def _stream_chosen_rows(
     chosen = set(rows)
     if path.suffix.lower() == ".jsonl":
         numbered = enumerate(stream_raw_lines(path, make_whole_file_block(path)))
-        nonblank = (
-            pair
-            for pair in numbered
-            if pair[1].startswith(b"{") or pair[1].decode("utf-8-sig").strip()
-        )
-        for row, (number, line) in enumerate(nonblank):
-            if row in chosen:
-                yield parse_table_json(where, line.decode("utf-8-sig"), number)
+        row = 0
+        for number, line in numbered:
+            if line.startswith(b"{") or line.decode("utf-8-sig").strip():
+                if row in chosen:
+                    yield parse_table_json(where, line.decode("utf-8-sig"), number)
+                row += 1
     elif path.suffix.lower() == ".csv":
         blocks = split_into_blocks(path)
-        yield from (
-            value
-            for row, value in enumerate(stream_objects(where, path, blocks[0]))
-            if row in chosen
-        )
+        for row, value in enumerate(stream_objects(where, path, blocks[0])):
+            if row in chosen:
+                yield value
     else:
         start = 0
         in_order = np.array(rows)

@@ -59,7 +59,8 @@ class LMExtraction(Benchmark):
         """Yield every row, including rows beyond --limit."""
         source = self._sources.get("--data" if members else "--nonmembers")
         records = () if source is None else source.records
-        yield from ((record.prefix + record.suffix, None) for record in records)
+        for record in records:
+            yield record.prefix + record.suffix, None
 
 
 def find_array_row(secret: str) -> int | None:
@@ -76,9 +77,10 @@ def has_extraction_arrays(path: Path) -> bool:
 
 
 def _list_array_stems(folder: Path, ending: str) -> set[str]:
-    return {
-        path.name.removesuffix(ending) for path in folder.iterdir() if path.name.endswith(ending)
-    }
+    stems = set()
+    for path in folder.glob(f"*{ending}"):
+        stems.add(path.name.removesuffix(ending))
+    return stems
 
 
 def _read_array_source(
@@ -99,10 +101,9 @@ def _read_array_source(
         raise AuditError(f"{label}: expected as many suffixes as prefixes, got shapes {shapes}")
     p = _check_extraction_array_length(label, "--prefix-length", prefix_length, prefix.shape[1])
     s = _check_extraction_array_length(label, "--suffix-length", suffix_length, suffix.shape[1])
-    rows = zip(prefix[:, prefix.shape[1] - p :].tolist(), suffix[:, :s].tolist(), strict=True)
-    records = tuple(
-        DataRecord(row, tuple(before), tuple(after)) for row, (before, after) in enumerate(rows)
-    )
+    prefixes = map(tuple, prefix[:, prefix.shape[1] - p :].tolist())
+    suffixes = map(tuple, suffix[:, :s].tolist())
+    records = tuple(map(DataRecord, range(len(prefix)), prefixes, suffixes))
     notes = [
         f"{label}: {stem}, {len(records)} examples, the last {p} of {prefix.shape[1]} prefix "
         f"tokens and the first {s} of {suffix.shape[1]} suffix tokens"
@@ -128,9 +129,10 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
     prefixes = _list_array_stems(folder, _PREFIX)
     suffixes = _list_array_stems(folder, _SUFFIX)
     paired = prefixes & suffixes
-    unpaired = {stem + _PREFIX for stem in prefixes - paired} | {
-        stem + _SUFFIX for stem in suffixes - paired
-    }
+    unpaired = set()
+    for stems, ending in ((prefixes, _PREFIX), (suffixes, _SUFFIX)):
+        for stem in stems - paired:
+            unpaired.add(stem + ending)
     if not paired:
         got = ", ".join(sorted(unpaired)) or "neither"
         raise AuditError(f"{where}: expected a pair *{_PREFIX} and *{_SUFFIX}, got {got}")

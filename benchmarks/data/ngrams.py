@@ -58,7 +58,7 @@ class NGramIndex(HashedNGrams):
         """Return, for each text, the n-grams that occur in the indexed texts."""
         tokens, starts = join_texts(texts)
         blocks = zip(*hash_ngrams(tokens, starts, n), strict=True)
-        at, hashes = (np.concatenate(column) for column in blocks)
+        at, hashes = map(np.concatenate, blocks)
         low, high = self.find_hashes(hashes, n)
         hit = np.flatnonzero(low < high)
         at = at[hit]
@@ -75,19 +75,22 @@ class NGramIndex(HashedNGrams):
             if len(places):
                 first[i], last[i], is_same[i] = places[0], places[-1], True
         at = at[is_same]
-        least, most = (self.find_owners(places[is_same]) for places in (first, last))
+        least = self.find_owners(first[is_same])
+        most = self.find_owners(last[is_same])
         record = np.where(least == most, least, -1)
         known = len(self.copies)
         slices = map(slice, *np.searchsorted(at, [starts[:-1], starts[1:]]).tolist())
-        return [
-            NGramMatches(
-                at[selection] - start,
-                least[selection] < known,
-                most[selection] >= known,
-                record[selection],
+        matches = []
+        for start, selection in zip(starts, slices, strict=False):
+            matches.append(
+                NGramMatches(
+                    at[selection] - start,
+                    least[selection] < known,
+                    most[selection] >= known,
+                    record[selection],
+                )
             )
-            for start, selection in zip(starts, slices, strict=False)
-        ]
+        return matches
 
     def find_texts_holding(self, text: Tokens) -> Ints:
         """Return the indices of the indexed texts that contain the whole text, each once."""
@@ -133,7 +136,8 @@ def build_ngram_index(
             copies[at] = None
     if not any(map(len, texts)):
         raise AuditError("expected training data to index, got no text")
-    texts += [np.array(tokens, dtype=np.uint32) for tokens in heldout]
+    for tokens in heldout:
+        texts.append(np.array(tokens, dtype=np.uint32))
     n_tokens = sum(map(len, texts))
     n_bytes = n_tokens * _BYTES + NGRAMS_AT_ONCE * _BYTES_AT_ONCE
     free = machine_memory.measure_free_memory()

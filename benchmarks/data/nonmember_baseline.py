@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,12 +39,11 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
         if record.wording is not None and record.prefix_suffix_pair not in pairs:
             words = _normalise_wording(record.wording)
         words_of_record.append(words)
-    counts = count_text_occurrences(
-        # An occurrence need not end at the end of a word: the space after a complete word is in
-        # the text.
-        dict.fromkeys((words for words in words_of_record if words.strip()), False),
-        (f" {_normalise_text_words(text)} " for text in members.texts),
-    )
+    # An occurrence need not end at the end of a word: the space after a complete word is in the
+    # text.
+    searched = dict.fromkeys(filter(str.strip, words_of_record), False)
+    texts = (f" {_normalise_text_words(text)} " for text in members.texts)
+    counts = count_text_occurrences(searched, texts)
     records = []
     unusable = list(nonmembers.unusable)
     for record, words in zip(nonmembers.records, words_of_record, strict=True):
@@ -88,32 +88,22 @@ def match_nonmember_lengths(
     bands = _group_length_bands(nonmembers.records)
     member_rows = _group_length_bands(members.records)
     sizes = {band: len(rows) for band, rows in member_rows.items()}
-    all_bands = sorted(bands.keys() | sizes.keys())
-    table = [
-        [sizes.get(band, 0) for band in all_bands],
-        [len(bands.get(band, ())) for band in all_bands],
-    ]
-    if (
-        not bands
-        or not sizes
-        or len(all_bands) < 2
-        or compute_homogeneity_p_value(table) >= _DIFFERENT_MIX
-    ):
+    nonmember_sizes = {band: len(rows) for band, rows in bands.items()}
+    if not _has_unlike_lengths(sizes, nonmember_sizes):
         return nonmembers, ()
     n_members = sum(sizes.values())
     n_nonmembers = sum(map(len, bands.values()))
     # Non-members to keep for each member of a band; bands with few members do not limit the others.
-    ratio = min(
-        len(bands.get(band, ())) / n
-        for band, n in sizes.items()
-        if n >= _FEW_OF_MEMBERS * n_members
-    )
+    ratio = math.inf
+    for band, n in sizes.items():
+        if n >= _FEW_OF_MEMBERS * n_members:
+            ratio = min(ratio, nonmember_sizes.get(band, 0) / n)
     n_by_band = {}
     for band, rows in bands.items():
         n_by_band[band] = min(len(rows), round(ratio * sizes.get(band, 0)))
     n_matched = sum(n_by_band.values())
     if 2 * n_matched <= n_nonmembers:
-        mix = _format_length_mix({band: len(rows) for band, rows in bands.items()})
+        mix = _format_length_mix(nonmember_sizes)
         sentence = (
             f"members and non-members differ in length ({_format_length_mix(sizes)} of the "
             f"members, {mix} of the non-members), and too few non-members are as long as the "
@@ -122,25 +112,40 @@ def match_nonmember_lengths(
         return nonmembers, (Doubt("non-members", sentence),)
     matched_rows: set[int] = set()
     for band, rows in bands.items():
-        matched_rows |= {
-            rows[i]
-            for i in split.pick_indices(f"non-member of band {band}", n_by_band[band], len(rows))
-        }
-    first_rows = _find_first_equal_rows(nonmembers.records)
-    unmatched = tuple(row for row, first in first_rows.items() if first not in matched_rows)
+        for i in split.pick_indices(f"non-member of band {band}", n_by_band[band], len(rows)):
+            matched_rows.add(rows[i])
     note = (
         f"{nonmembers.label}: matched by length: {n_matched} of {n_nonmembers} rows stay, so that "
         "the same share of them is short as of the members"
     )
-    matched = replace(
-        nonmembers,
-        records=tuple(
-            record for record in nonmembers.records if first_rows[record.row] in matched_rows
-        ),
-        notes=(*nonmembers.notes, note),
-        not_attacked={**nonmembers.not_attacked, UNMATCHED: unmatched},
+    return _select_matched_rows(nonmembers, matched_rows, note), ()
+
+
+def _has_unlike_lengths(members: Mapping[int, int], nonmembers: Mapping[int, int]) -> bool:
+    """Test if the two distributions over bands of lengths differ beyond chance."""
+    bands = sorted(members.keys() | nonmembers.keys())
+    if not members or not nonmembers or len(bands) < 2:
+        return False
+    table = [[sizes.get(band, 0) for band in bands] for sizes in (members, nonmembers)]
+    return compute_homogeneity_p_value(table) < _DIFFERENT_MIX
+
+
+def _select_matched_rows(source: RecordSource, matched_rows: set[int], note: str) -> RecordSource:
+    """Keep the records of these rows and of the rows that equal them."""
+    first_rows = _find_first_equal_rows(source.records)
+    records = []
+    unmatched = dict[int, None]()  # an ordered set
+    for record in source.records:
+        if first_rows[record.row] in matched_rows:
+            records.append(record)
+        else:
+            unmatched[record.row] = None
+    return replace(
+        source,
+        records=tuple(records),
+        notes=(*source.notes, note),
+        not_attacked={**source.not_attacked, UNMATCHED: tuple(unmatched)},
     )
-    return matched, ()
 
 
 def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:

@@ -47,7 +47,7 @@ class Span:
 
 
 def has_pii_packages() -> bool:
-    return all(find_spec(name) for name in _EXTRA)
+    return all(map(find_spec, _EXTRA))
 
 
 class PiiRecognisers:
@@ -81,11 +81,13 @@ class PiiRecognisers:
     def recognised_spans(self, text: str) -> Iterator[Span]:
         """Yield spans of personal data, the most certain checks first; spans may overlap."""
         plain = replace_ascii_signs(text)
-        yield from (Span(EMAIL, *place) for place in find_email_places(plain))
-        if not any(character.isdigit() for character in plain):
+        for start, end in find_email_places(plain):
+            yield Span(EMAIL, start, end)
+        if not any(map(str.isdigit, plain)):
             return
-        for kind, places in _NUMBERS.items():
-            yield from (Span(kind, *place) for place in places(plain))
+        for kind, find_number_places in _NUMBERS.items():
+            for start, end in find_number_places(plain):
+                yield Span(kind, start, end)
         yield from self._phone_number_spans(plain)
 
     def _phone_number_spans(self, text: str) -> Iterator[Span]:
@@ -108,12 +110,14 @@ def find_pii_spans(
     and a more certain check to other checks. A mark that is never a whole word is found inside
     words, such as before a particle or a genitive's ending.
     """
-    longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
-    marked = [
-        Span(kind, *place) for kind, mark in longest_first for place in find_places(mark, text)
-    ]
+    candidates = []
+    for kind, mark in sorted(marks, key=lambda mark: -len(mark[1])):
+        for start, end in find_places(mark, text):
+            candidates.append(Span(kind, start, end))
+    if recognisers:
+        candidates += recognisers.recognised_spans(text)
     spans: list[Span] = []
-    for span in (*marked, *(recognisers.recognised_spans(text) if recognisers else ())):
+    for span in candidates:
         if all(span.end <= other.start or other.end <= span.start for other in spans):
             spans.append(span)
     return sorted(spans, key=lambda span: span.start)

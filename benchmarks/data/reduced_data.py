@@ -24,10 +24,10 @@ def format_data_row(row: str | Conversation) -> str:
     """
     if isinstance(row, str):
         return row
-    texts = (
-        text if (text := get_message_text(message["content"])) is not None else str(message)
-        for message in row.messages
-    )
+    texts = []
+    for message in row.messages:
+        text = get_message_text(message["content"])
+        texts.append(str(message) if text is None else text)
     return "\n".join([*texts, *row.plain])
 
 
@@ -41,7 +41,7 @@ def write_kept_data(
     """
     texts, _ = read_unit_texts(data, text_column)
     rows = repeat_rows(list_row_repeat_counts(read_record_table("--data", data, COLUMNS)))
-    kept_copies, summary = trainer.choose_records([format_data_row(text) for text in texts])
+    kept_copies, summary = trainer.choose_records(list(map(format_data_row, texts)))
     # The trainer keeps copies, numbered through all of them: map them back to their rows.
     counts_of_rows = Counter(rows[i] for i in kept_copies)
     if not counts_of_rows:

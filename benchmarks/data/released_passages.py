@@ -36,9 +36,10 @@ class WordIds:
     ids: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, text: str) -> Tokens:
-        return tuple(
-            self.ids.setdefault(word, len(self.ids) + 1) for word in split_into_words(text)
-        )
+        tokens = []
+        for word in split_into_words(text):
+            tokens.append(self.ids.setdefault(word, len(self.ids) + 1))
+        return tuple(tokens)
 
     def words_of_ids(self, tokens: Sequence[int]) -> str:
         """Return the words of these ids, joined by spaces except in scripts without spaces."""
@@ -74,13 +75,18 @@ def read_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:
         return table, columns.list_joined_layout_texts(table, layout)
-    lines: list[list[str]] = [[] for _ in range(table.rows)]
+    lines: dict[int, list[str]] = {}
     for row, conversation in columns.parse_row_conversations(table, layout):
+        of_row = lines.setdefault(row, [])
         messages = () if isinstance(conversation, UnusableConversation) else conversation.messages
-        contents = [get_message_text(message.get("content")) for message in messages]
-        # Both sides of a preference begin with the same prompt.
-        lines[row] += [content for content in contents if content and content not in lines[row]]
-    return table, ["\n".join(texts) for texts in lines]
+        contents = []
+        for message in messages:
+            content = get_message_text(message.get("content"))
+            # Both sides of a preference begin with the same prompt.
+            if content and content not in of_row:
+                contents.append(content)
+        of_row += contents
+    return table, list(map("\n".join, lines.values()))
 
 
 def read_released_records(
@@ -95,7 +101,7 @@ def read_released_records(
     """
     records = dict[Tokens, ReleasedRecord]()
     sentences = list[str]()
-    excluded = {words(text) for text in without}
+    excluded = set(map(words, without))
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
         table, texts = read_row_texts(flag, name)
         repeats = columns.list_row_repeat_counts(table) if member else [0] * table.rows
@@ -118,10 +124,9 @@ def read_released_records(
                 records[tokens] = replace(before, times=(before.times or 0) + times)
             else:
                 dropped["the same as an earlier row, or as one of --data"] += 1
-        sentences += [
-            f"{table.label}: left out {count:,} rows: {reason}" for reason, count in dropped.items()
-        ]
-        if not any(record.member == member for record in records.values()):
+        for reason, count in dropped.items():
+            sentences.append(f"{table.label}: left out {count:,} rows: {reason}")
+        if member not in {record.member for record in records.values()}:
             raise AuditError(
                 f"{table.label}: expected records with words in them, got none or only duplicates"
             )
@@ -158,12 +163,15 @@ def find_nearest_passages(
     Members and non-members are thus treated alike. A near-verbatim passage has n words within
     `compute_near_verbatim_limit` edits. It is searched only next to n/2 words that match verbatim.
     """
-    members = [entry for entry in records if entry.member]
+    trained = []
+    heldout = []
+    for entry in records:
+        if entry.member:
+            trained.append((entry.tokens, entry.times))
+        else:
+            heldout.append(entry.tokens)
     # Distinct members first, as in the index, so that a record and its text have the same number.
-    index = ngrams.build_ngram_index(
-        ((entry.tokens, entry.times) for entry in members),
-        (entry.tokens for entry in records if not entry.member),
-    )
+    index = ngrams.build_ngram_index(trained, heldout)
     counts_of_texts = list[MemorisedTokens]()
     best = dict[int, CopiedSpan]()
     for start in range(0, len(texts), _AT_ONCE):
@@ -177,12 +185,10 @@ def find_nearest_passages(
                     out = texts[i][run.start : run.start + run.length]
                     best[record] = CopiedSpan(out, out, i, run.length)
     near = _find_near_verbatim_passages(records, texts, n, index, set(best))
-    unmatched = [CopiedSpan(entry.tokens[:n], ()) for entry in records]
-    return (
-        [best.get(i) or near.get(i) or unmatched[i] for i in range(len(records))],
-        counts_of_texts,
-        index,
-    )
+    nearest = []
+    for i, entry in enumerate(records):
+        nearest.append(best.get(i) or near.get(i) or CopiedSpan(entry.tokens[:n], ()))
+    return nearest, counts_of_texts, index
 
 
 def _find_near_verbatim_passages(
@@ -226,9 +232,8 @@ def _find_best_alignment(record: Tokens, text: Tokens, at: int, half: int, n: in
     # The first occurrence in the record; later occurrences are not aligned there.
     place = next(i for i in range(len(record)) if record[i : i + half] == seed)
     # From each of these the n words hold the seed, and the record has as many.
-    begins = range(max(0, place - n + half), min(place, len(record) - n) + 1)
-    ways = (
-        CopiedSpan(record[i : i + n], text[max(0, at - place + i) : at - place + i + n])
-        for i in begins
-    )
+    ways = []
+    for i in range(max(0, place - n + half), min(place, len(record) - n) + 1):
+        begin = at - place + i
+        ways.append(CopiedSpan(record[i : i + n], text[max(0, begin) : begin + n]))
     return min(ways, key=lambda way: way.edit_distance)

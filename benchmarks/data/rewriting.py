@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ ChooseRows = Callable[[Sequence[str], Callable[[str], Sequence[Any]]], Sequence[
 
 def _rewrite_json(where: str, path: Path, choose: ChooseRows) -> str:
     objects, lines = read_json_table_objects(where, path)
-    names = tuple(dict.fromkeys(name for value in objects for name in value))
+    names = tuple(dict.fromkeys(chain.from_iterable(objects)))
     texts = []
     for row, changes in choose(names, lambda name: [value.get(name) for value in objects]):
         if row is not None and lines is not None and not changes:
@@ -37,7 +38,7 @@ def _rewrite_json(where: str, path: Path, choose: ChooseRows) -> str:
             texts.append(json.dumps({**old, **changes}, ensure_ascii=False))
     if lines is None:
         return "[" + ",\n".join(texts) + "]\n"
-    return "".join(f"{text}\n" for text in texts)
+    return "\n".join([*texts, ""])
 
 
 def _rewrite_csv(where: str, path: Path, choose: ChooseRows) -> str:
@@ -65,7 +66,7 @@ def _rewrite_parquet(where: str, path: Path, choose: ChooseRows) -> bytes:
     chosen = choose(names, lambda name: table.column(name).to_pylist())
     added, order = list_added_rows(chosen, names, table.num_rows)
     for field in table.schema:
-        if not field.nullable and any(row[field.name] is None for row in added):
+        if not field.nullable and None in [row[field.name] for row in added]:
             raise AuditError(
                 f"{where}: expected columns that a new row may leave empty, got {field.name!r}, "
                 "which takes no nulls"
@@ -74,7 +75,10 @@ def _rewrite_parquet(where: str, path: Path, choose: ChooseRows) -> bytes:
         new = pyarrow.Table.from_pylist(added, schema=table.schema)
         new.validate(full=True)
     table = pyarrow.concat_tables([table, new]).take(order)
-    changed = dict.fromkeys(name for row, changes in chosen if row is not None for name in changes)
+    changed: dict[str, None] = {}  # an ordered set
+    for row, changes in chosen:
+        if row is not None:
+            changed |= dict.fromkeys(changes)
     for name in changed:
         values = table.column(name).to_pylist()
         for i, (_, changes) in enumerate(chosen):

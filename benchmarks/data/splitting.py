@@ -6,7 +6,7 @@ Messages name row numbers and never a row's text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from auditor.benchmarks.data.data_records import BY_LIMIT, DataRecord, RecordSource
@@ -108,33 +108,19 @@ def split_records_into_benchmark(
         known_records = _list_distinct_records(known)
         attacked = _list_unknown_members(members, unique, known, known_records, lost, notes)
     if nonmembers is not None:
-        unseen, n_dropped = _select_untrained_nonmembers(
-            nonmembers, {record.prefix_suffix_pair for record in (*unique, *known_records)}, notes
-        )
+        trained = {record.prefix_suffix_pair for record in (*unique, *known_records)}
+        unseen, n_dropped = _select_untrained_nonmembers(nonmembers, trained, notes)
     copies = {row: copies_of_all[row] for row in _list_distinct_row_numbers(attacked)}
-    if lost:
-        # Limited separately: a joint sample might hold too few records to forget.
-        retained = [record for record in attacked if record.row not in lost]
-        gone = [record for record in attacked if record.row in lost]
-        members_in_order = [
-            *_select_copied_rows(retained, copies, "retained member", split, notes),
-            *_select_copied_rows(gone, copies, "member to forget", split, notes),
-        ]
-    else:
-        members_in_order = _select_copied_rows(attacked, copies, "member", split, notes)
-    attacked = _sort_file_order(members_in_order)
+    members_in_order = _select_members(attacked, lost, copies, split, notes)
     population = Counter(map(format_copies, copies.values()))
     if members.unread is not None:
         population += members.unread.by_copies
     not_attacked = {
         AUXILIARY: len(copies_of_all) - len(copies),
-        BY_LIMIT: len(copies) - len(_list_distinct_row_numbers(attacked)),
+        BY_LIMIT: len(copies) - len(_list_distinct_row_numbers(members_in_order)),
     }
-    counts = {
-        "members": replace(
-            members.count_records({}, not_attacked, attacked), by_copies=dict(population)
-        )
-    }
+    member_counts = members.count_records({}, not_attacked, members_in_order)
+    counts = {"members": replace(member_counts, by_copies=dict(population))}
     others_in_order: list[DataRecord] = []
     if nonmembers is not None:
         others_in_order = _select_copied_rows(unseen, {}, "non-member", split, notes)
@@ -144,31 +130,81 @@ def split_records_into_benchmark(
         counts["nonmembers"] = nonmembers.count_records(
             n_dropped, {BY_LIMIT: n_beyond_limit}, others_in_order
         )
+    benchmark.known = tuple(record.prefix_suffix_pair for record in known_records)
+    benchmark.notes = tuple(notes)
+    benchmark.record_counts = counts
+    _set_attacked_records(benchmark, label, members, members_in_order, others_in_order, copies)
+    benchmark.forgotten = frozenset(
+        _get_record_id(label, record) for record in members_in_order if record.row in lost
+    )
+    phrases = []
+    for word, records in (
+        ("member", members_in_order),
+        ("auxiliary record", known_records),
+        ("non-member", others_in_order),
+    ):
+        if records:
+            phrases.append(plural(len(records), word))
+    return ", ".join(phrases)
+
+
+def _select_members(
+    attacked: Sequence[DataRecord],
+    lost: Container[int],
+    copies: Mapping[int, int | None],
+    split: SplitOptions,
+    notes: list[str],
+) -> list[DataRecord]:
+    """Return the members within the limit, in the order of attack. lost: rows to forget."""
+    retained, gone = _partition_rows(attacked, lost)
+    if not gone:
+        return _select_copied_rows(retained, copies, "member", split, notes)
+    # Limited separately: a joint sample might hold too few records to forget.
+    return [
+        *_select_copied_rows(retained, copies, "retained member", split, notes),
+        *_select_copied_rows(gone, copies, "member to forget", split, notes),
+    ]
+
+
+def _set_attacked_records(
+    benchmark: Benchmark,
+    label: str,
+    source: RecordSource,
+    members: Sequence[DataRecord],
+    nonmembers: Sequence[DataRecord],
+    copies: Mapping[int, int | None],
+) -> None:
+    """Set the secrets, the held-out texts and the order of attack.
+
+    members, nonmembers: the records in the order of attack. copies: copies of each row.
+    """
+    asking_order = []
+    for record in members:
+        asking_order.append(_get_record_id(label, record))
+    for record in nonmembers:
+        asking_order.append(_get_record_id("nonmember", record))
     secrets = []
-    for record in attacked:
+    for record in _sort_file_order(members):
         secret = _build_record_secret(label, record, record.repeats, member=True)
         secrets.append(replace(secret, copies=copies[record.row]))
-    unseen = _sort_file_order(others_in_order)
-    for record in unseen:
+    heldout = []
+    for record in _sort_file_order(nonmembers):
         secrets.append(_build_record_secret("nonmember", record, 0, member=False))
-    benchmark.secrets = tuple(set_user_membership(secrets, members))
-    benchmark.known = tuple(record.prefix_suffix_pair for record in known_records)
-    benchmark.heldout = tuple(record.prefix + record.suffix for record in unseen)
-    benchmark.notes = tuple(notes)
-    benchmark.forgotten = frozenset(
-        _get_record_id(label, record) for record in attacked if record.row in lost
-    )
-    benchmark.asking_order = (
-        *(_get_record_id(label, record) for record in members_in_order),
-        *(_get_record_id("nonmember", record) for record in others_in_order),
-    )
-    benchmark.record_counts = counts
-    words = {
-        "member": len(attacked),
-        "auxiliary record": len(known_records),
-        "non-member": len(unseen),
-    }
-    return ", ".join(plural(count, word) for word, count in words.items() if count)
+        heldout.append(record.prefix + record.suffix)
+    benchmark.asking_order = tuple(asking_order)
+    benchmark.secrets = tuple(set_user_membership(secrets, source))
+    benchmark.heldout = tuple(heldout)
+
+
+def _partition_rows(
+    records: Sequence[DataRecord], rows: Container[int]
+) -> tuple[list[DataRecord], list[DataRecord]]:
+    """Return the records of other rows, then the records of these rows."""
+    others: list[DataRecord] = []
+    records_of_rows: list[DataRecord] = []
+    for record in records:
+        (records_of_rows if record.row in rows else others).append(record)
+    return others, records_of_rows
 
 
 def _draw_known_records(
@@ -182,14 +218,13 @@ def _draw_known_records(
 
     lost: row numbers of records to forget, which are attacked.
     """
-    rows = [row for row in _list_distinct_row_numbers(unique) if row not in lost]
+    rows = _list_distinct_row_numbers(_partition_rows(unique, lost)[0])
     in_random_order = [rows[i] for i in split.draw_order("known", len(rows))]
     # Stable, fewest copies first: frequent records leak first, so they are attacked and not known.
     in_random_order.sort(key=lambda row: copies.get(row) or 1)
     # with all parts of a row: they may overlap
     known_rows = set(in_random_order[: split.known_count(len(rows))])
-    known_records = [record for record in unique if record.row in known_rows]
-    attacked = [record for record in unique if record.row not in known_rows]
+    attacked, known_records = _partition_rows(unique, known_rows)
     notes.append(_known_fraction_note(len(known_records), len(unique), split))
     return known_records, attacked
 
@@ -208,20 +243,23 @@ def _list_unknown_members(
     to forget is known, or if no member is left.
     """
     pairs = {record.prefix_suffix_pair for record in known_records}
-    both = [record.row for record in unique if record.prefix_suffix_pair in pairs]
-    if twice := [row for row in both if row in lost]:
+    unknown: list[DataRecord] = []
+    shared: list[DataRecord] = []
+    for record in unique:
+        (shared if record.prefix_suffix_pair in pairs else unknown).append(record)
+    if twice := [record.row for record in shared if record.row in lost]:
         raise AuditError(
             f"expected {known.label} without the records to be forgotten, got {len(twice)} records "
             f"of {members.label} that are in both ({format_row_numbers(twice)})"
         )
-    if len(both) == len(unique):
+    if len(shared) == len(unique):
         raise AuditError(
             f"nothing is left to attack in {members.label}: every row is also in {known.label}"
         )
     notes.append(f"the attacker knows the {plural(len(known_records), 'pair')} of {known.label}")
-    if both:
-        notes.append(f"left out {plural(len(both), 'member')} identical to an auxiliary record")
-    return [record for record in unique if record.prefix_suffix_pair not in pairs]
+    if shared:
+        notes.append(f"left out {plural(len(shared), 'member')} identical to an auxiliary record")
+    return unknown
 
 
 def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
@@ -230,15 +268,19 @@ def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) ->
     Raise AuditError for a record that is no member.
     """
     row_of = {record.prefix_suffix_pair: record.row for record in members}
-    forget_records = _require_usable_source_records(forget)
-    if missing := sorted(
-        {record.row for record in forget_records if record.prefix_suffix_pair not in row_of}
-    ):
+    rows = set()
+    missing = set()
+    for record in _require_usable_source_records(forget):
+        if record.prefix_suffix_pair in row_of:
+            rows.add(row_of[record.prefix_suffix_pair])
+        else:
+            missing.add(record.row)
+    if missing:
         raise AuditError(
             f"expected {forget.label} with records of --data, got {len(missing)} that are not in "
-            f"it ({format_row_numbers(missing)})"
+            f"it ({format_row_numbers(sorted(missing))})"
         )
-    return {row_of[record.prefix_suffix_pair] for record in forget_records}
+    return rows
 
 
 def _get_record_id(label: str, record: DataRecord) -> str:
@@ -319,11 +361,12 @@ def _list_distinct_records(source: RecordSource) -> list[DataRecord]:
 
 def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ...]:
     if not source.records:
-        reasons = "; ".join(
-            f"{plural(len(rows), 'row')}: {cause}" for cause, rows in source.left_out.items()
-        )
+        reasons = []
+        for cause, rows in source.left_out.items():
+            reasons.append(f"{plural(len(rows), 'row')}: {cause}")
         raise AuditError(
-            f"nothing is left of {source.label} after leaving out unusable rows ({reasons})"
+            f"nothing is left of {source.label} after leaving out unusable rows "
+            f"({'; '.join(reasons)})"
         )
     return source.records
 
@@ -372,11 +415,9 @@ def _select_copied_rows(
             f"--limit kept {len(picked)} of {len(rows)} {description}s{parts}, {rule} sample with "
             f"seed {split.seed}"
         )
-    place = {row: i for i, row in enumerate(picked)}
-    return sorted(
-        (record for record in records if record.row in place),
-        key=lambda unit: (place[unit.row], unit.part or 0),
-    )
+    place = dict(zip(picked, range(len(picked)), strict=True))
+    _, selected = _partition_rows(records, place)
+    return sorted(selected, key=lambda unit: (place[unit.row], unit.part or 0))
 
 
 def _sort_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
@@ -390,19 +431,24 @@ def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[in
     Near copies (at most `NEAR_SHARE` of the tokens edited) are searched among at most `NEAR_MOST`
     records; a note reports if there are more.
     """
-    times = [record.repeats for record in records]
+    times = []
+    texts = []
+    limits = []
+    rows_with_own_parts = set()
+    for record in records:
+        text = record.own_tokens or record.prefix + record.suffix
+        times.append(record.repeats)
+        texts.append(text)
+        limits.append(int(len(text) * NEAR_SHARE))
+        if record.own_tokens:
+            rows_with_own_parts.add(record.row)
     if len(records) > NEAR_MOST:
         notes.append(
             f"near copies were not looked for among {len(records):,} records (more than "
             f"{NEAR_MOST:,})"
         )
     elif records:
-        texts = []
-        for record in records:
-            texts.append(record.own_tokens or record.prefix + record.suffix)
-        groups = group_texts_within_edit_limits(
-            texts, [int(len(text) * NEAR_SHARE) for text in texts]
-        ).tolist()
+        groups = group_texts_within_edit_limits(texts, limits).tolist()
         of_group: dict[int, dict[int, int]] = {}  # the copies of each row with a text in the group
         for record, group in zip(records, groups, strict=True):
             of_row = of_group.setdefault(group, {})
@@ -419,7 +465,6 @@ def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[in
             notes.append(
                 f"{plural(n_near, 'record')} with near copies, which count as copies of each other"
             )
-    rows_with_own_parts = {record.row for record in records if record.own_tokens}
     copies_of_rows: dict[int, int | None] = {}
     for record, count in zip(records, times, strict=True):
         if not record.own_tokens and record.row in rows_with_own_parts:

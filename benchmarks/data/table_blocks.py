@@ -134,9 +134,9 @@ def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> py
         return None
     n_lines = data.count(b"\n") + (not data.endswith(b"\n"))
     n_begun = data.startswith(b"{") + data.count(b"\n{")
-    is_plain = table.num_rows == n_lines == n_begun and not any(
-        table.column(name).null_count for name in names
-    )
+    is_plain = table.num_rows == n_lines == n_begun
+    for name in names:
+        is_plain &= not table.column(name).null_count
     return table if is_plain else None
 
 
@@ -154,7 +154,8 @@ def stream_objects(
             header = next(rows)
             if len(set(header)) < len(header):
                 raise NotStreamable
-            yield from (dict(zip(header, row, strict=True)) for row in rows)
+            for fields in rows:
+                yield dict(zip(header, fields, strict=True))
         return
     row = first_row
     for number, line in enumerate(_stream_all_lines(path, block), first_line):
@@ -167,7 +168,7 @@ def stream_objects(
 
 def stream_nonblank_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file that are not blank."""
-    return (line for line in _stream_all_lines(path, make_whole_file_block(path)) if line.strip())
+    return filter(str.strip, _stream_all_lines(path, make_whole_file_block(path)))
 
 
 def make_whole_file_block(path: Path) -> TableBlock:

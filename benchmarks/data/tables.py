@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -100,9 +100,10 @@ def _read_any_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable
             raise AuditError(f"{label}: no such file")
     if not path.exists() or path.is_dir():
         with open_dataset_split(label, name) as dataset:
-            values = {
-                column: dataset[column][:] for column in columns if column in dataset.column_names
-            }
+            values = {}
+            for column in columns:
+                if column in dataset.column_names:
+                    values[column] = dataset[column][:]
             plain = dataset.with_format("arrow")
             texts = _find_arrow_text_columns(
                 plain.select(range(min(FIRST, dataset.num_rows)))[:],
@@ -146,7 +147,8 @@ def _find_arrow_text_columns(
     later = []
     for name in first.column_names:
         if not any(row[name] for row in rows):
-            later += [{name: value} for value in column(name).drop_null()[:FIRST].to_pylist()]
+            for value in column(name).drop_null()[:FIRST].to_pylist():
+                later.append({name: value})
     return find_text_columns([*rows, *later])
 
 
@@ -272,7 +274,7 @@ def format_csv_rows(rows: Iterable[Sequence[str]]) -> str:
 
 def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     objects, _ = read_json_table_objects(where, path)
-    names = tuple(dict.fromkeys(name for value in objects for name in value))
+    names = tuple(dict.fromkeys(chain.from_iterable(objects)))
     texts = find_text_columns(objects)
     return RecordTable(
         where,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,7 +130,8 @@ class Tokenised(Benchmark):
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Yield every text with its repeat count, including texts beyond --limit."""
-        yield from ((text.ids, 1) for text in self._texts[members])
+        for text in self._texts[members]:
+            yield text.ids, 1
 
 
 def is_tokenised_data(name: str) -> bool:
@@ -247,7 +248,7 @@ def _read_tokenised_texts(
         raise AuditError(
             f"{title}: expected {IDS} as in --data, got none: compared data need the same form"
         )
-    if IDS in columns and LABELS not in columns and not any(mask in columns for mask in _MASKS):
+    if IDS in columns and columns.keys().isdisjoint((LABELS, *_MASKS)):
         raise AuditError(
             f"{title}: expected {LABELS} next to {IDS}, or {' or '.join(_MASKS)}, which mark "
             "the learnt tokens; got neither"
@@ -268,10 +269,10 @@ def _read_tokenised_texts(
             texts += _split_tokenised_row_into_texts(at, row, side, vocab_size, uses_mask, groups)
     notes = []
     if COMPLETION_MASK in columns and LABELS not in columns and uses_mask in _MASK_NOTES:
-        notes.append(_MASK_NOTES[uses_mask])
+        notes.append(f"{title}: {_MASK_NOTES[uses_mask]}")
     if learns_prompts:
-        notes.append(_ORPO_NOTE)
-    return texts, tuple(f"{title}: {sentence}" for sentence in notes)
+        notes.append(f"{title}: {_ORPO_NOTE}")
+    return texts, tuple(notes)
 
 
 def _is_completion_mask_used(
@@ -359,16 +360,12 @@ def _split_tokenised_row_into_texts(
                 f"model's vocabulary, got {ids[at]}"
             )
     begins = _list_packed_text_starts(where, values, unpadded)
-    for i, (begin, end) in enumerate(pairwise([*begins, unpadded[-1] + 1 if unpadded else 0])):
-        earlier = tuple(tuple(ids[start:stop]) for start, stop in pairwise(begins[: i + 1]))
-        yield _Text(
-            row,
-            tuple(ids[begin:end]),
-            tuple(loss_groups[begin:end]),
-            begin,
-            len(begins) > 1,
-            earlier,
-        )
+    earlier: list[Tokens] = []
+    for begin, end in pairwise([*begins, unpadded[-1] + 1 if unpadded else 0]):
+        text = tuple(ids[begin:end])
+        text_groups = tuple(loss_groups[begin:end])
+        yield _Text(row, text, text_groups, begin, len(begins) > 1, tuple(earlier))
+        earlier.append(text)
 
 
 def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[int]:
@@ -398,13 +395,16 @@ def _list_learnt_groups(
     """
     if LABELS in values:
         labels = values[LABELS]
-        if any(label not in (IGNORED, token) for label, token in zip(labels, ids, strict=True)):
-            raise AuditError(
-                f"{where}: expected each of the {LABELS} as its token or {IGNORED}, got others: "
-                "models shift labels themselves"
-            )
-        return [groups.unmarked if label == IGNORED else groups.marked for label in labels]
-    if not any(mask in values for mask in _MASKS):
+        token_groups = []
+        for label, token in zip(labels, ids, strict=True):
+            if label not in (IGNORED, token):
+                raise AuditError(
+                    f"{where}: expected each of the {LABELS} as its token or {IGNORED}, got "
+                    "others: models shift labels themselves"
+                )
+            token_groups.append(groups.unmarked if label == IGNORED else groups.marked)
+        return token_groups
+    if values.keys().isdisjoint(_MASKS):
         raise AuditError(f"{where}: expected {LABELS}, or {' or '.join(_MASKS)}, got none")
     all_ones = [1] * len(ids)
     assistant = values.get(ASSISTANT_MASKS, all_ones)
@@ -415,9 +415,10 @@ def _list_learnt_groups(
     if uses_mask is None and COMPLETION_MASK in values:
         groups = _Groups(_COMPLETION, _PROMPT)
     names = []
-    for marked in completion:
-        names.append(groups.marked if marked else groups.unmarked)
-    return [name if spoken else None for name, spoken in zip(names, assistant, strict=True)]
+    for marked, spoken in zip(completion, assistant, strict=True):
+        name = groups.marked if marked else groups.unmarked
+        names.append(name if spoken else None)
+    return names
 
 
 def _list_packed_text_starts(
@@ -432,14 +433,16 @@ def _list_packed_text_starts(
     cuts: dict[str, list[int]] = {}
     if _POSITIONS in values:
         positions = values[_POSITIONS]
-        cuts[_POSITIONS] = [at for at in places if positions[at] == 0]
-        if (
-            any(positions[at] not in (0, positions[at - 1] + 1) for at in places[1:])
-            or positions[places[0]] != 0
-        ):
-            raise AuditError(
-                f"{where}: expected {_POSITIONS} that count each text from 0, got others"
-            )
+        cuts[_POSITIONS] = []
+        following = 0  # a text begins at the first token
+        for at in places:
+            if positions[at] == 0:
+                cuts[_POSITIONS].append(at)
+            elif positions[at] != following or at == places[0]:
+                raise AuditError(
+                    f"{where}: expected {_POSITIONS} that count each text from 0, got others"
+                )
+            following = positions[at] + 1
     number = values.get(_ATTENTION, ())
     if max(number, default=0) > 1:  # numbers of texts; padding is 0
         cuts[_ATTENTION] = [at for at in places if at == places[0] or number[at] != number[at - 1]]
@@ -451,8 +454,8 @@ def _list_packed_text_starts(
                 raise AuditError(
                     f"{where}: expected {name} that add up to {len(places)} tokens, got {total}"
                 )
-            cuts[name] = [places[0] + sum(sizes[:i]) for i in range(len(sizes))]
-    different = sorted({tuple(begins) for begins in cuts.values()})
+            cuts[name] = list(accumulate(sizes[:-1], initial=places[0]))
+    different = sorted(set(map(tuple, cuts.values())))
     if len(different) > 1:
         raise AuditError(
             f"{where}: expected {' and '.join(cuts)} to cut a packed row alike, got different cuts"
@@ -472,7 +475,10 @@ def _build_run_source(
     records: list[DataRecord] = []
     unusable: list[tuple[int, str]] = []
     for row, of_row in groupby(texts, key=lambda text: text.row):
-        runs = [(text, *run) for text in of_row for run in _list_learnt_runs(text, lengths.prefix)]
+        runs = []
+        for text in of_row:
+            for run in _list_learnt_runs(text, lengths.prefix):
+                runs.append((text, *run))
         if not runs:
             unusable.append((row, "it has no learnt token after other tokens"))
         for part, (text, start, end, group) in enumerate(runs):
@@ -505,18 +511,16 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
 
     end_of_text: the token that ends a record.
     """
-    several = []
+    n_several = 0
     for text in texts:
         # Padding belongs to no record: only an end with another token after it is a boundary.
-        if (
-            not text.packed
-            and None not in text.learnt
-            and any(a == end_of_text != b for a, b in pairwise(text.ids))
-        ):
-            several.append(text)
-    if several:
+        if text.packed or None in text.learnt:
+            continue
+        if any(a == end_of_text != b for a, b in pairwise(text.ids)):
+            n_several += 1
+    if n_several:
         yield (
-            f"{len(several)} of {len(texts)} rows contain the end of text in the middle and mark "
+            f"{n_several} of {len(texts)} rows contain the end of text in the middle and mark "
             f"no boundaries ({_POSITIONS}, {_LENGTHS[0]}, or numbers in {_ATTENTION}): if records "
             "were packed into them, only the first of each row is attacked, and each is read after "
             "the earlier ones"

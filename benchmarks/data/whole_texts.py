@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from auditor.benchmarks.data import columns
 from auditor.benchmarks.data.conversation_rows import LAYOUTS, Conversation, UnusableConversation
 from auditor.benchmarks.data.files import TableReader
@@ -73,7 +75,7 @@ def read_unit_texts(
 
 def repeat_rows(repeats: Sequence[int]) -> list[int]:
     """Return each row's number as often as `repeats` says that the row is trained on."""
-    return [row for row, count in enumerate(repeats) for _ in range(count)]
+    return np.repeat(range(len(repeats)), repeats).tolist()
 
 
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:

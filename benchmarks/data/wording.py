@@ -38,7 +38,7 @@ def split_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
         return list(offsets)
     split = list[tuple[int, int]]()
     for (start, end), run in groupby(offsets):
-        n_tokens = sum(1 for _ in run)
+        n_tokens = len(list(run))
         n_bytes = [len(character.encode()) for character in text[start:end]]
         if len(n_bytes) > 1 and sum(n_bytes) == n_tokens:
             split += [(start + i, start + i + 1) for i, n in enumerate(n_bytes) for _ in range(n)]
