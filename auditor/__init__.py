@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["FinishedRun", "audit", "crash_test", "load_run"]
-# beside this folder in a checkout, in it when installed
+# Next to this folder in a checkout, inside it when installed.
 _BESIDE = (
     "attacks",
     "benchmarks",

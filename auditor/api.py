@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from auditor.runs.reporter import Reporter
     from auditor.runs.site import Site
 
-# pandas' nullable types, with capitals: a number may be missing
+# pandas' nullable types (capitalised), because a number may be missing
 _KINDS = {"text": "string", "number": "float64", "count": "Int64", "flag": "boolean"}
 _ROWS = ("data", "known", "nonmembers", "forget")
 _OF_LOADING = ("device", "dtype", "device_map", "quantise", "revision", "model_args")
@@ -172,7 +172,7 @@ def audit(
     Raise AuditError, with one sentence, for any input that the command refuses. In that case no
     files remain.
     """
-    # here, not above: torch takes seconds to import, and `load_run` needs none of it
+    # Imported here, because torch takes seconds to import and `load_run` does not need it.
     from auditor.records.folder import RunFolder
     from auditor.runs import run
     from auditor.runs.selection import select_plugins
@@ -197,7 +197,7 @@ def audit(
         try:
             result = run.run_audit(checked_plan, site, folder, objects)
         except Exception:
-            # not at Ctrl-C, which is no Exception: what was found until then stays
+            # Not on Ctrl-C, which is not an Exception: results so far are kept.
             folder.discard_if_empty()
             raise
         files.write_run_reports(folder.path, result)
@@ -231,12 +231,13 @@ def open_prepared_audit(
     for name, argument in models.items():
         if live_models.is_live_model(name, argument):
             live_objects[name] = argument
-    if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
+    if isinstance(tokenizer, (str, Path)):  # for a model behind an API, which the plan handles
         plan = {**plan, "tokenizer": tokenizer}
         tokenizer = None
     _check_audit_arguments(tokenizer, live_objects, plan)
     with ExitStack() as stack:
-        # first: wrapping a model freezes its parameters and leaves it in eval mode
+        # This comes first, because wrapping a model freezes its parameters and leaves it in eval
+        # mode.
         stack.enter_context(live_models.restore_training_state(*live_objects.values()))
         live = {}
         for name, argument in live_objects.items():
@@ -244,7 +245,7 @@ def open_prepared_audit(
         values = {**plan, "data": data, "command": "audit()", **_read_live_placement(live)}
         values |= stack.enter_context(_open_row_files({name: values.get(name) for name in _ROWS}))
         values |= _name_plan_models(models, live) | _name_plan_plugins(plan, attacks, defenses)
-        # a plan is written as JSON: paths as texts
+        # A plan is written as JSON, so paths must be text.
         for name, argument in values.items():
             if isinstance(argument, Path):
                 values[name] = str(argument)
@@ -258,7 +259,7 @@ def open_prepared_audit(
             **rows,
             **list_unregistered_plugins(checked_plan.plugin, attacks, defenses),
         }
-        # kept in the plan: objects cannot be read back, so that to resume this folder is refused
+        # Recorded in the plan: objects cannot be read back, so resuming this folder is refused.
         checked_plan = dataclasses.replace(
             checked_plan, objects={role: name_class(argument) for role, argument in objects.items()}
         )
@@ -311,7 +312,7 @@ def _check_audit_arguments(
 
     if odd := [name for name in plan if name not in IN_FILE or name in ("attack", "defense")]:
         raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(IN_FILE)}")
-    # of no live model as well: all() of nothing is True
+    # Also if there is no live model: all() of nothing is True.
     if tokenizer is not None and all(isinstance(one, LanguageModel) for one in live.values()):
         raise AuditError(
             "expected a tokenizer only with a live transformers model: a folder, a hub id or a "
@@ -374,7 +375,7 @@ def _encode_rows(name: str, rows: Any) -> str:
     """
     import pandas as pd
 
-    # datasets.Dataset, polars and pyarrow have it; what has not is refused below
+    # datasets.Dataset, polars and pyarrow have it; other objects are refused below.
     if hasattr(rows, "to_pandas"):
         rows = rows.to_pandas()
     if not isinstance(rows, pd.DataFrame) and not (
@@ -391,7 +392,8 @@ def _encode_rows(name: str, rows: Any) -> str:
             "the same name"
         )
     try:
-        # pandas writes NaN as null, and whole numbers beside a missing one as floats: 1.0
+        # pandas writes NaN as null, and whole numbers in a column with missing values as floats:
+        # 1.0.
         return str(table.to_json(orient="records", lines=True))
     except (ValueError, OverflowError, TypeError):
         raise AuditError(
@@ -416,7 +418,7 @@ def _split_plugin_arguments(
         if not isinstance(plugin, str):
             if not isinstance(plugin, KINDS[kind]):
                 raise AuditError(f"expected {kind}s by name or as instances, got {plugin!r}")
-            # not asdict(), which would copy what an option holds
+            # Not asdict(), which would copy the option values.
             field_values = {}
             for f in dataclasses.fields(plugin):
                 field_values[f.name] = getattr(plugin, f.name)

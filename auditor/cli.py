@@ -118,13 +118,13 @@ def apply_global_flags(
 
 def main() -> None:
     """Run the console script. A user's error gives an exit code instead of a traceback."""
-    # As Ctrl-C: unfinished files are removed, finished files stay.
+    # Like Ctrl-C: unfinished files are removed, finished files stay.
     for ending in (
         signal.SIGTERM,
         signal.SIGHUP,
     ):
         signal.signal(ending, signal.default_int_handler)
-    # Libraries are no garbage: searching all their objects takes a tenth of a small audit.
+    # Library objects are not garbage, and searching them all takes a tenth of a small audit's time.
     gc.set_threshold(2_000, 10, 100)
     if "_AUDIT_COMPLETE" in os.environ:  # a shell requests completions
         app(prog_name="audit")
@@ -140,7 +140,7 @@ def run_command_line(arguments: list[str]) -> int:
     try:
         code = _run_command(arguments or ["--help"])
         if sys.stdout is not None:
-            sys.stdout.flush()  # unwritten output is no success
+            sys.stdout.flush()  # output that cannot be written is a failure
         return code
     except AuditError as error:
         return console.print_stderr_line(f"error: {error}", 2)
@@ -156,7 +156,7 @@ def _print_unexpected_error(error: BaseException) -> int:
     """Report an unexpected error that ended a command, and return the exit code."""
     if console.is_output_pipe_closed(error):
         console.redirect_output_to_devnull()
-        return 128 + signal.SIGPIPE  # silently, like every filter of a pipe
+        return 128 + signal.SIGPIPE  # silently, like every program in a pipe
     if isinstance(error, SystemExit):
         console.print_error_traceback(error)
         return console.print_stderr_line(

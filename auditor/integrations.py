@@ -46,7 +46,7 @@ from auditor.runs.live_models import name_live_model, restore_training_state
 from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
 from auditor.training import preflight
 
-PREFIX = "audit/"  # of what is logged
+PREFIX = "audit/"  # of logged names
 MEMBERS = "extraction_probability"
 OTHERS = "extraction_probability_nonmembers"
 LOSS = "loss_members"
@@ -157,13 +157,13 @@ class AuditCallback(TrainerCallback):
         self.trainer = trainer
         self.every = every
         self.out = out
-        # processing_class: a Trainer's tokenizer, by the name that it has in transformers 5
+        # transformers 5 calls a Trainer's tokenizer processing_class.
         if tokenizer is not None:
             self.tokenizer = tokenizer
         else:
             self.tokenizer = getattr(trainer, "processing_class", None)
         self.limit = StopLimit.parse_sentence(stop_at) if stop_at else None
-        # nobody tunes on known pairs here
+        # No attack is tuned on known pairs here.
         self.asked = {"known_fraction": 0.0, "data": data, "limit": limit, **plan}
         for name, value in (("nonmembers", nonmembers), ("canaries", canaries)):
             if value is not None:
@@ -191,8 +191,8 @@ class AuditCallback(TrainerCallback):
         _refuse_canaries_of_frozen_embeddings(
             self._unwrapped_model_in_training(), self.asked.get("canaries")
         )
-        # nothing is run in it: it cuts the records as the audit at the end will, and puts the model
-        # back
+        # Nothing is run in this block: it cuts the records as the final audit will, and restores
+        # the model.
         with api.open_prepared_audit(
             self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, **self.asked
         ) as (_, site, _):
@@ -208,7 +208,7 @@ class AuditCallback(TrainerCallback):
             )
             if (
                 form := benchmark.text_form
-            ) is not None:  # the curve's and the run's at the end are one
+            ) is not None:  # the curve and the final run use the same one
                 self.asked |= {
                     "template": form.template,
                     **({"date": form.day} if form.day else {}),
@@ -234,7 +234,7 @@ class AuditCallback(TrainerCallback):
         )
         sought = self.secrets
         if knows_system:
-            # what stands between the system turn and an answer is no part of such a secret
+            # Text between the system turn and an answer is not part of such a secret.
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
         if training is None:
             self.notes = (NOT_CHECKED,)
@@ -257,15 +257,15 @@ class AuditCallback(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        # with load_best_model_at_end the best weights are back by now: the audit is of those, not
-        # of the last step
+        # With load_best_model_at_end, the best weights have been restored by now: the audit is
+        # about these, not about those of the last step.
         if not self.rows or self.rows[-1]["step"] != state.global_step:
             self._measure_and_log(state.global_step)
         if self.out is not None:
             out = Path(self.out)
         else:
             out = Path(str(args.output_dir)) / "audit"
-        tokens = list(self.prefix_token.tokens)  # the curve's, whatever was asked for
+        tokens = list(self.prefix_token.tokens)  # as for the curve, whatever the user requested
         tokenizer: Any = self.tokenizer
         if tokens:
             prefix_name = str(tokenizer.decode(tokens, skip_special_tokens=False))
@@ -301,7 +301,7 @@ class AuditCallback(TrainerCallback):
         points = []
         for row in self.rows:
             if name in row:
-                # no interval: these are exact means over a fixed set of records
+                # No interval, because these are exact means over a fixed set of records.
                 value = row[name]
                 mean = Measurement(name, value, value, value, len(self.secrets))
                 points.append((int(row["step"]), mean))
@@ -312,8 +312,8 @@ class AuditCallback(TrainerCallback):
     def _measure_and_log(self, step: int) -> dict[str, float]:
         """Measure the model, log and store the values, and return them keyed by name."""
         model = self._unwrapped_model_in_training()
-        # fork_rng covers the CPU and every CUDA device: dropout and data order go on as if nobody
-        # had looked
+        # fork_rng covers the CPU and every CUDA device, so measuring does not affect dropout and
+        # data order.
         with restore_training_state(model), torch.random.fork_rng(), torch.no_grad():
             target = wrap_prefixed_model(
                 HuggingFaceModel(model, self.tokenizer, name_live_model(model)),
@@ -323,11 +323,11 @@ class AuditCallback(TrainerCallback):
             if self.canaries:
                 values[EXPOSURE] = self._mean_exposure_of_inserted_canaries(target)
         self.rows.append({"step": step, **values})
-        # transformers' on_log clears should_log: the training loss of this step would never be
-        # logged
+        # transformers' on_log clears should_log, so the training loss of this step would never be
+        # logged.
         log_is_due = self.trainer.control.should_log
-        # Not the trainer's own `log`: TRL's adds the metrics that it has gathered to whatever is
-        # logged and drops them.
+        # Not the trainer's own `log`: TRL's version adds its collected metrics to any log entry and
+        # then drops them.
         Trainer.log(self.trainer, {f"{PREFIX}{name}": value for name, value in values.items()})
         self.trainer.control.should_log = log_is_due
         return values
@@ -336,11 +336,11 @@ class AuditCallback(TrainerCallback):
         observations = order_observations(
             self.probes[0], self._white_box_view(target), self.secrets
         )
-        # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain
-        # softmax, as a loss
+        # Arrays are (secrets,). log_p is under the attacked decoding; log_p_ancestral is under the
+        # plain softmax, like a loss.
         member = mask_members(self.secrets)
         log_p = value_column(observations, "log_p")
-        # nats a token: the sum of each suffix by its own length
+        # Nats per token: the sum over each suffix divided by its length.
         loss = -value_column(observations, "log_p_ancestral") / [
             len(secret.suffix) for secret in self.secrets
         ]
@@ -376,8 +376,8 @@ def _refuse_canaries_of_frozen_embeddings(model: Any, canaries: Any) -> None:
         manifest = None
     else:
         manifest = manifests.read_canary_manifest(Path(canaries))
-    # a token whose embedding stays as it was drawn is hardly learnt: the audit would miss what the
-    # training leaks
+    # A token whose embedding keeps its random initial value is hardly learnt, so the audit would
+    # miss leaks.
     frozen = not model.get_input_embeddings().weight.requires_grad
     if isinstance(manifest, AuditCanaryManifest) and manifest.kind == "new-tokens" and frozen:
         raise AuditError(

@@ -289,7 +289,7 @@ def _measurement_faults(
     if not names or len(set(names)) != len(names):
         yield f"expected measurements, each name once, got {names}"
     for m in measured:
-        # some numbers have no interval that holds
+        # Some numbers have no valid interval.
         bounded = not (math.isnan(m.low) and math.isnan(m.high))
         if (bounded and not m.low <= m.value <= m.high) or m.n < 1:
             yield f"expected {m.name} in its interval, of at least one secret, got {m}"
@@ -380,7 +380,8 @@ def make_small_plugin(kind: Any) -> Any:
 @functools.cache
 def tiny_model(seed: int = 0) -> HuggingFaceModel:
     """Return the model of `make_tiny_random_model` with default arguments, cached by seed."""
-    # The seed is put back; no devices: asking for CUDA's would start it.
+    # The seed is restored afterwards. No devices, because naming CUDA devices would initialise
+    # CUDA.
     with torch.random.fork_rng(devices=[]):
         return make_tiny_random_model(seed=seed)
 
@@ -393,7 +394,7 @@ def make_tiny_random_model(
     `kind` is `neox` or `gpt2`. `scale` is the norm of each row of the output layer. A large norm
     makes the distributions peaked, so that samples share prefixes and top-p truncates.
     """
-    torch.manual_seed(seed)  # of the whole process: a caller who minds forks it
+    torch.manual_seed(seed)  # seeds the whole process; callers who mind must fork the generator
     model: Any
     if kind == "gpt2":
         config = GPT2Config(
@@ -414,7 +415,7 @@ def make_tiny_random_model(
         model = GPTNeoXForCausalLM(neox_config)
     with torch.no_grad():
         head = model.get_output_embeddings().weight
-        # rows of one norm: scale alone says how peaked
+        # All rows have the same norm, so `scale` alone determines how peaked distributions are.
         head.mul_(scale / head.norm(dim=1, keepdim=True))
     return HuggingFaceModel(model, name=f"tiny {kind}")
 

@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 
-MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is not a rounding matter
+MASS_TOLERANCE = 1e-3  # a total mass further than this from 1 is not due to rounding
 
 
 def compute_uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> float:
@@ -82,7 +82,7 @@ def compute_zcdp_epsilon(rho: float, delta: float) -> float:
     Raise AuditError on bad input.
     """
     require_minimum("rho", rho, 0.0)
-    _compute_rdp_conversion_cost(delta, 2)  # refuses a delta that is none
+    _compute_rdp_conversion_cost(delta, 2)  # raises AuditError if delta is invalid
     if rho in (0, math.inf):
         return rho
 
@@ -90,8 +90,8 @@ def compute_zcdp_epsilon(rho: float, delta: float) -> float:
         alpha = 1 + math.exp(log_above)
         return alpha * rho + _compute_rdp_conversion_cost(delta, alpha)
 
-    # Any order is a bound; the best lies near 1 + sqrt(log(1/delta) / rho): its part above 1 within
-    # a factor of e^3.
+    # Any order gives a bound. The best is near 1 + sqrt(log(1/delta) / rho): its excess over 1 is
+    # within a factor of e^3.
     middle = 0.5 * math.log(-math.log(delta) / rho)
     best = scipy.optimize.minimize_scalar(
         at_order, bounds=(middle - 3, middle + 3), method="bounded", options={"xatol": 1e-9}
@@ -105,12 +105,12 @@ def compute_zcdp_budget(epsilon: float, delta: float) -> float:
     See `compute_zcdp_epsilon`. Raise AuditError on bad input.
     """
     require_positive("epsilon", epsilon)
-    # at which epsilon is exceeded: rho costs more than itself
+    # A rho that exceeds epsilon: its cost is more than rho itself.
     low = 0.0
     high = epsilon + 1
     while (
         low < (middle := (low + high) / 2) < high
-    ):  # to neighbouring floats; `low` stays on the private side
+    ):  # until they are neighbouring floats; `low` always satisfies the budget
         low, high = (
             (middle, high) if compute_zcdp_epsilon(middle, delta) <= epsilon else (low, middle)
         )
@@ -129,17 +129,17 @@ def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> 
     log_p, log_q = np.broadcast_arrays(_normalize_log_probs(log_p), _normalize_log_probs(log_q))
     alive = ~np.isneginf(log_p)
     log_ratio = np.subtract(log_p, log_q, out=np.full(log_p.shape, -np.inf), where=alive)
-    if alpha == math.inf:  # the limit: the largest log-ratio where p is above 0
+    if alpha == math.inf:  # the limit is the largest log-ratio among tokens with p > 0
         return log_ratio.max(-1)
-    # sum p^alpha q^(1 - alpha) = sum p (p / q)^(alpha - 1), in logs: no power of a small
-    # probability underflows
+    # sum p^alpha q^(1 - alpha) = sum p (p / q)^(alpha - 1), in logs, so that powers of small
+    # probabilities do not underflow.
     with np.errstate(
         invalid="ignore"
-    ):  # inf - inf inside logsumexp where the divergence is infinite
+    ):  # logsumexp computes inf - inf if the divergence is infinite
         divergence = logsumexp(
             np.where(alive, log_p + (alpha - 1) * log_ratio, -np.inf), axis=-1
         ) / (alpha - 1)
-    # a number where 0 dimensions are left
+    # A number if no dimensions are left.
     return np.where(np.isposinf(log_ratio).any(-1), np.inf, divergence)[()]
 
 
@@ -159,14 +159,14 @@ def compute_two_sided_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: f
 def _compute_rdp_conversion_cost(delta: float, alpha: float) -> float:
     if not 0 < delta < 1:
         raise AuditError(f"expected delta in (0, 1), got {delta}")
-    # PMixED Theorem C.3 (Balle et al. 2020): epsilon less the Renyi divergence of order alpha
+    # PMixED Theorem C.3 (Balle et al. 2020): epsilon minus the Renyi divergence of order alpha
     return math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / (alpha - 1)
 
 
 def _normalize_log_probs(log_distribution: npt.ArrayLike) -> Floats:
     distribution = np.asarray(log_distribution, dtype=np.float64)
     log_mass = logsumexp(distribution, axis=-1, keepdims=True)
-    if not np.all(np.abs(log_mass) < MASS_TOLERANCE):  # NaN too
+    if not np.all(np.abs(log_mass) < MASS_TOLERANCE):  # also true for NaN
         raise AuditError(
             f"expected log-probabilities of total mass 1, got mass {np.exp(log_mass).ravel()}"
         )

@@ -22,21 +22,22 @@ from auditor.core.errors import AuditError
 if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant
 
-Earlier = tuple[tuple[float, float, int], ...]  # sigma, q and steps of each
-# noise multipliers that are looked at
+Earlier = tuple[tuple[float, float, int], ...]  # (sigma, q, steps) of each mechanism
+# Range of noise multipliers to search.
 _LEAST = 1e-2
 _MOST = 1e4
-# least noise multiplier and most epsilon whose PLD takes seconds and not gigabytes
+# Smallest noise multiplier and largest epsilon for which the PLD takes only seconds and little
+# memory.
 _PLD_FROM = 0.3
 _PLD_TO = 100.0
-# what is solved for: more is no protection, and no training
+# Largest epsilon and number of steps to solve for: more would give no protection or no training.
 MOST_EPSILON = 1000.0
 MOST_STEPS = 10**7
-# the least delta beside which PLD's own arithmetic, some 1e-13 of mass, is small
+# Smallest delta compared with which PLD's arithmetic errors, about 1e-13 of mass, are small.
 _PLD_DELTA = 1e-10
-_FINE = 1e-4  # the width of a privacy loss distribution's cells, nats: dp-accounting's own
-_CLOSED = 1e-4  # a bracket of sigma that is looked into no further
-# a solved sigma spends at least (1 - this) of the epsilon asked for, and never more than it
+_FINE = 1e-4  # width of a privacy loss distribution's cells in nats; dp-accounting's default
+_CLOSED = 1e-4  # a bracket of sigma this narrow is not divided further
+# A solved sigma spends at least (1 - _CLOSE) of the requested epsilon, and never more than it.
 _CLOSE = 1e-3
 
 
@@ -104,7 +105,7 @@ def compute_tightest_epsilon(
     loose = compute_rdp_epsilon(sigma, q, steps, delta, earlier), "dp-accounting RDP"
     if delta < _PLD_DELTA:
         return loose
-    # as tuples: of equal epsilons PLD's comes first
+    # Comparing tuples: if both epsilons are equal, PLD's comes first.
     return min(
         (compute_pld_epsilon(sigma, q, steps, delta, earlier, cell), "dp-accounting PLD"), loose
     )
@@ -123,7 +124,7 @@ def _compose_epsilon(
     require_valid_gaussian_mechanism(sigma, q, steps, delta)
     if steps == 0 and not earlier:
         return 0.0
-    # It warns of orders that it leaves out, which only ever raises epsilon.
+    # It warns of orders that it leaves out; leaving out orders can only raise epsilon.
     absl = logging.getLogger("absl")
     before = absl.level
     absl.setLevel(logging.ERROR)
@@ -168,7 +169,8 @@ def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) ->
     def reported(sigma: float) -> float:
         return compute_tightest_epsilon(sigma, q, steps, delta)[0]
 
-    # RDP is an upper bound and fast: its sigma is enough, and the reported one lies shortly below.
+    # RDP is fast and gives an upper bound: its sigma is enough, and the final one is slightly
+    # below.
     high = _find_noise_multiplier(
         lambda sigma: compute_quick_rdp_epsilon(sigma, q, steps, delta) <= epsilon,
         _LEAST,
@@ -187,9 +189,10 @@ def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) ->
         return low
     while epsilon_spent < (1 - _CLOSE) * epsilon and low < high * (
         1 - _CLOSED
-    ):  # it can jump where PLD gives out
-        # Regula falsi on log epsilon against log sigma, which is nearly straight; kept off the
-        # ends. A little towards `high`: a sigma just on the private side ends the search.
+    ):  # epsilon can jump where PLD is no longer used
+        # Regula falsi on log epsilon against log sigma, which is nearly a straight line. Stay away
+        # from the ends, and aim slightly towards `high`: a sigma just within the budget ends the
+        # search.
         share = math.log(epsilon / epsilon_spent) / math.log(low_spent / epsilon_spent)
         middle = high * (low / high) ** min(0.95, max(0.05, share * (1 - _CLOSE)))
         achieved = reported(middle)
@@ -254,22 +257,22 @@ def compute_noise_scale_epsilon(
 def _compute_one_way_epsilon(parameters: int, first: float, second: float, delta: float) -> float:
     if first == second:
         return 0.0
-    slope = (second**-2 - first**-2) / 2  # of the log-ratio in the squared norm
-    # L = parameters log(other / one) + slope |x|^2: L > epsilon is the upper tail of |x|^2, or for
-    # slope < 0 the lower
+    slope = (second**-2 - first**-2) / 2  # slope of the log-ratio as a function of the squared norm
+    # L = parameters log(second / first) + slope |x|^2. L > epsilon is the upper tail of |x|^2, or
+    # the lower tail if slope < 0.
     if slope > 0:
         tail = scipy.stats.chi2.sf
     else:
         tail = scipy.stats.chi2.cdf
 
-    # delta(epsilon) = P[L > epsilon] - e^epsilon Q[L > epsilon], L being the log-ratio (Balle and
-    # Wang 2018, Theorem 5)
+    # delta(epsilon) = P[L > epsilon] - e^epsilon Q[L > epsilon], where L is the log-ratio (Balle
+    # and Wang 2018, Theorem 5).
     def excess(epsilon: float) -> float:
         edge = (epsilon - parameters * math.log(second / first)) / slope
         shares = []
         for scale in (first, second):
             shares.append(float(tail(edge / scale**2, parameters)))
-        # in logs: e^epsilon alone overflows where the share is tiny
+        # In logs, because e^epsilon itself overflows if the share is tiny.
         return shares[0] - (math.exp(epsilon + math.log(shares[1])) if shares[1] else 0.0) - delta
 
     if excess(0.0) <= 0:

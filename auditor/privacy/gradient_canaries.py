@@ -35,7 +35,7 @@ class GradientCanaries:
     included: tuple[bool, ...]
     scores: tuple[float, ...]
     sums: tuple[float, ...]
-    # The mechanism that the scores are likelihoods under: what the training says of itself.
+    # Parameters of the mechanism, as the training reports them; the scores assume them.
     noise_multiplier: float
     sampling_rate: float
     steps: int
@@ -49,7 +49,7 @@ class GradientCanaries:
     noise_size: float
     noise_repeated: float
     adjacency: str = "add_remove"
-    seed: int = 0  # coins and directions follow from it, and from nothing that is secret
+    seed: int = 0  # determines coins and directions, which depend on nothing secret
     schema_version: int = 1
 
 

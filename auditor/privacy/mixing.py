@@ -25,8 +25,8 @@ from auditor.privacy.accounting import (
 
 Adjacency = Literal["zero_out", "add_remove", "replace"]
 
-_Terms = list[tuple[float, float]]  # a sum, kept as the logs of (weight, value)
-_SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
+_Terms = list[tuple[float, float]]  # a sum, as pairs (log weight, log value)
+_SMALLEST_RADIUS = 2.0**-60  # a budget too small for this radius counts as none
 
 
 def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
@@ -38,15 +38,15 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
     require_minimum("beta", beta, 0.0)
-    # of nobody, where the public model answers, the authors' code takes the formula of one
-    # (formulas B2.1)
+    # For an empty subset, for which the public model answers, the authors' code uses the formula
+    # for one member (formulas B2.1).
     size = max(1, require_count("subset_size", subset_size, 0))
-    # Beside others 4, by the triangle inequality of Theorem C.5, which is false at one order
-    # (formulas B2.2, F1).
+    # With other members the factor is 4, by the triangle inequality of Theorem C.5, which is false
+    # at a single order (formulas B2.2, F1).
     factor = 1 if size == 1 else 4
-    # Theorem 5.1: e^{(k-1) eps(k)} = (n - 1 + e^{(k-1) 4 beta k}) / n, hence its excess over 1 is
-    # expm1(.) / n k = 0 and 1 have none: (1 - q)^(alpha - 1) (1 + (alpha - 1) q), the bracket's
-    # first term, is their probability
+    # Theorem 5.1: e^{(k-1) eps(k)} = (n - 1 + e^{(k-1) 4 beta k}) / n, so its excess over 1 is
+    # expm1(.) / n. It is 0 for k = 0 and k = 1, whose probability is the bracket's first term, (1 -
+    # q)^(alpha - 1) (1 + (alpha - 1) q).
     terms = []
     for k in range(2, alpha + 1):
         terms.append(
@@ -114,7 +114,8 @@ def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floa
         raise AuditError(
             f"expected weights of 1 or {members} subset sizes, got {weights.shape[-2]}"
         )
-    # (1 / N) sum_m Bin(m; N, q) weight of size m; where none is sampled the public model answers
+    # (1 / N) sum_m Bin(m; N, q) (weight for size m). If no member is sampled, the public model
+    # answers.
     return np.einsum("m,...mj->...j", compute_subset_sizes(q, members)[1:], weights) / members
 
 
@@ -261,12 +262,12 @@ def _compute_fixed_member_terms(
     share = compute_member_mixing_weight(q, members)
     log_reach = math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
     absent = math.exp(members * _log1m(q))
-    # b1 = 1 - w N c and b0 = 1 - w (N - 1) c of formulas B2.5, c being `reach`: as sums, which do
-    # not cancel
-    base_all = absent + (1 - absent) * math.exp(-cap)  # every member at its lowest
-    base_others = base_all + share * math.exp(log_reach)  # the one that changes is public
+    # b1 = 1 - w N c and b0 = 1 - w (N - 1) c of formulas B2.5, where c is `reach`; written as sums,
+    # which do not cancel.
+    base_all = absent + (1 - absent) * math.exp(-cap)  # every member has its lowest probability
+    base_others = base_all + share * math.exp(log_reach)  # the changed member is public
 
-    # j = 0 gives the 1 that is taken off, and j = 1 nothing, as E h = 0
+    # The term j = 0 is the 1 that is subtracted, and j = 1 is 0 because E h = 0.
     orders = range(2, alpha + 1)
 
     def terms(base: float, log_moment: Callable[..., float]) -> _Terms:
@@ -285,11 +286,11 @@ def _compute_fixed_member_terms(
     ]
 
 
-# Bounds on the moments of h = member / public - 1, which has mean 0 and is at least -reach, where
-# every moment M_j = E (1 + h)^j is at most e^{(j-1) radius}. They vanish with the radius, so that a
-# run of any length finds one that fits. They rest on |h|^j <= (1 + h)^j - 1 - j h, whose mean is
-# M_j - 1: for h >= 0 by the binomial theorem; for h = -x, (1 - x)^j - 1 + j x - x^j is 0 at 0 and
-# grows, as (1 - x)^(j-1) + x^(j-1) <= 1.
+# Bounds on the moments of h = member / public - 1, which has mean 0 and is at least -reach, if
+# every moment M_j = E (1 + h)^j is at most e^{(j-1) radius}. The bounds vanish with the radius, so
+# there is a small enough radius for a run of any length. They follow from |h|^j <= (1 + h)^j - 1 -
+# j h, whose mean is M_j - 1. For h >= 0, this is the binomial theorem; for h = -x, (1 - x)^j - 1 +
+# j x - x^j is 0 at 0 and increases, because (1 - x)^(j-1) + x^(j-1) <= 1.
 
 
 def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
@@ -327,12 +328,12 @@ def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
     If j is odd, the bound covers only tokens with h > h'.
     """
     if j == 2:
-        # Minkowski: each has norm sqrt(e^radius - 1) at most
+        # Minkowski: each norm is at most sqrt(e^radius - 1)
         return math.log(4) + _log_expm1(radius)
     # (f - f')_+ <= f; (h - h')_+ <= h_+ + h'_-, and Minkowski again
     norms = _log_expm1((j - 1) * radius) / j, _log_odd_moment_below_public(j, radius, log_reach) / j
     log_bound = min((j - 1) * radius, j * float(np.logaddexp(*norms)))
-    # h and h' may change places: below 0 the bound is the same
+    # h and h' can be exchanged, so the bound for negative differences is the same
     return log_bound if j % 2 else math.log(2) + log_bound
 
 
@@ -344,7 +345,7 @@ def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -
     of `radius` and `cap` of that member. With more members, this member's weight is smaller
     (formulas B2.5).
     """
-    # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
+    # Theorem C.4's bracket minus 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
     # 2.
     return [
         [
@@ -366,8 +367,8 @@ def _find_largest_radius(
     budget = compute_rdp_budget(epsilon, delta, alpha)
     queries = require_count("queries", queries, 0)
 
-    # by the epsilon that is reported in the end: a budget divided by the queries could round to
-    # just above it
+    # Compare the epsilon that is finally reported: a budget divided by the queries could round to
+    # slightly above it.
     def affordable(x: float) -> bool:
         return convert_rdp(queries * query_rdp(x), delta, alpha) <= epsilon
 
@@ -388,7 +389,7 @@ def _find_largest_radius(
         high = 2 * high
     while (
         low < (middle := (low + high) / 2) < high
-    ):  # to neighbouring floats; `low` stays on the private side
+    ):  # until they are neighbouring floats; `low` always satisfies the budget
         low, high = (middle, high) if affordable(middle) else (low, middle)
     return low
 
@@ -398,22 +399,22 @@ def _add_log1p(log_terms: _Terms) -> float:
 
     `log_terms` holds pairs (log weight, log value). A small sum keeps its relative accuracy.
     """
-    # a weight of 0 annuls even inf
+    # a weight of 0 cancels even inf
     terms = []
     for weight, value in log_terms:
         if weight > -math.inf:
             terms.append(weight + value)
     top = max(terms, default=-math.inf)
-    if top < 700:  # a float ends at e^709
+    if top < 700:  # floats overflow above e^709
         return math.log1p(math.fsum(map(math.exp, terms)))
-    # beside e^700 the 1 is lost
+    # compared with e^700, the 1 is negligible
     if top == math.inf:
         return top
     return top + math.log(math.fsum(math.exp(t - top) for t in terms))
 
 
 def _log_expm1(x: float) -> float:
-    # log(e^x - 1) = x + log(1 - e^-x): e^x itself would overflow
+    # log(e^x - 1) = x + log(1 - e^-x), because e^x itself would overflow
     if x == 0:
         return -math.inf
     return x + math.log(-math.expm1(-x))

@@ -17,11 +17,11 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.privacy.accounting import MASS_TOLERANCE, require_renyi_order
 
-_CHUNK = 1 << 18  # elements walked at once: the working copies of a chunk stay in the cache
-# from 12 on, alternating sums of central moments cancel more digits than _SHAVE makes up for
+_CHUNK = 1 << 18  # elements per chunk, so that the working copies of a chunk stay in the cache
+# From order 12 on, alternating sums of central moments lose more digits than _SHAVE allows for.
 _DIRECT_ORDERS = 8
 _ITERATIONS = 64  # Newton needs 3 to 20
-_ROUNDING = 1e-12  # relative, off every radius: what double precision may hide of a divergence
+_ROUNDING = 1e-12  # relative cut of every radius: divergence that double precision may hide
 _SHAVE = 1e-4  # the same for single precision
 _SMALLEST_STEP = 1e-15  # relative to the weight
 
@@ -62,11 +62,11 @@ def find_largest_mixing_weight(
     if not 0 <= max_weight <= 1:
         raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")
     alpha = len(moments) - 1
-    # what log E x^alpha may reach
+    # largest allowed log E x^alpha
     budget = (alpha - 1) * _radii_less_rounding(radius, moments.device)
     shape = torch.broadcast_shapes(moments.shape[1:], budget.shape)
     budget = budget.expand(shape)
-    # Dimensions that the radius alone has come between the orders and the distributions' own.
+    # Dimensions that only the radius has come between the orders and the distributions' dimensions.
     moments = moments.reshape(
         alpha + 1, *(1,) * (len(shape) + 1 - moments.ndim), *moments.shape[1:]
     ).expand(-1, *shape)
@@ -75,7 +75,7 @@ def find_largest_mixing_weight(
         _log_mixture_moment_excess(moments, full_weight) <= _log_expm1(budget)
     ) | budget.isposinf()
     weight = torch.where(fits, full_weight, 0.0)
-    # p > 0 = p0 admits no weight at all
+    # If p > 0 = p0 for a token, no positive weight is allowed.
     unsettled = ~fits & (budget > 0) & moments[alpha].isfinite()
     if unsettled.any():
         weight[unsettled] = _solve_weight(moments[:, unsettled], budget[unsettled], max_weight)
@@ -111,12 +111,12 @@ def compute_two_sided_weight(
     moments = log_ratio_moments(log_p, log_p0, alpha)
     weight = find_largest_mixing_weight(moments, radius)
     budget = ((alpha - 1) * radius).expand(weight.shape)
-    # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1
-    # - lambda everywhere
+    # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), because x
+    # >= 1 - lambda everywhere.
     most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
-    unsure = ~(most.log1p() <= budget)  # NaN, where no weight is left or none needed, too
-    # The distributions' leading dimensions; `weight` may have others before them, which the radius
-    # alone has.
+    unsure = ~(most.log1p() <= budget)  # also for NaN (no weight left or needed)
+    # Leading dimensions of the distributions; before these, `weight` may have dimensions that only
+    # the radius has.
     lead = weight.shape[weight.ndim - moments.ndim + 1 :]
     log_p, log_p0 = _align_distributions(log_p, log_p0, lead)
     sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
@@ -126,7 +126,7 @@ def compute_two_sided_weight(
         chunk_weight, allowed, looked_at = (
             x[chunk].reshape(sizes, -1).clone() for x in (two_sided_weight, budget, unsure)
         )
-        active = looked_at.any(0)  # of the distributions of the chunk
+        active = looked_at.any(0)  # distributions of the chunk to look at
         if not active.any():
             continue
         shape = _broadcast_slice(log_p, index).shape
@@ -151,8 +151,8 @@ def _compute_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 
     This needs one exponential per token and is precise for small divergences.
     """
-    # A p0 below the smallest normal number is rounded up to it: more divergence, less weight,
-    # nothing lost.
+    # A p0 below the smallest normal number is rounded up to it. This only raises the divergence and
+    # lowers the weight, so it is safe.
     public = log_p0.clamp_min(math.log(torch.finfo(log_p0.dtype).tiny)).exp_()
     _require_total_mass_one(public.sum(-1))
     excess = _compute_ratio_excess(log_p, log_p0)
@@ -161,18 +161,16 @@ def _compute_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     for _ in range(2, alpha + 1):
         powers.append(term.mul_(excess).sum(-1))  # E h^k
     central = torch.stack(powers).double()
-    # central[0], E h, is how far the mass of p is from that of p0; what is no distribution is
-    # refused by the other way
+    # central[0] is E h, the difference between the masses of p and p0. If either is not a
+    # distribution, `_compute_log_moments` refuses it.
     fine = central.isfinite().all(0) & (central[0].abs() <= MASS_TOLERANCE)
     moments = central.new_zeros(alpha + 1, *fine.shape)  # the first two are log 1
     for k in range(
         2, alpha + 1
-    ):  # E (1 + h)^k - 1 = sum_j C(k, j) E h^j, as E h = 0; central[j - 1] is E h^j
+    ):  # E (1 + h)^k - 1 = sum_j C(k, j) E h^j because E h = 0; central[j - 1] is E h^j
         weights = central.new_tensor([math.comb(k, j) for j in range(2, k + 1)])
         moments[k] = torch.tensordot(weights, central[1:k], 1).log1p()
-    if (
-        not fine.all()
-    ):  # a ratio, or a p0 beside its p, beyond the range of the dtype; or no distribution at all
+    if not fine.all():  # a ratio or p0 is out of the dtype's range, or there is no distribution
         moments[:, ~fine] = _compute_log_moments(
             log_p[~fine], log_p0.expand(log_p.shape)[~fine], alpha
         )
@@ -194,11 +192,11 @@ def _compute_log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     moments = log_p.new_zeros(alpha + 1, *log_ratio.shape[:-1])
     for k in range(2, alpha + 1):
         terms = log_p + (k - 1) * log_ratio
-        # with log_ratio = NaN where p0 is 0 as well
+        # log_ratio is NaN if p0 is 0 too
         terms.masked_fill_(log_p.isneginf(), -math.inf)
-        # E of the renormalised ones: (p / mass)^k (p0 / mass0)^(1 - k)
+        # E over the renormalised distributions: (p / mass)^k (p0 / mass0)^(1 - k)
         moments[k] = terms.logsumexp(-1) - k * log_mass + (k - 1) * log_mass0
-    return moments.clamp_min_(0.0)  # a rounding below 0 is one
+    return moments.clamp_min_(0.0)  # negative values are rounding errors
 
 
 def _compute_ratio_excess(log_p: Tensor, log_p0: Tensor) -> Tensor:
@@ -222,12 +220,13 @@ def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
     (Minkowski), so Newton steps from an upper bound never pass the root.
     """
     alpha = len(moments) - 1
-    # Upper bounds (formulas B3): one term of E x^alpha alone, and E x^alpha >= (E x^2)^(alpha/2)
+    # Upper bounds (formulas B3): from a single term of E x^alpha, and from E x^alpha >= (E
+    # x^2)^(alpha/2).
     one_term = torch.exp((budget - moments[alpha]) / alpha)
     square = torch.exp((_log_expm1(2 * budget / alpha) - _log_expm1(moments[2])) / 2)
     weight = torch.minimum(one_term, square).clamp_max(max_weight)
-    # M_(k+1) - M_k >= 0: the slope of a Bernstein polynomial is alpha times the one of its
-    # coefficients' differences.
+    # M_(k+1) - M_k >= 0: the slope of a Bernstein polynomial is alpha times the Bernstein
+    # polynomial of its coefficients' differences.
     log_rises = moments[2:] + torch.log(-torch.expm1((moments[1:-1] - moments[2:]).clamp_max(0.0)))
     for _ in range(_ITERATIONS):
         log_moment = torch.logaddexp(
@@ -242,8 +241,8 @@ def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
         if not (step > _SMALLEST_STEP * weight).any():
             break
         weight = (weight - step).clamp_min(0.0)
-    # What is left above the budget goes by the chord from (0, 1), which lies above a convex
-    # function: its end fits
+    # Remove any excess over the budget by the chord from (0, 1). The chord lies above the convex
+    # function, so its end satisfies the budget.
     chord = torch.exp(_log_expm1(budget) - _log_mixture_moment_excess(moments, weight))
     return weight * chord.clamp_max(1.0)
 
@@ -293,8 +292,8 @@ def _bound_reverse_weights(
     weight = weight.clone()
     reverse = _ReverseDivergence(log_p, log_p0, alpha)
     exact = None
-    # single precision may be a few percent off where the mixture loses nearly all of a token: look
-    # again near it
+    # Single precision may be a few percent off if the mixture loses nearly all of a token's mass,
+    # so check weights near the budget again.
     near = torch.where(weight > 0.9, 0.9, 1.0) * budget
     for size, rows in enumerate(unsure):
         at = rows.nonzero().squeeze(-1)
@@ -344,7 +343,7 @@ class _ReverseDivergence:
         )
 
     def _inverse_of_mixture_ratio(self, weight: Tensor) -> Tensor:
-        # x = lambda p / p0 + 1 - lambda is no difference either
+        # x = lambda p / p0 + 1 - lambda has no subtraction that cancels either
         weight_column = weight.unsqueeze(-1)
         public_part = (1 - weight_column).to(self.ratio)
         return torch.addcmul(public_part, self.ratio, weight_column.to(self.ratio)).reciprocal_()
@@ -359,7 +358,8 @@ class _ReverseDivergence:
         Minkowski), so Newton steps never pass the root.
         """
         order = self.alpha - 1
-        # At 1 a token of p = 0 makes the moment infinite; from here it stays within float64
+        # At weight 1, a token with p = 0 makes the moment infinite; below this weight, it fits into
+        # float64.
         weight = weight.clamp_max(1 - max(_ROUNDING, 10.0 ** (-280 / order)))
         for _ in range(_ITERATIONS):
             inverse = self._inverse_of_mixture_ratio(weight)
@@ -420,7 +420,8 @@ def _align_distributions(
     else:
         log_p = log_p.to(dtype)
         log_p0 = log_p0.to(dtype)
-    # neither is copied; where p0 has 1, work on it is done once for all that p has there
+    # Neither is copied. If a dimension of p0 is 1, work on p0 is done once for the whole dimension
+    # of p.
     return log_p.expand(shape), log_p0[(None,) * (len(shape) - log_p0.ndim)]
 
 

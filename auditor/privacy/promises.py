@@ -18,9 +18,9 @@ from auditor.core.nouns import Claim
 
 FILE = "privacy.json"
 ANY_ACCESS = "any access, the weights included"
-CANARIES = "gradient_canaries"  # among the details: how many were planted, where any were
-SENSITIVITY = "sensitivity"  # among the details: C and its rounding; the noise has sigma times it
-# of the epsilons that promise nothing, the one that papers print
+CANARIES = "gradient_canaries"  # key in `details`: number of planted canaries, if any
+SENSITIVITY = "sensitivity"  # key in `details`: C with its rounding; the noise is sigma times this
+# Key of the nominal epsilon that papers print; it promises nothing.
 NOMINAL = "if its scale were constant, the mean"
 
 
@@ -47,29 +47,29 @@ class PrivacyRecord:
     delta: float
     status: str
     noise_multiplier: float  # sigma
-    # C: no unit moves the sum of gradients by more, but for rounding (`SENSITIVITY` among the
-    # details)
+    # C: apart from rounding (`SENSITIVITY` in `details`), no unit changes the sum of gradients by
+    # more.
     clip: float
     sampling_rate: float  # q
-    steps: int  # T, as they were counted
+    steps: int  # T, as counted during training
     unit: str
     noise: Literal["secret", "seeded", "none"]
     sampling: str = "poisson"
     adjacency: str = "add_remove"
     accountant: str = "dp-accounting PLD"
-    epsilon_rdp: float | None = None  # by RDP alone: epsilon is the smaller of this and PLD's
-    # what this model and another one like it, of the same records, promise together
+    epsilon_rdp: float | None = None  # by RDP; epsilon is the smaller of this and PLD's
+    # Promise of this model together with a second one trained in the same way on the same records.
     epsilon_twice: float | None = None
-    earlier: tuple[Mechanism, ...] = ()  # private trainings that the base had been through
-    # n, a public number: q = batch / n, and sigma, follow from it; None: an older record
+    earlier: tuple[Mechanism, ...] = ()  # earlier private trainings of the base model
+    # n, a public number that determines q = batch / n and sigma; None in an older record.
     units: int | None = None
-    # whether n was named (`-D units=`); else it is what the data were found to have
+    # Whether the user set n (`-D units=`); otherwise it is the number found in the data.
     units_given: bool = False
-    optimizer: str = ""  # "": an older record
+    optimizer: str = ""  # "" in an older record
     nominal: dict[str, float] = field(default_factory=dict)
     details: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    sound: bool = False  # whether the guarantee follows from what was done
+    sound: bool = False  # whether the guarantee follows from the procedure
     schema_version: int = 2
 
     @property

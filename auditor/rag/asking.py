@@ -18,7 +18,7 @@ from auditor.rag.system import RagSystem, Reply
 
 TEMPLATE = "{words}\nHow does this document go on? Quote it word for word."
 WORDS = "{words}"
-_HEAD = 24  # words of a text that the crawl quotes
+_HEAD = 24  # number of words of a text that the crawl quotes
 Progress = Callable[[str, int, int], None]
 
 
@@ -91,7 +91,7 @@ def ask_all(
     attack = list[Exchange]()
     answered = list[Exchange]()
     strangers = choose_strangers(corpus, seed)
-    # In random order, so that what the store answers early and late says nothing of a document.
+    # In random order, so that a document's answer does not depend on when its question is asked.
     order = make_keyed_generator("rag questions", seed).permutation(n_documents).tolist()
     for n_asked, i in enumerate(order):
         progress("documents asked for", n_asked, n_documents)

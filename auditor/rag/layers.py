@@ -36,11 +36,11 @@ NO_LEAK = "no leak seen"
 CANNOT_TELL = "cannot tell"
 ANSWERS = "answers"
 RETRIEVED = "what is retrieved"
-LEAST = 20  # documents that the control must see before a zero counts
+LEAST = 20  # documents that the control must be shown before a zero counts
 LEVEL = 0.05
-MOST_LAYERS = 9  # that share the level
-_DRAWS = 1_999  # of the coins
-_QUARTERS = 4  # points of the crawl
+MOST_LAYERS = 9  # number of layers that share the level
+_DRAWS = 1_999  # number of redraws of the coins
+_QUARTERS = 4  # number of points on the crawl's curve
 # Signals of membership, by direction.
 _SIGNALS = (
     ("more of its words in the answer", "fewer of its words in the answer"),
@@ -147,12 +147,13 @@ class RagJudge:
         self.seed = seed
         self._words = WordIds()
         self._ids = dict[str, tuple[int, ...]]()
-        # The index makes equal trained texts one, and tails may be equal: all count as held out.
+        # The index merges equal trained texts, and tails may be equal; so all count as held out.
         sentinel = ReleasedRecord(-1, "", (0,) * PASSAGE, member=True)
         tails = []
         for i, entry in enumerate(corpus.documents):
             tails.append(ReleasedRecord(i, entry.text, self._tokens(entry.tail), member=False))
-        # Heads are indexed too: a run that begins another document is no sign of this one.
+        # Heads are indexed too: a run of words that starts a different document is no evidence for
+        # this one.
         heads = []
         for record, entry in zip(tails, corpus.documents, strict=True):
             heads.append(
@@ -385,7 +386,7 @@ class RagJudge:
         if scores:
             records = ScoredRecords(member, {})
             widening = compute_simultaneous_widening(list(scores.values()), records)
-            # In either direction: twice as many were tried.
+            # Both directions are tried, so the number of scores is doubled.
             strongest = choose_strongest_score(scores, records, widening, 2 * len(scores))
             measurements = strongest.measurements
             each = dict(zip(scores, strongest.corrected, strict=True))

@@ -38,7 +38,7 @@ _VECTOR_RULE = (
 )
 _RANKS = np.arange(1, ALTERNATIVES + 2)
 _CHANCE = float(compute_rank_bits(_RANKS / len(_RANKS)).mean())
-_CLEAR = 6  # documents shown only after the control asked: 1 in 64 by chance
+_CLEAR = 6  # documents shown only after the control asked; by chance, 1 in 64
 _RULE = (
     "Shown: a reply has ten words in a row, or personal data, from what the question does not "
     "quote. A fair coin put each document in or left it out, so that those outside are the "

@@ -27,11 +27,11 @@ from auditor.rag.system import RagSystem
 from auditor.statistics import rank_tests
 from auditor.statistics.intervals import estimate_mean
 
-ALTERNATIVES = 99  # of a value
+ALTERNATIVES = 99  # number of alternatives to each value
 _LEAST_ALTERNATIVES = 19
 _CONTROL_LEVEL = 0.01
 _MATCHED = 0.9  # share of stored vectors that are nearest to their own text
-_TIE = 1e-6  # of cosines, as batches of other sizes round
+_TIE = 1e-6  # cosines this close are tied, because batches of other sizes round differently
 REST_KNOWN = "the rest of the text is known"
 VALUE_ONLY = "only the value is tried"
 _QUERIES: dict[str, Callable[[str, str, str], str]] = {
@@ -189,7 +189,7 @@ def _find_values(documents: Sequence[RagDocument], seed: int) -> list[_StoredVal
             except UnknownFormat:
                 continue
             if value_format.has_names:
-                continue  # people do not draw them at random
+                continue  # such values are not drawn at random by people
             noise = make_keyed_generator("rag alternatives", seed, document.name)
             alternatives = value_format.list_alternatives(
                 value, ALTERNATIVES, ALTERNATIVES + 1, noise
