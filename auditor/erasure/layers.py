@@ -245,11 +245,12 @@ def _judge_other_texts(
 ) -> list[LayerVerdict]:
     """Judge whether other texts in a layer, such as summaries, contain passages of records.
 
-    As the control, passages of kept records are searched for too. A deleted record is skipped if
-    its entire text is in the layer.
+    As the control, passages of the kept records that the layer shows are searched for too. A
+    deleted record is skipped if its entire text is in the layer.
     """
     texts = list(sightings.other_texts)
-    verbatim = records.deleted & set(sightings.places.get(TEXT, {}))
+    seen_verbatim = set(sightings.places.get(TEXT, {}))
+    verbatim = records.deleted & seen_verbatim
     words = WordIds()
     long = []
     control = []
@@ -257,7 +258,7 @@ def _judge_other_texts(
         tokens = words(record.text)
         if len(tokens) >= _PASSAGE:
             long.append(ReleasedRecord(i, record.text, tokens, record.deleted))
-        if not record.deleted:
+        if i in seen_verbatim - verbatim:
             control.append(record.text)
     compared = list(map(words, (*texts[:_MOST_TEXTS], *control)))
     spans, _, _ = released_passages.find_nearest_passages(long, compared, _PASSAGE)
@@ -267,6 +268,10 @@ def _judge_other_texts(
         if span.text >= 0 and span.edit_distance <= limit and released.row not in verbatim:
             places[released.row] = f"{_PASSAGE} words in a row or nearly in {layer.name}"
     possible = frozenset(released.row for released in long) - verbatim
+    if layer.quotes:
+        possible &= records.deleted | set(places)
+    else:
+        possible &= records.deleted | records.windows.list_records(TEXT)
     verdict = judge_places(store, layer.name, NEAR, places, possible, records)
     if verdict.verdict == GONE and len(texts) > _MOST_TEXTS:
         reason = f"more than {_MOST_TEXTS:,} texts there are none of --kept"

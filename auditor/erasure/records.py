@@ -239,7 +239,12 @@ def _parse_record(
     flag: str, path: Path, row: int, value: dict[str, Any], deleted: bool
 ) -> StoredRecord:
     source = f"{flag} {str(path)!r}, row {row} (counted from 0)"
-    text = value.get("text")
+    if "text" not in value:
+        raise AuditError(
+            f"{source}: expected the record's words in a column 'text', got the columns "
+            f"{', '.join(map(repr, value)) or '(none)'}"
+        )
+    text = value["text"]
     if not isinstance(text, str) or not text.strip():
         raise AuditError(f"{source}: expected words in the column 'text', got none")
     if value.get("id") is not None:

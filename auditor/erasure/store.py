@@ -43,6 +43,7 @@ class Store:
     remedies: (pattern of layer and position, call that removes leftovers there); each call was
         tested.
     schemes: URL schemes of a store on a server, such as `postgresql`.
+    owns_folder: whether the files in its folder belong to it.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class Store:
     holds_no: ClassVar[Mapping[str, str]] = {}
     remedies: ClassVar[tuple[tuple[str, str], ...]] = ()
     schemes: ClassVar[tuple[str, ...]] = ()
+    owns_folder: ClassVar[bool] = False
 
     @classmethod
     def open(cls, source: str, scratch: Path) -> Store:
@@ -214,7 +216,20 @@ def find_store_kind(argument: str) -> tuple[type[Store], str]:
         if not kinds[prefix].recognises(path):
             raise AuditError(f"expected a store of {prefix} at {str(path)!r}, got something else")
         return kinds[prefix], str(path)
-    return next(kind for kind in kinds.values() if kind.recognises(path)), str(path)
+    kind = next(kind for kind in kinds.values() if kind.recognises(path))
+    if kind.name in ("files", "sqlite"):
+        _refuse_part(kind, path.absolute(), kinds.values())
+    return kind, str(path)
+
+
+def _refuse_part(kind: type[Store], path: Path, kinds: Iterable[type[Store]]) -> None:
+    """Raise AuditError if a path may be a part of a store, because its folder is a store."""
+    for owner in kinds:
+        if owner.owns_folder and owner.recognises(path.parent):
+            raise AuditError(
+                f"expected a store, got {path.name!r} in a folder of {owner.name}: give "
+                f"{str(path.parent)!r}, or '{kind.name}:{path}' if this is no part of it"
+            )
 
 
 def copy_store(path: Path, scratch: Path) -> Path:

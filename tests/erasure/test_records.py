@@ -134,6 +134,7 @@ def _bad(rows: list[Row], **changes: object) -> list[Row]:
         (lambda rows: rows, lambda rows: [], "--kept .* is empty"),
         (lambda rows: rows[:3], lambda rows: rows, "expected no deleted record among --kept"),
         (lambda rows: _bad(rows[:3], text=" "), lambda rows: rows[3:], "expected words"),
+        (lambda rows: [{"id": 1, "body": "x"}], lambda rows: rows[3:], "columns 'id', 'body'"),
         (lambda rows: _bad(rows[:3], text=5), lambda rows: rows[3:], "expected words"),
         (lambda rows: _bad(rows[:3], embedding="no"), lambda rows: rows[3:], "list of finite"),
         (lambda rows: _bad(rows[:3], embedding=[1.0]), lambda rows: rows[3:], "one length"),
@@ -240,3 +241,15 @@ def run_help() -> str:
     from auditor.commands.erase import erase
 
     return erase.__doc__ or ""
+
+
+def test_a_part_of_a_store_is_refused_and_stores_in_a_folder_are_named(tmp_path: Path) -> None:
+    deleted, kept = split_rows(make_rows(60), 6)
+    (tmp_path / "data" / "qdrant" / "collection").mkdir(parents=True)
+    write_rows(tmp_path / "data" / "qdrant" / "collection" / "notes", kept)
+    part = write_rows(tmp_path / "data" / "qdrant" / "meta.json", kept)
+    with pytest.raises(AuditError, match=r"in a folder of qdrant: give '.*', or 'files:"):
+        examine(tmp_path, deleted, kept, str(part))
+    assert examine(tmp_path, deleted, kept, f"files:{part}").verdict == "gone"
+    ((_, facts),) = examine(tmp_path, deleted, kept, str(tmp_path / "data")).facts.items()
+    assert facts == ("its files only", "give the path of qdrant, too, to read it as qdrant")

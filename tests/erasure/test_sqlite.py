@@ -133,6 +133,14 @@ def test_a_summary_of_a_deleted_row_is_near_verbatim(tmp_path: Path) -> None:
     assert left[ROWS, "near-verbatim text"] == 1 and left[ROWS, "text"] == 0
 
 
+def test_a_database_of_others_tells_nothing(tmp_path: Path) -> None:
+    deleted, kept = split_rows(make_rows(), 12)
+    make_database(tmp_path / "notes.db", make_rows(seed=9), secure=True)
+    erasure = examine(tmp_path, deleted, kept, str(tmp_path / "notes.db"))
+    assert verdicts_by_layer(erasure)[ROWS, "near-verbatim text"] == "cannot tell"
+    assert {one.verdict for one in erasure.verdicts} == {"cannot tell"}
+
+
 def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
     from auditor.core.errors import AuditError
 

@@ -177,6 +177,28 @@ def test_qdrant_keeps_points_if_its_sqlite_does_not_delete_securely(
     assert examine(tmp_path, deleted, kept, str(tmp_path / "qdrant")).verdict == "gone"
 
 
+def test_qdrant_searches_named_vectors(tmp_path: Path) -> None:
+    qdrant = pytest.importorskip("qdrant_client", reason="pip install 'audit-lm[stores]'")
+    rows, models = make_rows(), qdrant.models
+    deleted, kept = split_rows(rows, N_DELETED)
+    client = qdrant.QdrantClient(path=str(tmp_path / "qdrant"))
+    sizes = {"whole": 32, "half": 16}
+    params = {name: models.VectorParams(size=n, distance="Cosine") for name, n in sizes.items()}
+    client.create_collection("notes", vectors_config=params)
+    points = []
+    for i, row in enumerate(rows):
+        vectors = {name: row["embedding"][:n] for name, n in sizes.items()}
+        points.append(models.PointStruct(id=i, vector=vectors, payload={"text": row["text"]}))
+    client.upsert("notes", points)
+    client.close()
+    (nearest,) = (
+        one
+        for one in examine(tmp_path, deleted, kept, str(tmp_path / "qdrant")).verdicts
+        if one.layer == "nearest neighbours"
+    )
+    assert len(nearest.leftovers) == N_DELETED and nearest.n_control == nearest.n_control_seen > 20
+
+
 # --- indexes in a file
 
 

@@ -28,6 +28,7 @@ class ChromaStore(SQLiteStore):
     name = "chroma"
     package = "chromadb"
     tested = ("1.5.",)
+    owns_folder = True
     holds_no: ClassVar[Mapping[str, str]] = {
         TEXT: rf"\.bin|{_NO_VECTORS}",
         VECTORS: _NO_VECTORS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from auditor.erasure.store import Store
+from auditor.erasure.store import Store, list_store_kinds
 
 
 class FileStore(Store):
@@ -15,3 +15,12 @@ class FileStore(Store):
     @classmethod
     def recognises(cls, path: Path) -> bool:
         return True
+
+    def describe(self) -> list[str]:
+        """Return the stores of other kinds in the folder, whose libraries were not asked."""
+        facts = ["its files only"]
+        for path in sorted(self.path.glob("*")):  # none in a file
+            kind = next(kind for kind in list_store_kinds().values() if kind.recognises(path))
+            if kind is not FileStore:
+                facts.append(f"give the path of {path.name}, too, to read it as {kind.name}")
+        return facts

@@ -26,6 +26,7 @@ class LanceDBStore(Store):
     name = "lancedb"
     package = "lancedb"
     tested = ("0.40.",)
+    owns_folder = True
     holds_no: ClassVar[Mapping[str, str]] = {TEXT: _NO_RECORDS, VECTORS: _NO_RECORDS}
     remedies = (
         (r"_indices", f"create_index(replace=True), then {_RETENTION}"),

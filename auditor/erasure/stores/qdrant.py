@@ -24,6 +24,7 @@ class QdrantStore(SQLiteStore):
     name = "qdrant"
     package = "qdrant-client"
     tested = ("1.20.",)
+    owns_folder = True
     holds_no: ClassVar[Mapping[str, str]] = {TEXT: _NO_RECORDS, VECTORS: _NO_RECORDS}
     remedies = (
         (r"^rows|points of", "client.delete(...), then VACUUM of its storage.sqlite"),
@@ -66,9 +67,16 @@ class QdrantStore(SQLiteStore):
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         for name in self._list_collections():
             params = self._client.get_collection(name).config.params.vectors
-            if getattr(params, "size", 0) == vectors.shape[1]:  # named vectors are a mapping
+            by_vector_name = {None: params}
+            if isinstance(params, dict):
+                by_vector_name = params
+            for vector_name, vector_params in by_vector_name.items():
+                if getattr(vector_params, "size", 0) != vectors.shape[1]:
+                    continue
                 for vector in vectors.tolist():
-                    response = self._client.query_points(name, vector, limit=1, with_vectors=True)
+                    response = self._client.query_points(
+                        name, vector, using=vector_name, limit=1, with_vectors=True
+                    )
                     yield from _list_vectors(f"collection {name}", response.points)
 
 
