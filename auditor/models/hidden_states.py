@@ -7,6 +7,7 @@ detected.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.nouns import Tokens
+from auditor.models.base import get_max_logits
 from auditor.models.memory import BatchSizeLimit, measure_free_device_memory
 from auditor.models.slot_cache import SlotLayer
 
@@ -27,7 +29,7 @@ _FOR_STATES = 2
 _TOGETHER = 1024
 _PADDED = 1.25  # longest length of a batch over its shortest, at most
 _WORTH_A_PASS = 128  # tokens of a batch that is large enough
-_RECENT_BYTES = 2**29  # of logits of a batch of texts that several callers query in turn
+_RECENT_BYTES = 2**29  # of log-probabilities of a batch of texts that several callers query in turn
 # Relative to the largest logit: a difference above rounding means that more than the head follows
 # the states.
 _TOLERANCE = 1e-4
@@ -59,39 +61,40 @@ class HiddenStateCache:
         # By prefix: last state, layers, its slot in them.
         self._begun: dict[bytes, tuple[Tensor, list[SlotLayer], int]] = {}
         self._bytes = 0
-        # Logits of the last positions of texts that several callers query in turn.
+        # Log-probabilities at the last positions of texts that several callers query in turn.
         self._recent: dict[bytes, Tensor] = {}
         # Whether body and head are the whole model; None until it is measured.
         self._right: bool | None = None if head is not None else False
 
     @torch.no_grad()
-    def logits(self, texts: Tensor, last: int) -> Tensor:
-        """Return the logits at the last positions of texts (B, n), of shape (B, last, V)."""
+    def log_probs(self, texts: Tensor, last: int) -> Tensor:
+        """Return log-probabilities at the last positions of texts (B, n), of shape (B, last, V)."""
         names = [_digest_text_key(text) for text in texts.cpu()]
         if all(name in self._recent and len(self._recent[name]) >= last for name in names):
             return torch.stack([self._recent[name][-last:] for name in names])
-        logits = self._compute_head_logits(texts, last, names)
+        log_probs = self._compute_head_logits(texts, last, names).log_softmax(-1)
         if self._right and texts.shape[1] > 1:
-            self._remember_recent_logits(names, logits)
-        return logits
+            self._remember_log_probs(names, list(log_probs.clone()))
+        return log_probs
 
-    def _remember_recent_logits(self, names: Sequence[bytes], logits: Tensor) -> None:
-        """Keep the logits of these texts for repeated queries; drop the oldest if memory is full.
+    def _remember_log_probs(self, names: Sequence[bytes], log_probs: Sequence[Tensor]) -> None:
+        """Keep the log-probabilities of these texts for repeated queries.
 
-        `names` are the cache keys of the texts.
+        The oldest are dropped if memory is full. `names` are the cache keys of the texts, and
+        `log_probs` has shape (last, V) for each text.
         """
-        max_bytes = min(_RECENT_BYTES, self._remaining_bytes(logits.device, _SHARE))
-        if logits.nbytes > max_bytes:
+        max_bytes = min(_RECENT_BYTES, self._remaining_bytes(log_probs[0].device, _SHARE))
+        if sum(of_text.nbytes for of_text in log_probs) > max_bytes:
             return
-        for name, text_logits in zip(names, logits, strict=True):
+        for name, of_text in zip(names, log_probs, strict=True):
             self._recent.pop(name, None)  # the newest are at the end
-            self._recent[name] = text_logits.clone()
-        n_bytes = sum(text_logits.nbytes for text_logits in self._recent.values())
+            self._recent[name] = of_text
+        n_bytes = sum(of_text.nbytes for of_text in self._recent.values())
         while n_bytes > max_bytes:
             n_bytes -= self._recent.pop(next(iter(self._recent))).nbytes
 
     def forget_batch(self) -> None:
-        """Free the keys, values and logits of the current batch of texts."""
+        """Free the keys, values and log-probabilities of the current batch of texts."""
         self._recent.clear()
         layers = {}
         for _, text_layers, _ in self._begun.values():
@@ -198,7 +201,7 @@ class HiddenStateCache:
         layers: list[SlotLayer] | None = [] if keys else None
         # Logits of only one position: the states are needed, and a head over all positions costs
         # the most.
-        _, states = self._logits_and_hidden_states(
+        logits, states = self._logits_and_hidden_states(
             torch.stack(padded).to(device), longest - first, 1, layers
         )
         if states is None or not torch.isfinite(states).all():
@@ -210,7 +213,12 @@ class HiddenStateCache:
                 texts.append((slot, *entry))
         # Copies: a view of a row would keep the states of the whole batch in memory.
         text_states = [states[slot, : len(text) - missing].clone() for slot, text, *_ in texts]
-        self._hold_where_room([_digest_text_key(text) for _, text, *_ in texts], text_states)
+        names = [_digest_text_key(text) for _, text, *_ in texts]
+        self._hold_where_room(names, text_states)
+        last_states = []
+        for (_, _, last, _), state in zip(texts, text_states, strict=True):
+            last_states.append(state[-last:])
+        self._compute_log_probs_ahead(names, last_states, logits.shape[-1])
         if layers and (new := sum(layer.nbytes for layer in layers)) <= self._remaining_bytes(
             device, _SHARE * _FOR_STATES
         ):
@@ -222,6 +230,27 @@ class HiddenStateCache:
                     layers,
                     slot,
                 )
+
+    def _compute_log_probs_ahead(
+        self, names: Sequence[bytes], states: Sequence[Tensor], vocab_size: int
+    ) -> None:
+        """Compute the head for many texts at once: for one text after another it takes longer.
+
+        names: cache keys of the texts; states: (last, d) of each text. Nothing is computed if
+        memory is short, because the results would be dropped before they are queried.
+        """
+        device = states[0].device
+        lengths = torch.tensor(list(map(len, states)))
+        n_bytes = 4 * vocab_size * int(lengths.sum())
+        if n_bytes > _RECENT_BYTES or self._remaining_bytes(device, _SHARE) < _RECENT_BYTES:
+            return
+        n_rows = max(1, get_max_logits(device) // vocab_size)
+        pieces = (lengths.cumsum(0) // n_rows).tolist()
+        for piece in range(pieces[-1] + 1):
+            indices = slice(bisect_left(pieces, piece), bisect_right(pieces, piece))
+            if pieces[indices]:
+                log_probs = self._head(torch.cat(states[indices])).float().log_softmax(-1)
+                self._remember_log_probs(names[indices], log_probs.split(lengths[indices].tolist()))
 
     def _has_states(self, name: bytes, last: int) -> bool:
         return name in self._held and len(self._held[name]) >= last

@@ -523,7 +523,13 @@ class HuggingFaceModel(LanguageModel):
 
         For `input_ids` and `cache`, see `logits_of_input`.
         """
-        return torch.log_softmax(self.logits_of_input(input_ids, last, cache), dim=-1)
+        logits = self.logits_of_input(input_ids, last, cache)
+        if self._reads_hidden_states(input_ids, cache):
+            return logits  # log-probabilities already
+        return torch.log_softmax(logits, dim=-1)
+
+    def _reads_hidden_states(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> bool:
+        return self._seen is not None and cache is None and not input_ids.is_floating_point()
 
     def logits_of_input(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
@@ -531,10 +537,10 @@ class HuggingFaceModel(LanguageModel):
         """Return float32 logits (B, last, V) at the last positions of an input.
 
         `input_ids` is a result of `input_behind_soft_prompt` and continues the tokens in `cache`.
-        Raise AuditError if a logit is NaN.
+        Logits of the hidden state cache are log-probabilities. Raise AuditError if a logit is NaN.
         """
-        if self._seen is not None and cache is None and not input_ids.is_floating_point():
-            return self._seen.logits(input_ids, last)
+        if self._seen is not None and self._reads_hidden_states(input_ids, cache):
+            return self._seen.log_probs(input_ids, last)
         if cache is None:
             return self.logits_after_cached_prefix(input_ids, last)
         return self._transformers_logits(input_ids, last, cache)

@@ -77,7 +77,9 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
     states, capped, asked = capped_states()
     with torch.no_grad():
         for _ in range(2):
-            torch.testing.assert_close(states.logits(TEXTS, 3), capped(TEXTS, 3, 3))
+            torch.testing.assert_close(
+                states.log_probs(TEXTS, 3), capped(TEXTS, 3, 3).log_softmax(-1)
+            )
     assert asked == [4] * 4
 
 
@@ -152,7 +154,7 @@ def test_texts_that_no_head_explains_are_read_ahead_once_and_not_held() -> None:
     )
     assert len(asked) == 1
     with torch.no_grad():
-        torch.testing.assert_close(states.logits(TEXTS, 3), capped(TEXTS, 3, 3))
+        torch.testing.assert_close(states.log_probs(TEXTS, 3), capped(TEXTS, 3, 3).log_softmax(-1))
 
 
 @pytest.mark.parametrize("shared", [0, 20])  # tokens that all begin with
@@ -212,3 +214,27 @@ def test_where_there_is_no_room_for_keys_texts_are_still_read_once(
     assert traffic.tokens == before
     torch.testing.assert_close(model.start(TEXTS[:, :8], 2).log_probs(), plain[1])
     assert traffic.tokens == before + TEXTS[:, :8].numel()
+
+
+def test_the_head_is_computed_once_for_all_texts_that_are_read_ahead(
+    model: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [tuple(range(1, length)) for length in (8, 9, 10, 11)]
+    texts = [(*text, i) for i, text in enumerate(texts)]
+    plain = [model.log_probs(torch.tensor([text]), 3) for text in texts]
+    n_rows: list[int] = []
+    model.model.get_output_embeddings().register_forward_pre_hook(
+        lambda module, inputs: n_rows.append(inputs[0].shape[:-1].numel())
+    )
+    # 4 rows: one of each text, by which the first reading tests the head
+    for free, expected in ((2**40, [4, 4, 12]), (2**30, [4, 4, 3, 3, 3, 3])):
+        monkeypatch.setattr(
+            "auditor.models.hidden_states.measure_free_device_memory", lambda _, free=free: free
+        )
+        model.enable_hidden_state_cache()
+        model.read_ahead(texts, [3] * 4)
+        found = [model.log_probs(torch.tensor([text]), 3) for text in texts]
+        assert n_rows == expected
+        n_rows.clear()
+        for log_probs, other in zip(found, plain, strict=True):
+            torch.testing.assert_close(log_probs, other)
