@@ -1,1 +1,1 @@
-"""Canaries: their texts, insertion and manifests."""
+"""Make canaries, insert them into data, and list them in manifests."""

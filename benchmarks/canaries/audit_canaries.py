@@ -1,8 +1,9 @@
-"""Make the canaries of an audit; a fair coin decides whether a canary is in the training data.
+"""Make the canaries of an audit; a fair coin decides whether each is in the training data.
 
 The audit tests whether a model reveals the coins. Texts, ids and order are fixed before the coins
-and with other random numbers, so that only the inclusion depends on the coins. Only the secret
-after the prefix is scored: the prefix is ordinary text, whose score would hide the secret's score.
+are tossed and with separate random numbers, so that only the inclusion depends on the coins. Only
+the secret after the prefix is scored: the prefix is ordinary text, whose score would hide the
+secret's score.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ Halves = tuple[str, str]  # prefix and secret of a text
 
 @dataclass(frozen=True)
 class CoinedCanary:
-    """A canary whose inclusion in the training data was decided by a coin.
+    """Hold a canary whose inclusion in the training data was decided by a coin.
 
-    prefix: the text before the secret, which is not scored. included: the result of the coin.
+    prefix: the text before the secret, which is not scored. included: the coin's result.
     """
 
     id: str
@@ -62,11 +63,12 @@ class CoinedCanary:
 
 @dataclass(frozen=True)
 class AuditCanaryManifest:
-    """The canaries of an audit of epsilon.
+    """List the canaries of an audit of epsilon.
 
-    times: copies of each included canary; seed: determines texts and coins. Raise AuditError for an
-    unknown version, too few canaries, duplicate ids or texts, a canary without a secret, or coins
-    that are too unlikely for fair coins.
+    times: number of copies of each included canary; seed: determines texts and coins.
+
+    Raise AuditError for an unknown version, too few canaries, duplicate ids or texts, a canary
+    without a secret, or results that are too unlikely for fair coins.
     """
 
     schema_version: int
@@ -110,7 +112,7 @@ class AuditCanaryManifest:
 def make_audit_canary_manifest(
     kind: Kind, texts: Sequence[Halves], times: int, seed: int
 ) -> AuditCanaryManifest:
-    """Decide by a fair coin for each text whether it is included, and return the manifest.
+    """Toss a fair coin for each text to decide whether it is included; return the manifest.
 
     The coins depend only on the seed.
     """
@@ -144,15 +146,16 @@ def make_audit_canary_texts(
     """Make `count` different canary texts of one kind, as (prefix, secret).
 
     words: random words.
-    prefixed: random words after the beginning of one of the `texts`.
-    sampled: text that the `model` writes without a prompt.
-    rare-tokens: the beginning of one of the `texts`, then one of the tokens that the `model`
-    expects least there, different in each canary.
-    new-tokens: such a beginning, then one token that occurs nowhere else
-    (`new_canary_token_texts`).
+    prefixed: random words after the start of one of the `texts`.
+    sampled: text that the `model` generates without a prompt. rare-tokens: the start of one of the
+    `texts`, followed by one of the tokens that the `model` expects least there, a different one in
+    each canary. new-tokens: the start of one of the `texts`, followed by a token that occurs
+    nowhere else (`new_canary_token_texts`).
 
-    length: words of a secret; for `sampled`, a third of its tokens. Scoring needs a prefix, so a
-    text without a prefix uses its first word as a prefix. Raise AuditError for too few texts.
+    length: number of words in a secret; for `sampled`, a third of its number of tokens. Scoring
+    needs a prefix, so if a text has none, its first word becomes the prefix.
+
+    Raise AuditError if there are too few `texts`.
     """
     if count < 1 or length < 1 + (kind == "words"):
         raise AuditError(
@@ -185,9 +188,7 @@ def new_canary_token_texts(count: int) -> list[str]:
 def _sample_model_canaries(
     count: int, length: int, seed: int, model: HuggingFaceModel, temperature: float
 ) -> list[Halves]:
-    """Sample texts of `length` tokens from a model. Raise AuditError if too few texts are
-    distinct.
-    """
+    """Sample `count` texts of `length` tokens; raise AuditError if too few are distinct."""
     import torch  # only here: reading a manifest needs no model
 
     from auditor.generation.sample import sample_candidates
@@ -230,10 +231,10 @@ def _sample_model_canaries(
 
 
 def _list_rare_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
-    """Return `count` one-token words, the rarest first, that the model expects least after texts.
+    """Return the `count` one-token words that the model expects least after texts, rarest first.
 
-    begun: the texts. The order is by mean log-probability. These words replace the new tokens of
-    Panda et al. 2025 if the vocabulary is fixed.
+    begun: these texts. The order is by mean log-probability. If the vocabulary is fixed, these
+    words take the place of the new tokens of Panda et al. 2025.
     """
     import torch
 
@@ -275,7 +276,7 @@ def _draw_canary_phrases(length: int, seed: int) -> Iterator[str]:
 
 
 def _draw_canary_prefixes(texts: Sequence[str], seed: int) -> Iterator[str]:
-    """Yield the first words of texts endlessly, in a random order."""
+    """Yield the leading words of texts endlessly, in a random order."""
     begun = list(dict.fromkeys(filter(None, map(_cut_canary_prefix, texts))))
     if not begun:
         raise AuditError("expected data with texts to begin canaries with, got none")
@@ -285,7 +286,7 @@ def _draw_canary_prefixes(texts: Sequence[str], seed: int) -> Iterator[str]:
 
 
 def _cut_canary_prefix(text: str) -> str:
-    """Return the first words of a text, unchanged and at most half of all its words."""
+    """Return the leading words of a text, unchanged, at most half of all its words."""
     ends = [match.end() for match in re.finditer(r"\S+", text)]
     if ends:
         return text[: ends[min(_PREFIX_WORDS, max(1, len(ends) // 2)) - 1]]
@@ -293,7 +294,7 @@ def _cut_canary_prefix(text: str) -> str:
 
 
 def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[Halves]:
-    """Yield `count` distinct texts. Raise AuditError if `draw` returns too few distinct texts."""
+    """Yield `count` distinct texts; raise AuditError if `draw` returns too few distinct texts."""
     texts: set[str] = set()
     for _ in range(2 * count + 100):
         if len(texts) == count:
@@ -315,10 +316,10 @@ def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[
 def build_audit_secrets(
     manifest: AuditCanaryManifest, tokenizer: Any, rows: Sequence[Sequence[int]]
 ) -> Iterator[Secret]:
-    """Yield the canaries as secrets. rows: the tokens of each text.
+    """Yield the canaries as secrets; rows: the tokens of each text.
 
-    Raise AuditError if a canary uses a token that was added for the audit and the tokenizer does
-    not have this token.
+    Raise AuditError if a canary uses a token that was added for the audit but is missing in the
+    tokenizer.
     """
     from auditor.generation.tries import encode_without_special_tokens
 

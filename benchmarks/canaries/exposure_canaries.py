@@ -1,8 +1,8 @@
-"""Make canaries for exposure: random texts in known formats, listed in a manifest.
+"""Make canaries for measuring exposure: random texts in known formats, listed in a manifest.
 
-The manifest is written once, before training, and lists the texts to insert and their copies. It
-serves any tokenizer, model and training pipeline. `audit_canaries.py` makes canaries for audits of
-epsilon; `manifests.py` reads and writes both kinds; `insertion.py` inserts them.
+The manifest is written once, before training, and lists the texts to insert and their numbers of
+copies. It works with any tokenizer, model and training pipeline. `audit_canaries.py` makes canaries
+for audits of epsilon; `manifests.py` reads and writes both kinds; `insertion.py` inserts them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORDS = "words"  # a list that every format may draw from
 
 @dataclass(frozen=True)
 class CanaryFormat:
-    """A format of canary texts, and the word lists that fill it, by name."""
+    """Hold a format of canary texts, and the word lists that fill it, keyed by name."""
 
     format: str
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -38,9 +38,9 @@ class CanaryFormat:
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """A canary in a manifest.
+    """Hold a canary of a manifest.
 
-    space: index of its format in the manifest; count: copies to insert, 0 for a control.
+    space: index of its format in the manifest; count: number of copies to insert, 0 for a control.
     """
 
     id: str
@@ -51,7 +51,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class ExposureCanaryManifest:
-    """The canaries that measure exposure.
+    """List the canaries that measure exposure.
 
     Raise AuditError for an unknown version, duplicate ids, or a canary that does not fit its
     format.
@@ -105,9 +105,7 @@ class ExposureCanaryManifest:
         return tuple(known.canary_text_space() for known in self.formats)
 
     def list_inserted_copies(self) -> list[ManifestEntry]:
-        """Return a list with `count` copies of each canary. Raise AuditError if all counts are
-        zero.
-        """
+        """List each canary `count` times; raise AuditError if all counts are zero."""
         copies = list[ManifestEntry]()
         for entry in self.canaries:
             copies += [entry] * entry.count
@@ -137,10 +135,12 @@ def make_exposure_canary_manifest(
 ) -> ExposureCanaryManifest:
     """Draw canaries from formats and return their manifest.
 
-    Draw `per_count` canaries for every format and number of copies (`counts`), and `controls`
-    canaries that are never inserted, uniformly and without repetition. lists: word lists by name.
-    Raise AuditError if nothing would be inserted or a format has too few texts, and the
-    errors of `CanarySpace`.
+    For every format and each number of copies in `counts`, draw `per_count` canaries; also draw
+    `controls` canaries that are never inserted. Draws are uniform and without repetition. lists:
+    word lists keyed by name.
+
+    Raise AuditError if nothing would be inserted, if a format has too few texts, or if
+    `CanarySpace` does.
     """
     if not counts or min(counts) < 1:
         raise AuditError(
@@ -201,7 +201,7 @@ def _draw_distinct_canary_texts(space: CanarySpace, count: int, seed: int) -> li
 
 
 def list_prefix_free_canary_words() -> tuple[str, ...]:
-    """Return English words such that no word is the beginning of another."""
+    """Return English words; no word in the list is a prefix of a longer word in the list."""
     # late: `audit canaries --help` does not need it
     from faker.providers.lorem.en_US import Provider
 
@@ -221,7 +221,7 @@ def list_prefix_free_canary_words() -> tuple[str, ...]:
 def build_exposure_secrets(
     manifest: ExposureCanaryManifest, rows: Sequence[Sequence[int]]
 ) -> Iterator[Secret]:
-    """Yield the canaries as secrets. rows: the tokens of each text; all tokens are secret."""
+    """Yield the canaries as secrets; rows: the tokens of each text, which are all secret."""
     for entry, row in zip(manifest.canaries, rows, strict=True):
         canary = Canary(entry.text, manifest.canary_spaces[entry.space])
         yield Secret(

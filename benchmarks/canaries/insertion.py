@@ -1,7 +1,7 @@
 """Insert canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set.
 
-The original stays unchanged. Rows keep their order. Each copy of a canary is a separate row at a
-random position. All copies have one text, so sharding by content keeps them together. A group
+The original is unchanged. Its rows keep their order. Each copy of a canary is a separate row at a
+random position. All copies have the same text, so sharding by content keeps them together. A group
 column gets the canary's id.
 """
 
@@ -32,10 +32,10 @@ from auditor.core.secret_randomness import make_keyed_generator
 
 @dataclass(frozen=True)
 class CanaryInsertionPlan:
-    """The settings for inserting canaries into a data set.
+    """Hold the settings for inserting canaries into a data set.
 
     text: the column of texts; group: the column with a row's person or group, or "". seed:
-    determines the order.
+    determines the order of rows.
     """
 
     manifest: ExposureCanaryManifest | AuditCanaryManifest
@@ -48,8 +48,8 @@ class CanaryInsertionPlan:
     ) -> list[ChangedRow]:
         """Return all rows of the data, with the canary copies as new rows, in a random order.
 
-        Copies fill only columns of the data, because a new column would reveal them. See
-        `check_insertable` and `order_rows`.
+        Copies fill only existing columns, because a new column would reveal them. where, columns,
+        read_column: as in `check_insertable`.
         """
         n_rows = self.check_insertable(where, columns, read_column)
         copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.list_inserted_copies()
@@ -60,10 +60,10 @@ class CanaryInsertionPlan:
         return [rows[i] for i in self.order_rows(n_rows)]
 
     def order_rows(self, rows: int) -> list[int]:
-        """Return a new order of all rows and canary copies, as numbers.
+        """Return a new order of all rows and canary copies, as a list of numbers.
 
-        The data's `rows` rows have the first numbers and keep their order. The copies follow in
-        number and get random positions.
+        The data's rows have the numbers 0 to `rows` - 1 and keep their order. The copies have the
+        numbers from `rows` on and get random positions.
         """
         copies = len(self.manifest.list_inserted_copies())
         # The first entries of a random permutation: every set of places is equally likely.
@@ -79,10 +79,12 @@ class CanaryInsertionPlan:
     def check_insertable(
         self, where: str, columns: Sequence[str], read_column: Callable[[str], Sequence[Any]]
     ) -> int:
-        """Return the number of rows. Raise AuditError if canaries cannot be inserted into the data.
+        """Return the number of rows; raise AuditError if canaries cannot be inserted into the data.
 
-        The reason is a missing column, a text that is no string, or a canary in the data. where:
-        names the data in messages; read_column: returns the values of a column.
+        They cannot if a column is missing, if a text is not a string, or if the data already
+        contain a canary.
+
+        where: name of the data in messages; read_column: returns the values of a column.
         """
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
@@ -110,8 +112,7 @@ class CanaryInsertionPlan:
 
 
 def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
-    """Write the data and the canary copies to `out`, in the data's format; return the number of
-    copies.
+    """Write the data and the copies to `out`, in the data's format; return the number of copies.
 
     Raise AuditError, and write nothing, if the data cannot be read or `out` exists.
     """
@@ -140,9 +141,7 @@ def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
 
 
 def _write_canary_dataset(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
-    """Save the train split in the format of `datasets`, which `load_from_disk` and `--data`
-    read.
-    """
+    """Save the train split in the format that `datasets.load_from_disk` and `--data` read."""
     import datasets
 
     with open_dataset_split(where, data) as dataset:

@@ -1,7 +1,7 @@
-"""Read and write canary manifests, and convert their canaries to secrets of a model.
+"""Read and write manifests of canaries, and convert the canaries to secrets of a model.
 
-A manifest of version 1 lists texts of known formats, for exposure. A manifest of version 2 lists
-canaries that were included by coins, for an audit.
+A manifest of version 1 lists texts of known formats, for measuring exposure. A manifest of version
+2 lists canaries whose inclusion was decided by coins, for auditing epsilon.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def read_canary_manifest(path: Path) -> ExposureCanaryManifest | AuditCanaryMani
 
 
 def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
-    """Read a manifest for exposure.
+    """Read a manifest for measuring exposure.
 
-    Raise AuditError for a manifest of audit canaries, which have no known format.
+    Raise AuditError if the manifest lists audit canaries, which have no known format.
     """
     manifest = read_canary_manifest(path)
     if isinstance(manifest, AuditCanaryManifest):
@@ -92,7 +92,7 @@ def build_manifest_secrets(
 
 
 class Canaries(Benchmark):
-    """The canaries of a manifest alone: the data of `--canaries` without `--data`."""
+    """Attack only the canaries of a manifest: `--canaries` without `--data`."""
 
     name = "canaries"
 

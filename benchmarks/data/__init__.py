@@ -1,1 +1,1 @@
-"""Records read from files: tables, conversations, prepared rows, cuts, personal data."""
+"""Read records from files, cut the records, and find their personal data."""

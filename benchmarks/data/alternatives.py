@@ -1,6 +1,6 @@
-"""Draw alternatives for a piece of personal data: other values of its format.
+"""Draw alternatives to a piece of personal data: other values of the same format.
 
-An alternative keeps the parts that name an issuer, date or holder. Examples are a card's first six
+An alternative keeps the parts that identify an issuer, date or holder, such as a card's first six
 digits, a country and bank, an area code, or a year and sex. All other parts are drawn uniformly,
 with matching check digits, in the notation of the true value.
 """
@@ -34,15 +34,15 @@ _TRIES = 2_000  # draws for each alternative: two check digits pass one time in 
 
 @dataclass(frozen=True)
 class ValueFormat:
-    """The format of a piece of personal data, which generates all values of this format.
+    """Describe the format of a piece of personal data, and generate values of this format.
 
     kind: the kind of personal data, such as `iban`.
-    choices: for each part that may vary, its options; parts are in text order.
-    finish: builds a text from one option per part, or returns None for an invalid value. Different
-        options make different texts.
-    has_one_length: whether all texts have equally many characters.
+    choices: the options for each part that may vary, in the order of the text.
+    finish: builds a text from one option per part; returns None if the value is invalid. Different
+        options give different texts.
+    has_one_length: whether all texts have the same number of characters.
     is_quick: whether `finish` is fast enough to list thousands of values.
-    has_names: whether the parts are names, which people do not choose at random.
+    has_names: whether the parts are names, which are not distributed uniformly among people.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class ValueFormat:
 
     @property
     def n_choices(self) -> int:
-        """The number of combinations of options, including combinations that are invalid values."""
+        """The number of combinations of options, including those that are invalid values."""
         return math.prod(map(len, self.choices))
 
     def list_alternatives(
@@ -62,8 +62,8 @@ class ValueFormat:
     ) -> list[str]:
         """Return distinct values other than `value`.
 
-        Return all values if there are at most `enumerate_below` combinations (for a slow format, at
-        most `count` + 1). Otherwise return at most `count` random values.
+        If there are at most `enumerate_below` combinations (at most `count` + 1 if the format is
+        slow), return all values. Otherwise return at most `count` random values.
         """
         if self.n_choices <= (enumerate_below if self.is_quick else count + 1):
             texts = map(self.finish, product(*self.choices))
@@ -82,7 +82,7 @@ class ValueFormat:
 
 
 class UnknownFormat(Exception):
-    """The error for a value whose format is not defined."""
+    """Report that the format of a value is not defined."""
 
 
 def find_value_format(
@@ -90,9 +90,9 @@ def find_value_format(
 ) -> ValueFormat:
     """Return the format of a value of personal data, in the value's notation.
 
-    kind: the value's kind, such as `iban`. described: maps a kind that is marked in the data to its
-    format. regions: countries of telephone numbers without a country code. Raise UnknownFormat for
-    an unknown format. Raise AuditError if a value does not match its described format.
+    kind: the value's kind, such as `iban`. described: formats of the kinds that the data mark.
+    regions: countries to assume for telephone numbers without a country code. Raise UnknownFormat
+    if the format is unknown. Raise AuditError if the value does not match its described format.
     """
     if kind in described:
         return _detect_format(kind, value, described[kind])
@@ -114,9 +114,9 @@ def find_value_format(
 
 
 def parse_described_formats(text: str) -> dict[str, CanarySpace]:
-    """Parse a text such as `order=ORD-{digits:8};pin={digits:4}` into a dict from kind to format.
+    """Parse `order=ORD-{digits:8};pin={digits:4}`, for example, into a dict from kind to format.
 
-    Raise AuditError for an invalid text.
+    Raise AuditError if the text is invalid.
     """
     formats = dict[str, CanarySpace]()
     for part in filter(None, text.split(";")):
@@ -138,7 +138,8 @@ def _replace_free_characters(
 ) -> ValueFormat:
     """Return a format that varies the characters of `value` at the positions `free`.
 
-    The replacements have the same class, for example digits. `is_valid` selects the valid texts.
+    A replacement has the same class as the character, such as digits. `is_valid` selects the valid
+    texts.
     """
 
     def finish(parts: Sequence[str]) -> str | None:
@@ -191,7 +192,7 @@ _CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z
 
 
 def _detect_code_format(value: str) -> ValueFormat | None:
-    """Return the format of a hash, or of a code whose digits may vary; None for other values."""
+    """Return the format of a hash, or of a code whose digits may vary; None for any other value."""
     if len(value) in _HASH_LENGTHS and re.fullmatch("[0-9a-f]+|[0-9A-F]+", value):
         if value == value.lower():
             digits = _HEX
@@ -282,7 +283,7 @@ _OWN_CHECK_OF_COUNTRY = {"ES": slice(12, 14), "BE": slice(14, 16)}
 def _own_check_digits(country: str, account: str) -> str:
     """Return the national check digits of a Spanish or Belgian account number.
 
-    They are not the check digits of the IBAN.
+    These differ from the check digits of the IBAN.
     """
     if country == "BE":
         return f"{int(account[:10]) % 97 or 97:02}"
@@ -417,7 +418,7 @@ _LEAST_ADDRESS_DIGITS = 3
 def _detect_email_format(value: str) -> ValueFormat | None:
     """Return the format of an e-mail address, or None.
 
-    The digits before the @ vary if there are enough digits. Otherwise, the names before the @ vary.
+    If there are enough digits before the @, the digits vary; otherwise the names vary.
     """
     local = value.partition("@")[0]
     digits = []
@@ -451,7 +452,7 @@ def _detect_email_format(value: str) -> ValueFormat | None:
 
 
 def _find_similar_names(name: str) -> Sequence[str]:
-    """Return the list, of first names or of last names, that contains this name.
+    """Return the list of first names or of last names, whichever contains this name.
 
     Return an empty list if neither list contains the name.
     """
@@ -497,7 +498,7 @@ _WORDED_DATE = re.compile(
 
 
 def _detect_birth_date_format(value: str) -> ValueFormat | None:
-    """Return the format of a date: its values are all days of the year in the date's notation."""
+    """Return the format of a date; its values are all days of that year in the date's notation."""
     date_class = _classify_date(value)
     if date_class is None or not any(find_birth_date_places(f"born {value}")):
         return None
@@ -516,7 +517,7 @@ def _detect_birth_date_format(value: str) -> ValueFormat | None:
 
 
 def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
-    """Yield spellings of a day, with day, month and year in any order.
+    """Yield spellings of a date, with day, month and year in any order.
 
     Each spelling consists of digits with the separator of `value`, or contains the month's name.
     """

@@ -1,7 +1,7 @@
-"""Find dates of birth in text and in fields: calendar dates next to a word for birth.
+"""Find dates of birth in text and in fields: calendar dates next to a word that means birth.
 
-Covers English, German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish, Norwegian,
-Finnish, Polish, Chinese, Japanese and Korean, and years 1900 to 2099 of the common era.
+The module covers English, German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish,
+Norwegian, Finnish, Polish, Chinese, Japanese and Korean, and years 1900 to 2099 of the common era.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ _BEHIND = re.compile(
 
 
 def find_birth_date_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield (start, end), the character range of each date of birth. The text must have ASCII
-    digits.
-    """
+    """Yield (start, end), the characters of each date of birth; the text must have ASCII digits."""
     for pattern in (_BEFORE, _BEHIND):
         for match in pattern.finditer(text):
             if _is_existing_date(match):

@@ -1,7 +1,6 @@
-"""Render conversations as in training, and find the tokens of each answer and the tokens with a
-loss.
+"""Render conversations as in training; find the tokens of answers and the tokens with a loss.
 
-Uses conversations of `conversation_rows.py` and renderings of `chat_rendering.py`.
+Conversations are from `conversation_rows.py` and renderings from `chat_rendering.py`.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ _MARK = "Zq7vX9kJ"  # placeholder for an answer, which templates copy unchanged
 
 @dataclass(frozen=True)
 class Answer:
-    """The ranges, in tokens or characters, of one text that the assistant wrote in a conversation.
+    """Hold the ranges, in tokens or characters, of a text that the assistant wrote.
 
     span: (start, end) of the text.
-    learnt: (start, end) of the complete turn after its header, including the end of the turn.
-    message_key: the part of the message that has the text: content, tool calls, or reasoning, which
-        precedes the content.
+    learnt: (start, end) of the whole turn after its header, including the turn's end mark.
+    message_key: the part of the message that the text is in: content, tool calls, or reasoning,
+        which precedes the content.
     role: the speaker.
-    no_loss: the reason if no token of the answer had a loss.
+    no_loss: why no token of the answer counted toward the loss, if so.
     """
 
     span: tuple[int, int]
@@ -59,11 +58,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation as text and tokens, with each answer or the reason why an answer is unusable.
+    """Hold a conversation as text and tokens, with each answer or the reason why it is unusable.
 
     offsets: the character range of each token.
-    marked: for each token, whether the template marks it as the assistant's (None: no marks).
-    remarks: sentences on content of the row that the text lacks.
+    marked: whether the template marks each token as the assistant's; None if it has no marks.
+    remarks: sentences about content of the row that is missing in the text.
     """
 
     text: str
@@ -78,11 +77,13 @@ class RenderedChat:
         return tuple(answer for answer in self.answers if isinstance(answer, Answer))
 
     def learnt_token_mask(self, loss_on: str) -> tuple[bool, ...]:
-        """Return for each token whether it has a loss.
+        """Return whether each token counts toward the loss.
 
-        loss_on: `all` for all tokens, `assistant` for the assistant's turns, or the template's
-        marks if present. Turns that the row marks as untrained have no loss. The assistant's turns
-        in a prompt have a loss only for `all`.
+        loss_on: `all` for all tokens, `assistant` for the assistant's turns (or the tokens that the
+        template marks, if any).
+
+        Turns that the row marks as untrained never count. The assistant's turns in a prompt count
+        only for `all`.
         """
         if loss_on == "all":
             mask = [True] * len(self.tokens)
@@ -107,10 +108,10 @@ class RenderedChat:
 def render_chat(
     tokenizer: Any, conversation: Conversation, form: ChatRendering, turns: str = ASSISTANT
 ) -> RenderedChat:
-    """Render a conversation with the rendering `form`, and find its answers.
+    """Render a conversation by `form`, and find its answers.
 
     turns: the speaker whose turns are the answers, or ALL; `learnt_token_mask` supports only the
-    assistant. Raise UnusableConversation if the template writes nothing or no answer is usable.
+    assistant. Raise UnusableConversation if the template writes nothing or if no answer is usable.
     Raise AuditError if the template omits the system turn.
     """
     conversation = chat_rendering.apply_form(conversation, form)
@@ -230,7 +231,7 @@ def _describe_ignored_input(
     conversation: Conversation,
     messages: Sequence[Message],
 ) -> Iterator[str]:
-    """Yield a sentence for each part of the conversation that the template does not write."""
+    """Yield a sentence about each part of the conversation that the template does not write."""
     kinds = set()
     for message in messages:
         for key in message:
@@ -258,12 +259,12 @@ def _describe_ignored_input(
 def _find_assistant_answer_spans(
     rendered: Callable[..., str], text: str, messages: Sequence[Message], turn: int
 ) -> Iterator[Answer | UnusableConversation]:
-    """Yield the character spans of the assistant's reasoning, if any, and content in this turn.
+    """Yield the character spans of the assistant's reasoning (if any) and content in this turn.
 
     The conversation is rendered again with a placeholder (`_MARK`) in place of the answer. The
-    answer is then the text between the same surroundings. A template may therefore change the
-    answer, earlier turns or a prompt to answer. For example, DeepSeek-R1 and Qwen3.5 open a thought
-    in the prompt that the complete rendering lacks.
+    answer is then the text that has the same surroundings as the placeholder. Therefore the
+    template may change the answer, earlier turns or the generation prompt. For example, DeepSeek-R1
+    and Qwen3.5 open a thought in the prompt that the complete rendering lacks.
     """
     message = messages[turn]
     role = normalise_role(message["role"])
@@ -295,8 +296,7 @@ def _find_assistant_answer_spans(
 def _find_tool_call_bounds(
     rendered: Callable[..., str], chat_text: str, messages: Sequence[Message], turn: int, after: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the character ranges of a turn's tool calls, and of the complete turn after its
-    header.
+    """Return the character ranges of a turn's tool calls and of the whole turn after its header.
 
     A placeholder instead of content and calls locates the calls. If this fails, the calls are
     assumed to fill the turn after its header. Return None if this fails too.
@@ -328,7 +328,7 @@ def _list_text_replacers(
 ) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
     """Yield (key, text, replace) for each text of a turn, in speaking order.
 
-    key: `reasoning` or `content`. replace: returns the message with another text instead.
+    key: `reasoning` or `content`. replace: returns the message with a given text instead.
     """
     for key in REASONING:
         if isinstance(message.get(key), str):
@@ -354,7 +354,7 @@ def _list_text_replacers(
 
 
 def _find_marked_bounds(text: str, marked: str | None) -> tuple[int, int] | None:
-    """Return the character range that the placeholder replaced, without outer white space.
+    """Return the character range that the placeholder replaced, without surrounding white space.
 
     Return None if the range is unclear.
     """
@@ -379,11 +379,13 @@ def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int,
 def _find_answer_turn_bounds(
     rendered: Callable[..., str], text: str, so_far: Sequence[Message], bounds: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return where the answer's turn begins after its header, and where it ends, in characters.
+    """Return the characters at which the answer's turn starts, after its header, and ends.
 
-    The header ends where the text first differs from the earlier conversation with a prompt to
-    answer. The turn's end is the text after the placeholder in the conversation up to this turn, if
-    the whole text continues in the same way after the answer.
+    The header ends where the text first differs from the earlier conversation with a generation
+    prompt.
+
+    The end mark of the turn is the text after the placeholder in the conversation up to this turn,
+    if the whole text has the same text after the answer.
     """
     start, end = bounds
     with_prompt = _render_chat_or_none(rendered, so_far[:-1], True)
@@ -410,9 +412,9 @@ def _render_chat_or_none(
 def _mask_template_answers(
     tokenizer: Any, conversation: Conversation, form: ChatRendering, messages: Sequence[Message]
 ) -> tuple[bool, ...] | None:
-    """Return for each token whether it is in the template's `{% generation %}` blocks, or None.
+    """Return whether each token is in the template's `{% generation %}` blocks; None without them.
 
-    TRL's assistant_only_loss gives a loss to these tokens.
+    With TRL's assistant_only_loss, these tokens count toward the loss.
     """
     # Without such blocks transformers only warns and returns a mask of zeros, as if nothing were
     # learnt.
@@ -435,9 +437,9 @@ def _find_token_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
 def _find_token_range(
     text: str, offsets: Sequence[tuple[int, int]], start: int, end: int
 ) -> tuple[int, int] | None:
-    """Return (first, end), the token range of text[start:end], or None if no token begins there.
+    """Return (first, end), the token range of text[start:end]; None if no token starts there.
 
-    The first token may include a preceding space. The last token is left out if it extends beyond
+    The first token may include a preceding space. The last token is excluded if it extends beyond
     `end` by more than white space.
     """
     first = _find_token_past(offsets, start)

@@ -1,8 +1,8 @@
-"""Define renderings: rules by which trainers turn conversations or instructions into training text.
+"""Define renderings: rules by which trainers turn conversations into training text.
 
-A rendering has a name (`--template`), a Jinja template or none, and the date that the template
-writes (`--date`). This module lists common renderings; `runs/text_form.py` tests which rendering a
-model was trained on.
+A rendering has a name (`--template`), in most cases a Jinja template, and the date that the
+template writes (`--date`). This module lists common renderings; `runs/text_form.py` tests which of
+these a model was trained on.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ Piece = tuple[str, bool]  # a text, and if it is an answer
 
 @dataclass(frozen=True)
 class ChatRendering:
-    """The definition of a rendering, which turns a row into training text.
+    """Define a rendering, which turns a row into training text.
 
     base: one of `BASES`: the model's template, TRL's template, `alpaca` or `none`.
-    source: the template as Jinja, or as the JSON of several named templates; None: no template.
+    source: the template as Jinja, or several named templates as JSON; None if there is no template.
     variants: names of differences from the base rendering, from `VARIANTS`.
     day: the date that the template writes, as YYYY-MM-DD.
     """
@@ -98,8 +98,8 @@ class ChatRendering:
     def kind(self) -> str:
         """The kind of the rendering: `template`, `alpaca` or `none`.
 
-        Renderings of one kind differ in details. Renderings of two kinds differ in all text around
-        an answer.
+        Renderings of the same kind differ in details. Renderings of different kinds differ in all
+        text around an answer.
         """
         if self.source is not None:
             return "template"
@@ -123,7 +123,7 @@ def parse_chat_rendering(text: str, day: str | None, tokenizer: Any) -> ChatRend
     """Return the rendering that the user's `--template` and `--date` describe.
 
     text: the value of --template. day: the value of --date (None leaves the template's date open).
-    Raise AuditError for an unknown rendering.
+    Raise AuditError if the rendering is unknown.
     """
     base = text
     variants = tuple[str, ...]()
@@ -182,7 +182,7 @@ def get_chat_template(tokenizer: Any) -> str | None:
 
 
 def find_trl_template(tokenizer: Any) -> str | None:
-    """Return the template with which TRL replaces the tokenizer's under `assistant_only_loss`.
+    """Return the template by which TRL replaces the tokenizer's for `assistant_only_loss`.
 
     Return None if TRL keeps the tokenizer's template or is not installed.
     """
@@ -211,9 +211,9 @@ def find_trl_template(tokenizer: Any) -> str | None:
 def list_candidate_chat_renderings(
     tokenizer: Any, rows: Sequence[Conversation]
 ) -> list[ChatRendering]:
-    """Return the renderings that trainers use for such rows, the most common first, without dates.
+    """Return the renderings that trainers use for such rows, without dates, most common first.
 
-    Raise AuditError for rows of messages if the tokenizer has no template.
+    Raise AuditError if the rows have messages and the tokenizer has no template.
     """
     kind = rows[0].kind
     template = get_chat_template(tokenizer)
@@ -256,7 +256,7 @@ def choose_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: st
 def _list_variant_combinations(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> list[tuple[str, ...]]:
-    """Return at most `_MOST` combinations of variants, those with fewest variants first.
+    """Return at most `_MOST` combinations of variants, the smallest first.
 
     usual: the rendering without variants, which is the first combination.
     """
@@ -269,7 +269,7 @@ def _list_chat_rendering_variant_choices(
 ) -> Iterator[tuple[str, ...]]:
     """Yield tuples of alternative variants that change the text of these rows.
 
-    The first name of each tuple is "", which stands for no variant.
+    The first entry of each tuple is "", which means no variant.
     """
     messages: list[Message] = []
     has_options = False
@@ -332,7 +332,7 @@ def _has_reasoning(message: Message) -> bool:
 
 
 def apply_form(conversation: Conversation, form: ChatRendering) -> Conversation:
-    """Return the conversation as a trainer with the rendering `form` passes it to the template."""
+    """Return the conversation in the form that this rendering's trainers give to the template."""
     variants = form.variants
     if FILLED in variants and conversation.filled is not None:
         conversation = conversation.filled
@@ -378,7 +378,7 @@ def build_template_messages(
 def build_template_arguments(
     tokenizer: Any, conversation: Conversation, form: ChatRendering
 ) -> dict[str, Any]:
-    """Return the arguments of `apply_chat_template` besides the messages."""
+    """Return the arguments of `apply_chat_template` except the messages."""
     source = str(form.source)
     if form.base == MODEL and not isinstance(
         tokenizer.chat_template, str
@@ -393,8 +393,7 @@ def build_template_arguments(
 
 
 def fix_template_date(source: str, day: str | None) -> str:
-    """Replace the template's calls of the clock by the date `day`, or change nothing if `day` is
-    None.
+    """Replace the template's calls of the clock by the date `day`; None changes nothing.
 
     The clock is a function, which a template variable cannot replace. Raise AuditError if the date
     format in a call is not a literal.
@@ -420,8 +419,8 @@ def render_messages(
 ) -> str:
     """Return the text that the template makes of the messages.
 
-    answering: whether to end with the prompt for the assistant's turn. Raise UnusableConversation
-    if the template rejects the messages.
+    answering: whether to end with the generation prompt. Raise UnusableConversation if the template
+    rejects the messages.
     """
     arguments = build_template_arguments(tokenizer, conversation, form)
     unmarked = remove_loss_marks(messages)
@@ -445,7 +444,7 @@ def render_messages(
 
 
 def remove_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages without the keys that mark a loss, which are not passed to templates."""
+    """Return the messages without the keys that mark the loss, which templates do not receive."""
     unmarked = []
     for message in messages:
         plain = dict(message)
@@ -465,9 +464,9 @@ def _format_template_error(error: Exception, messages: Sequence[Message]) -> str
 
 
 def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str) -> list[Piece]:
-    """Return the text of a row without a template, as a list of (text, whether it is an answer).
+    """Return the text of a row without a template, as a list of (text, is an answer).
 
-    end: the end-of-text token. Raise UnusableConversation for a turn without text.
+    end: the end-of-text token. Raise UnusableConversation if a turn has no text.
     """
     if form.base == ALPACA:
         return _list_alpaca_prompt_pieces(conversation, form, end)
@@ -514,7 +513,7 @@ def _build_history_pieces(before: Sequence[tuple[str, str, str]]) -> list[Piece]
 def _list_alpaca_prompt_pieces(
     conversation: Conversation, form: ChatRendering, end: str
 ) -> list[Piece]:
-    """Return the text of Alpaca's training, as a list of (text, whether it is an answer).
+    """Return the text as in Alpaca's training, as a list of (text, is an answer).
 
     Variants: `bare` omits the opening; `input` keeps the input's heading even if the input is
     empty; `line` begins the answer on a new line, as in axolotl. A history comes first, as in

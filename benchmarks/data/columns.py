@@ -1,9 +1,9 @@
-"""Read the columns of a user's table: texts or conversations, repeats, marks, groups and users.
+"""Read a user's table: columns of texts or conversations, repeats, marks, groups and users.
 
 Errors name the row and column of an invalid value, never the value. The column `pii` marks the
-personal data of a row. It maps each kind to one or several texts as written in the row: {"name":
-["Jane Doe"], "address": ["12 Oak Street"]}. The data define the kinds. Reports show the kinds, and
-never the texts.
+personal data of a row. It maps each kind to the row's texts of this kind: {"name": ["Jane Doe"],
+"address": ["12 Oak Street"]}. The data define the kinds. Reports show the kinds, but never the
+texts.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ _USUAL = {*COLUMNS, *_OTHERS, "title", "url"}
 
 
 def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
-    """Return the columns that hold the table's records, as one of the tuples in `PLAIN` and
-    `LAYOUTS`.
+    """Return the columns that hold the records, as one of the tuples in `PLAIN` and `LAYOUTS`.
 
     Raise AuditError, which lists the table's columns, if no layout matches, if several match, or if
     a column name is duplicated.
@@ -135,7 +134,7 @@ def require_text_layout(table: RecordTable) -> tuple[str, ...]:
 def describe_table_columns(columns: Sequence[str]) -> str:
     """List column names for an error message.
 
-    Name no column if none has a usual name: in a file without a header, the names are private text.
+    If no name is a usual one, list none: without a header in the file, the names are private text.
     """
     if not columns:
         return "no columns"
@@ -167,7 +166,7 @@ def _make_table_cell_error(
 def list_text_column_values(table: RecordTable, column: str) -> list[str]:
     """Return the values of a column whose values must be texts.
 
-    Raise AuditError with row and column for a value other than text.
+    Raise AuditError, with row and column, if a value is not text.
     """
     values = list(table.column(column))
     for row, value in enumerate(values):
@@ -189,10 +188,9 @@ def list_joined_layout_texts(table: RecordTable, layout: Sequence[str]) -> list[
 
 
 def list_row_repeat_counts(table: RecordTable) -> list[int]:
-    """Return for each row the number of its copies in training: its `repeats`, or 1 without that
-    column.
+    """Return the number of training copies of each row: its `repeats`, or 1 without that column.
 
-    Raise AuditError with the row for a value that is not a whole number of at least 1.
+    Raise AuditError, with the row, if a value is not a whole number of at least 1.
     """
     if REPEATS not in table.columns:
         return [1] * table.rows
@@ -215,10 +213,12 @@ def parse_row_conversations(
     order: Sequence[int] | None = None,
     kinds: ColumnKinds | None = None,
 ) -> Iterator[tuple[int, Conversation | UnusableConversation]]:
-    """Yield each row's number with its conversation, or with the reason why the row is unusable.
+    """Yield each row's number with its conversation, or the reason why the row is unusable.
 
-    A preference row yields its chosen and its rejected conversation. order: the rows to read (None:
-    all rows). kinds: the Arrow types of the columns, always those of the training table.
+    A preference row yields its chosen and its rejected conversation.
+
+    order: the rows to read (None: all rows). kinds: the Arrow types of the columns in the training
+    table.
     """
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
@@ -237,7 +237,7 @@ def parse_row_conversations(
 
 
 def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:
-    """Return labels of 1 and 0 as true and false, like TRL's KTO, and other labels unchanged."""
+    """Return labels 1 and 0 as true and false, like TRL's KTO, and other labels unchanged."""
     truth: dict[Any, Any] = {
         1: True,
         0: False,
@@ -254,7 +254,7 @@ def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:
 
 
 def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
-    """Check for labels other than true, false and null."""
+    """Return whether any label is other than true, false or null."""
     if layout[0] != "prompt" or _LABEL not in table.columns:
         return False
     labels = table.column(_LABEL)
@@ -262,7 +262,7 @@ def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
 
 
 def infer_nested_kinds(table: RecordTable) -> ColumnKinds:
-    """Return the Arrow type of each conversation column that holds objects; None without a type.
+    """Return the Arrow type of each conversation column that holds objects; None if it has no type.
 
     The types are those that `Dataset.from_list` infers.
     """
@@ -288,8 +288,8 @@ def infer_nested_kinds(table: RecordTable) -> ColumnKinds:
 def join_nested_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
     """Merge the Arrow types that two parts of a table have for each column.
 
-    The keys of the objects of `first` come first. If a column's type is None in either part, the
-    merged type is None.
+    Keys of objects in `first` come first. If a column's type is None in either part, its merged
+    type is None.
     """
     import pyarrow
 
@@ -311,7 +311,7 @@ def join_nested_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
 def _filled_sides(
     layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds
 ) -> tuple[Conversation, ...] | None:
-    """Return the row's conversations as Arrow returns them, or None if the row is unusable.
+    """Return the row's conversations as read from Arrow; None if the row is unusable.
 
     kinds: the Arrow types of the columns.
     """
@@ -325,9 +325,9 @@ def _filled_sides(
 
 
 def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
-    """Return the personal data that each row's `pii` column marks; no marks without this column.
+    """Return the personal data that the `pii` column marks in each row; none without the column.
 
-    Raise AuditError for a value that does not map kinds to texts.
+    Raise AuditError if a value does not map kinds to texts.
     """
     if PII not in table.columns:
         return [()] * table.rows
@@ -359,9 +359,9 @@ def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
 
 
 def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
-    """Yield the marks of personal data in one row; value: the cell of the column `pii`.
+    """Yield the marks of personal data in a row; value: the row's cell in the column `pii`.
 
-    Raise ValueError, without private text, for a value that does not map kinds to texts.
+    Raise ValueError, without private text, if the value does not map kinds to texts.
     """
     if value is None or value is ABSENT or value == "":
         return
@@ -400,8 +400,8 @@ def _format_table_cell(value: Any) -> str:
 def list_row_groups(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
     """Return the group of each row, or None for each row if no column is given.
 
-    needed: whether a missing column is an error. Reports show groups, so a column that names people
-    is rejected.
+    needed: whether a missing column is an error. A column that names people is rejected, because
+    reports show groups.
     """
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
@@ -446,9 +446,9 @@ def list_row_users(table: RecordTable, column: str | None, needed: bool) -> Sequ
 
 
 def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
-    """Check whether the table has the column that the user named with `flag`.
+    """Return whether the table has the column that the user named with `flag`.
 
-    Raise AuditError if the column occurs twice, or is needed and missing.
+    Raise AuditError if the column occurs twice, or if it is needed and missing.
     """
     if column not in table.columns and not needed:
         return False
@@ -461,9 +461,9 @@ def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) ->
 
 
 def list_row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
-    """Return the user of each row, as named in a column.
+    """Return the user of each row, by the name in a column.
 
-    Raise AuditError with the row for a value other than text or a whole number.
+    Raise AuditError, with the row, if a value is neither text nor a whole number.
     """
     values = table.column(column)
     for row, value in enumerate(values):

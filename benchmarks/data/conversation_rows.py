@@ -1,6 +1,6 @@
 """Parse rows of conversations or instructions.
 
-The reason why a row is unusable names columns, roles and turns, never their text.
+If a row is unusable, the reason names columns, roles and turns, but never their text.
 """
 
 from __future__ import annotations
@@ -86,24 +86,22 @@ Message = Mapping[str, Any]
 
 
 class UnusableConversation(Exception):
-    """The error for an unusable conversation or answer; its message is the reason, without private
-    text.
-    """
+    """Report why a conversation or answer is unusable, without private text."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A row of a table, parsed into a conversation.
+    """Hold a conversation, parsed from a row of a table.
 
-    messages: dictionaries with role, content and all other given keys.
-    tools: list of the tool functions; options: the row's chat_template_kwargs.
+    messages: dictionaries with role, content and all further keys given.
+    tools: the tool functions; options: the row's chat_template_kwargs.
     kind: `messages`, `completion` or `instruction`.
     plain: for the last two kinds, the texts (prompt, completion) or (instruction, input, output),
         which `messages` contains as turns.
     group: for preference data, `chosen`, `rejected`, `wanted` or `unwanted`.
     system_column: whether the first message is from a separate column.
-    filled: the row as read from an Arrow table, if different. Each object then has all keys that
-        objects have in any row, with null for its missing keys.
+    filled: the row as read from an Arrow table, if different. There each object has all keys that
+        occur in any row, with null for its missing keys.
     """
 
     messages: tuple[Message, ...]
@@ -117,7 +115,7 @@ class Conversation:
 
     @property
     def is_learnt(self) -> bool:
-        """Check whether any answer of the conversation was trained on."""
+        """Return whether any answer of the conversation was trained on."""
         if self.group in (REJECTED, UNWANTED):
             return False
         answers = filter(is_assistant, self.messages)
@@ -125,9 +123,7 @@ class Conversation:
 
 
 def normalise_role(role: str) -> str:
-    """Return `user` for `Human`, `assistant` for `gpt`, `tool` for `observation`; keep other
-    roles.
-    """
+    """Return `user` for `Human`, `assistant` for `gpt`, `tool` for `observation`, else the role."""
     return _USUAL_ROLES.get(role.lower(), role)
 
 
@@ -137,7 +133,7 @@ def is_assistant(message: Message) -> bool:
 
 
 def get_message_text(content: Any) -> str | None:
-    """Return the text of a message's content, or None if any part has no text.
+    """Return the text of a message's content; None if any part has no text.
 
     content: a text, or a list of parts, whose texts are joined.
     """
@@ -156,8 +152,8 @@ def parse_conversations(
 ) -> tuple[Conversation, ...]:
     """Parse a row with the columns of one of `LAYOUTS` into conversations.
 
-    Preferences give a chosen and a rejected conversation, other rows one conversation. keep_nulls:
-    see `parse_conversation`. Raise UnusableConversation for an invalid row.
+    A preference row gives a chosen and a rejected conversation, any other row a single one.
+    keep_nulls: see `parse_conversation`. Raise UnusableConversation if the row is invalid.
     """
     if layout != PREFERENCES:
         return (parse_conversation(layout, row, keep_nulls),)
@@ -174,8 +170,8 @@ def parse_conversations(
 def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the prompt, the chosen completion and the rejected completion of a row.
 
-    The prompt of an instruction is None. If the row has no prompt, the prompt is the common
-    beginning of both completions, as in TRL's `extract_prompt`.
+    The prompt of an instruction is None. If the row has no prompt column, the prompt is the common
+    prefix of both completions, as in TRL's `extract_prompt`.
     """
     chosen = row["chosen"]
     rejected = row["rejected"]
@@ -203,10 +199,10 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 def _drop_prompt_loss(
     conversation: Conversation, completion: Any, reason: str, group: str | None
 ) -> Conversation:
-    """Return the conversation with a loss only on the turns of its completion.
+    """Exclude all turns from the loss except those of the completion.
 
-    completion: a text, or the list of its messages. reason: why the prompt has no loss. group: the
-    group of the returned conversation.
+    completion: a text or a list of messages. reason: why the prompt is excluded from the loss.
+    group: the group of the returned conversation.
     """
     last = 1
     if not isinstance(completion, str):
@@ -218,10 +214,10 @@ def _drop_prompt_loss(
 def parse_conversation(
     layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
 ) -> Conversation:
-    """Parse a row with the columns of one of `LAYOUTS`, except preferences.
+    """Parse a row with the columns of one of `LAYOUTS`, but not a preference row.
 
     keep_nulls: whether to keep keys with null values in messages and chat_template_kwargs. Raise
-    UnusableConversation for an invalid row.
+    UnusableConversation if the row is invalid.
     """
     tools = _parse_conversation_tools(row.get("tools"))
     options = _parse_chat_template_options(row.get("chat_template_kwargs"), keep_nulls)
@@ -285,7 +281,7 @@ def _describe_missing_assistant(messages: Sequence[Message]) -> str:
 
 
 def _list_public_names(names: Iterable[str]) -> str:
-    """List roles, keys or types. Unusual names are counted, since they may be names of people."""
+    """List roles, keys or types; only count unusual names, which may be names of people."""
     usual = []
     n_hidden = 0
     for name in sorted(names):
@@ -299,7 +295,7 @@ def _list_public_names(names: Iterable[str]) -> str:
 
 
 def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
-    """Return whether a row, message or message part has a mark that excludes it from the loss."""
+    """Return whether a row, a message or its part has a mark that excludes it from the loss."""
     marks = list(map(message.get, _MARKS))
     for name in _MARKED_SPANS:
         for span in message.get(name) or ():
@@ -316,9 +312,7 @@ def _means_no(mark: Any) -> bool:
 
 
 def _parse_history(history: Any) -> list[dict[str, Any]]:
-    """Parse the history column of LLaMA-Factory's Alpaca layout (questions and answers) into
-    messages.
-    """
+    """Parse the history column (question, answer) of LLaMA-Factory's Alpaca layout to messages."""
     if isinstance(history, str) and history:
         with suppress(ValueError):  # refused below
             history = json.loads(history)
@@ -371,7 +365,7 @@ def _list_normalised_messages(
 
 
 def _describe_content_without_text(content: Any) -> str:
-    """Say why a message's content is no text, with the types of its parts that have none."""
+    """Say why a message's content is not text, naming the types of its parts without text."""
     parts = [content]
     if isinstance(content, Sequence):
         parts = [part for part in content if get_message_text([part]) is None]
@@ -393,16 +387,14 @@ def _require_message_text(content: Any) -> str:
 
 
 def get_tool_name(tool: Any) -> str:
-    """Return the name of a tool function, given bare or in OpenAI's format; "" without a name."""
+    """Return the name of a tool function, given bare or in OpenAI's format; "" if it has none."""
     if isinstance(tool, Mapping):
         tool = tool.get("function", tool)
     return str(tool.get("name", "")) if isinstance(tool, Mapping) else ""
 
 
 def _parse_conversation_tools(tools: Any) -> Any:
-    """Return the list of tool functions, possibly empty. The input may be JSON, which TRL also
-    reads.
-    """
+    """Return the tool functions as a list; the input may be JSON, which TRL also reads."""
     if isinstance(tools, str) and tools:
         try:
             tools = json.loads(tools)
@@ -429,8 +421,8 @@ def _parse_chat_template_options(options: Any, keep_nulls: bool) -> dict[str, An
 def add_tool_calls(message: Message) -> Message:
     """Convert a message whose role means a tool call to an assistant's message with `tool_calls`.
 
-    LLaMA-Factory and ms-swift do the same. Other messages, and messages without JSON of calls, stay
-    unchanged.
+    LLaMA-Factory and ms-swift do the same. Messages of other roles, and messages without JSON of
+    calls, are unchanged.
     """
     text = get_message_text(message.get("content"))
     if message["role"] not in _CALLING_ROLES or text is None:
@@ -453,9 +445,7 @@ def add_tool_calls(message: Message) -> Message:
 
 
 def wrap_tools(conversation: Conversation) -> Conversation:
-    """Return the conversation with each bare tool function under the key `function`, as in OpenAI's
-    API.
-    """
+    """Put each bare tool function under the key `function`, as in OpenAI's API."""
     if not isinstance(conversation.tools, list):
         return conversation
     wrapped = []
@@ -467,7 +457,7 @@ def wrap_tools(conversation: Conversation) -> Conversation:
 
 
 def decode_call_arguments(conversation: Conversation) -> Conversation:
-    """Return the conversation with tool calls' JSON arguments as objects, as in axolotl."""
+    """Decode the JSON arguments of the conversation's tool calls into objects, as in axolotl."""
     messages = []
     for message in conversation.messages:
         calls = message.get("tool_calls")
@@ -478,9 +468,7 @@ def decode_call_arguments(conversation: Conversation) -> Conversation:
 
 
 def _decode_arguments(call: Any) -> Any:
-    """Return a tool call with its JSON arguments decoded. The call may be bare or in OpenAI's
-    format.
-    """
+    """Decode the JSON arguments of a tool call, given bare or in OpenAI's format."""
     if not isinstance(call, Mapping):
         return call
     changed = dict(call)
@@ -513,10 +501,9 @@ def remove_nulls(value: Any) -> Any:
 
 
 def fill_arrow_nulls(value: Any, kind: Any) -> Any:
-    """Return a cell as Arrow returns it from a column of the type `kind` (`pyarrow.DataType`).
+    """Return a cell as read from an Arrow column of the type `kind` (`pyarrow.DataType`).
 
-    Each object gets all keys of the column's objects, in the column's order, with null for missing
-    keys.
+    Each object gets all keys of the column type, in the type's order, with null for missing keys.
     """
     from pyarrow import types
 

@@ -1,4 +1,4 @@
-"""Choose where to cut a text into a prefix and a suffix, by its length or by given lengths."""
+"""Choose where to cut a text into prefix and suffix, by the text's length or by given lengths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEWEST = 5  # texts that begin alike
 
 
 class CutPlace(NamedTuple):
-    """A cut of a text: tokens start:middle are the prefix, and middle:end are the suffix."""
+    """Describe a cut: tokens start:middle are the prefix, and tokens middle:end are the suffix."""
 
     start: int
     middle: int
@@ -32,9 +32,9 @@ class CutPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class TextLengths:
-    """The user's lengths of prefix and suffix, and the stride of windows, in tokens.
+    """Hold the user's lengths of prefix and suffix, and the stride of windows, in tokens.
 
-    If a length is None, the length of each text decides.
+    A length that is None is derived from the length of each text.
     """
 
     prefix: int | None = None
@@ -66,13 +66,14 @@ class TextLengths:
     def cut_places(
         self, n_tokens: int, shared: int = 0, room: int | None = None
     ) -> list[CutPlace] | str:
-        """Return where to cut a text of `n_tokens` tokens, in order, or the reason why no cut is
-        possible.
+        """Return where to cut a text, in order, or the reason why no cut is possible.
 
-        shared: number of first tokens that many other texts share. A prefix within these public
-        tokens cannot identify the text. The first suffix therefore begins after the shared tokens
-        and after some tokens of this text only. room: maximum tokens of a prefix and suffix that
-        the model can read (None: no limit).
+        n_tokens: length of the text. shared: number of leading tokens that many other texts share.
+        A prefix within these public tokens cannot identify the text, so the first suffix starts
+        after the shared tokens and after some tokens of this text only.
+
+        room: maximum number of tokens of prefix and suffix together that the model can read (None:
+        no limit).
         """
         places = self._cut(n_tokens, shared)
         if isinstance(places, str) or self.are_given:
@@ -140,7 +141,7 @@ def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
 def _fit_place(place: CutPlace, room: int | None) -> CutPlace:
     """Shorten a prefix so that prefix and suffix have at most `room` tokens.
 
-    The prefix keeps at least LENGTH tokens, if it has as many.
+    The prefix keeps at least LENGTH tokens, or all if it has fewer.
     """
     if room is None or place.end - place.start <= room:
         return place
@@ -156,14 +157,12 @@ BY_OWN_LENGTH = TextLengths()
 
 @dataclass(frozen=True)
 class SharedBeginnings:
-    """The sorted beginnings, as tokens, that many texts share, such as a notice or the head of a
-    form.
-    """
+    """Hold the sorted prefixes, as tokens, that many texts share, such as a notice."""
 
     beginnings: tuple[Tokens, ...] = ()
 
     def length_in(self, tokens: Sequence[int]) -> int:
-        """Return the number of first tokens of a text that belong to a shared beginning."""
+        """Return how many leading tokens of a text belong to a prefix that many texts share."""
         at = bisect_left(self.beginnings, tuple(tokens))  # the nearest in sorted order share most
         nearest = self.beginnings[max(0, at - 1) : at + 1]
         length = max((count_common_beginning(tokens, text) for text in nearest), default=0)
@@ -174,7 +173,7 @@ NOTHING_SHARED = SharedBeginnings()
 
 
 def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
-    """Return the beginnings that many texts share.
+    """Return the prefixes that many texts share.
 
     They are shared by at least five distinct texts and at least a tenth of all texts. texts: token
     ids.
@@ -199,6 +198,6 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
 
 
 def count_common_beginning(first: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the number of first elements that two sequences share."""
+    """Return the number of leading elements that two sequences share."""
     pairs = zip(first, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,7 +1,7 @@
 """Cut rows into prefix and suffix tokens.
 
-Pairs are cut where prefix and suffix join. Texts are cut at the start or at several positions, and
-conversations at their answers.
+A pair is cut where prefix and suffix join, a text at its start or at several positions, and a
+conversation at its answers.
 """
 
 from __future__ import annotations
@@ -74,17 +74,18 @@ CutPart = DataRecord | str  # a row or a part of a row, or the reason why it can
 
 @dataclass(frozen=True)
 class Cutting:
-    """The options for cutting the rows of a table into prefixes and suffixes.
+    """Hold the options for cutting the rows of a table into prefixes and suffixes.
 
     lengths: the user's lengths in tokens.
-    knows: the attacker's knowledge of a conversation (None: `user`). `user` is all text before an
-        answer; `partial:F` adds the share F of the answer's tokens; `system` is the system turn.
+    knows: what the attacker knows of a conversation (None: `user`). `user` is all text before an
+        answer; `partial:F` adds the share F of the answer's tokens; `system` is only the system
+        turn.
     form: the rendering of conversations (None: the usual rendering).
     turns: the attacked speaker of conversations (None: the assistant).
-    shared: beginnings that many texts share.
-    kinds: Arrow types of the columns of the table that the rows are compared with.
+    shared: prefixes that many texts share.
+    kinds: Arrow types of the columns in the table with which the rows are compared.
     trained: the tokens of a row that were trained on (None: all).
-    room: maximum tokens of prefix and suffix that the model reads (None: no limit).
+    room: maximum number of tokens of prefix and suffix that the model reads (None: no limit).
     """
 
     tokenizer: Any
@@ -108,14 +109,14 @@ class Cutting:
     def is_all_along(self) -> bool:
         """True if long answers are attacked in several windows.
 
-        This is so if the user gives no lengths and the attacker knows all earlier text.
+        This is the case if the user gives no lengths and the attacker knows all earlier text.
         """
         return not self.lengths.are_given and (self.knows or USER) == USER
 
     def fit_record(self, record: CutPart, n_tokens: int) -> CutPart:
         """Return the trained part of a record, or the reason why it cannot be attacked.
 
-        record: a record or a reason, which is returned. n_tokens: length of the row.
+        record: a record, or a reason, which is returned unchanged. n_tokens: length of the row.
         """
         if isinstance(record, str):
             return record
@@ -132,12 +133,12 @@ class Cutting:
 
 @dataclass
 class CutCounts:
-    """Facts on the rows of a table, complete once the rows are cut.
+    """Count the rows of a table; the counts are complete once the rows are cut.
 
-    rule: a phrase on how rows are cut.
+    rule: a phrase about how rows are cut.
     texts: the rows' texts.
-    remarks: counts of moved cuts and of inputs that a template leaves out.
-    row_tokens: number of tokens by row; for a conversation, of its answers.
+    remarks: counts of moved cuts and of inputs that a template omits.
+    row_tokens: number of tokens of each row; for a conversation, of its answers.
     """
 
     rule: str
@@ -149,7 +150,7 @@ class CutCounts:
 def require_fast_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer. Raise AuditError if the tokenizer cannot map tokens to characters."""
+    """Return the tokenizer; raise AuditError if it cannot map tokens to characters."""
     if tokenizer is None:
         raise AuditError("expected a model with a tokenizer for text data, got a model without one")
     if not getattr(tokenizer, "is_fast", False):
@@ -175,9 +176,9 @@ def describe_tokenisation(tokenizer: PreTrainedTokenizerBase) -> str:
 def cut_rows_into_parts(
     table: RecordTable, cut: Cutting
 ) -> tuple[Iterator[tuple[int, CutPart]], CutCounts]:
-    """Return all parts, as (row, part), and counts that are filled while the parts are read.
+    """Return an iterator over (row, part), and counts that are filled while it is read.
 
-    Raise AuditError for an option that has no effect on this table's columns.
+    Raise AuditError if an option has no effect on this table's columns.
     """
     layout = detect_column_layout(table)
     for flag, value in (("--knows", cut.knows), ("--turns", cut.turns)):
@@ -255,7 +256,7 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
 
 
 def measure_shared_beginnings(tokenizer: Any, table: RecordTable) -> SharedBeginnings:
-    """Return beginnings that many texts of a table share; none without a text column."""
+    """Return the prefixes that many texts of a table share; none if it has no text column."""
     layout = detect_column_layout(table)
     if layout != ("text",):
         return NOTHING_SHARED
@@ -288,7 +289,7 @@ def _cut_pair(
     ids: list[int],
     offsets: list[tuple[int, int]],
 ) -> CutPart:
-    """Cut a row's tokens `ids` after the text `prefix`, or return why that fails.
+    """Cut a row's tokens `ids` after the text `prefix`, or return why this fails.
 
     The tokens before the cut are decoded, because `offsets` do not suffice. Many tokenizers trim
     the space from a token's offsets, so that " b" after "a" seems to start after "a ".
@@ -319,7 +320,7 @@ def _cut_conversations(
     rows: Iterator[tuple[int, Conversation | UnusableConversation]],
     counts: CutCounts,
 ) -> Iterator[tuple[int, CutPart]]:
-    """Yield (row, part) for each answer. rows: row numbers with their conversations."""
+    """Yield (row, part) for each answer; rows: row numbers with their conversations."""
     for row, sides in groupby(rows, key=lambda numbered: numbered[0]):
         counts.row_tokens[row] = 0
         answers: list[CutPart] = []
@@ -341,7 +342,8 @@ def _cut_conversation_answers(
 ) -> list[CutPart]:
     """Return each answer of a conversation, or the reason why the conversation is unusable.
 
-    The group of a record is the speaker, if several are attacked, or the side of a preference.
+    The group of a record is its speaker if several speakers are attacked, or the side of a
+    preference.
     """
     try:
         if isinstance(conversation, UnusableConversation):
@@ -366,11 +368,13 @@ def _cut_conversation_answers(
 def cut_answers_into_secrets(
     cut: Cutting, form: ChatRendering, conversation: Conversation, rendered: RenderedChat
 ) -> Iterator[CutPart]:
-    """Yield each answer as a record of row 0, or the reason why the answer is unusable.
+    """Yield each answer as a record of row 0, or the reason why it is unusable.
 
     The group of a record is the speaker. If the attacker knows only the system turn, only the first
-    answer is attacked. A long answer may give several secrets, each after all preceding text. Raise
-    UnusableConversation if the attacker knows the system turn and there is none.
+    answer is attacked. A long answer may give several secrets, each with all preceding text as its
+    prefix.
+
+    Raise UnusableConversation if the attacker knows only the system turn and there is none.
     """
     knows = cut.knows or USER
     max_prefix = cut.lengths.prefix
@@ -432,7 +436,7 @@ def cut_answers_into_secrets(
 def _system_turn_only_prompt(
     tokenizer: Any, conversation: Conversation, form: ChatRendering
 ) -> str:
-    """Return the text of the system turn, with the prompt to answer.
+    """Return the text of the system turn, followed by the generation prompt.
 
     Raise UnusableConversation if there is no system turn.
     """
@@ -451,8 +455,8 @@ def _system_turn_only_prompt(
 def choose_table_rendering(tokenizer: Any, table: RecordTable) -> ChatRendering:
     """Return the rendering that is most common for these rows.
 
-    If its template writes a date, the date is today. Raise AuditError for messages if the tokenizer
-    has no template.
+    If its template writes a date, the date is today. Raise AuditError if the rows have messages and
+    the tokenizer has no template.
     """
     for _, conversation in parse_row_conversations(table, detect_column_layout(table)):
         if not isinstance(conversation, UnusableConversation):

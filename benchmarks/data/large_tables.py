@@ -55,14 +55,14 @@ _USERS = "user of a row"
 
 
 def hash_texts(texts: Sequence[str]) -> Ints:
-    """Return a hash of each text, (texts,) int64, equal in every process and on every machine."""
+    """Hash each text into int64, (texts,), equal in every process and on every machine."""
     import pandas
 
     return pandas.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
 
 
 def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
-    """Return a hash of each row's text or conversation, (rows,) int64.
+    """Return a hash of each row's text or conversation, of shape (rows,), int64.
 
     layout: the columns of the records, from `columns.detect_column_layout`. In conversations, null
     equals a missing key, because Parquet has all keys in all rows. Raise AuditError with the row

@@ -80,8 +80,8 @@ def match_nonmember_lengths(
 ) -> tuple[RecordSource, tuple[Doubt, ...]]:
     """Return non-members whose distribution of lengths equals that of the members.
 
-    The length is the number of attacked tokens of a row. Distinct rows are counted by length, in
-    bands of 8 to 15 tokens, 16 to 31, and so on. Nothing changes unless the two distributions
+    The length is the number of attacked tokens of a row. Distinct rows are counted by bands of
+    length: 8 to 15 tokens, 16 to 31 tokens, and so on. Nothing changes unless the two distributions
     differ beyond chance (chi-square, 1%). If at most half of the non-members would remain, all
     remain. A `Doubt` is then returned, which warns that lengths differ.
     """
