@@ -46,9 +46,9 @@ class EpsilonAudit(Probe):
     the secret, averaged over `samples` draws.
     score: `loss` uses only the loss, `difference` subtracts the loss under the reference model.
     `auto` chooses `difference` if there is a reference model other than the audited model.
-    `gradient` takes the change of weights since the reference model, from which the training began,
-    and projects it onto the secret's gradient at the reference model: s = <theta - theta_0, -g> /
-    ||g|| (`models/weight_changes.py`). This needs the weights of both models.
+    `gradient` is the ridge regression of the change of weights since the reference model, from
+    which the training began, on all secrets' gradients there (`models/weight_changes.py`), and
+    needs the weights of both models. As no score reads the coins, the bound is valid for each.
     delta: the bound's delta; 0 takes the claim's delta, or 1e-5 if there is no claim.
     level: the probability with which the bound may exceed the true epsilon.
     unit: `user` if all copies of a canary belong to one person (`audit canaries insert --group`),
@@ -105,20 +105,8 @@ class EpsilonAudit(Probe):
         self.check_inputs(view, secrets)
         if self.draws_samples:
             yield from self._observe_canary_agreement(view, secrets)
-        elif self.score == "gradient":
-            yield from self._observe_canary_gradients(view, secrets)
         else:
             yield from self._observe_canary_losses(view, secrets)
-
-    def _observe_canary_gradients(
-        self, view: View, secrets: Sequence[Secret]
-    ) -> Iterator[Observation]:
-        """Yield how far the weights moved against the gradient of each secret's loss."""
-        assert view.reference is not None  # by `check_inputs`
-        change = WeightChange(view.target, view.reference)
-        for secret in secrets:
-            score = change.score_text(secret.prefix, secret.suffix)
-            yield Observation(secret.id, {"projection": score})
 
     def _observe_canary_losses(
         self, view: View, secrets: Sequence[Secret]
@@ -188,20 +176,30 @@ class EpsilonAudit(Probe):
         return DELTA
 
     def add_joint_values(
-        self, secrets: Sequence[Secret], observations: Sequence[Observation]
-    ) -> list[Observation]:
+        self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> Sequence[Observation]:
         """Add each canary's score; a higher score means more confidence that it was inserted."""
-        scores = self._canary_inclusion_scores(observations).tolist()
-        return [
-            replace(o, values={**o.values, "score": x})
-            for o, x in zip(observations, scores, strict=True)
-        ]
+        if self.score == "gradient":
+            # A resumed run has the scores of all canaries already.
+            if all("score" in observation.values for observation in observations):
+                return observations
+            scores = self._score_canary_gradients(view, secrets)
+        else:
+            scores = self._canary_inclusion_scores(observations)
+        return Observed(observations).add_columns({"score": scores})
+
+    def _score_canary_gradients(self, view: View, secrets: Sequence[Secret]) -> Floats:
+        assert view.reference is not None  # by `check_inputs`
+        title = f"gradients of {view.target_name}"
+        return WeightChange(view.target, view.reference).score_texts(
+            [(secret.prefix, secret.suffix) for secret in secrets],
+            view.seed,
+            lambda n_done: view.progress(title, n_done, len(secrets)),
+        )
 
     def _canary_inclusion_scores(self, observations: Sequence[Observation]) -> Floats:
         if self.draws_samples:
             return value_column(observations, "agreement")
-        if self.score == "gradient":
-            return value_column(observations, "projection")
         nll = value_column(observations, "nll")
         if not self._has_reference(observations):
             return -nll
@@ -287,7 +285,7 @@ class EpsilonAudit(Probe):
         if self.draws_samples:
             return f"how far {self.samples} drawn completions agree with it, in tokens"
         if self.score == "gradient":
-            return "how far the weights moved along its gradient at the reference"
+            return "regression of the weights' change on all canaries' gradients at the reference"
         if self._has_reference(observations):
             return "loss minus that under the reference model"
         return "loss"

@@ -71,7 +71,7 @@ class Exposure(AncestralProbe):
             yield from _CanarySpaceRanking(self, view, space).observe_canary_exposures(group)
 
     def add_joint_values(
-        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+        self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Sequence[Observation]:
         """Add the Holm-adjusted p-value of each inserted canary."""
         # Only of inserted canaries: a control is no hypothesis, and would only cost power.

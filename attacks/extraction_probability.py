@@ -162,7 +162,7 @@ class ExtractionProbability(DistributionProbe):
         yield from observe_in_batches(view, secrets, size, look)
 
     def add_joint_values(
-        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+        self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Sequence[Observation]:
         """Add each member's conformal p-value (A7).
 

@@ -275,7 +275,7 @@ class Membership(AncestralProbe):
     # ------------------------------------------------------------------------------------
 
     def add_joint_values(
-        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+        self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Sequence[Observation]:
         """Add those scores of a record that depend on other records.
 

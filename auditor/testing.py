@@ -275,10 +275,10 @@ def _measurement_faults(
 ) -> Iterator[str]:
     observation_list = [observations[secret.id] for secret in secrets]
     completed = Observed(
-        probe.add_joint_values(secrets, observation_list),
+        probe.add_joint_values(at, secrets, observation_list),
         probe.facts(at, secrets, observation_list),
     )
-    if probe.add_joint_values(secrets, completed) != completed:
+    if probe.add_joint_values(at, secrets, completed) != completed:
         yield "expected complete() to change nothing the second time"
     if probe.facts(at, secrets, observation_list) != completed.facts:
         yield "expected facts() to say the same the second time"

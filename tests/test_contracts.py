@@ -188,8 +188,9 @@ class TestDistributionProbe:
         self, kind: type[DistributionProbe], neox: HuggingFaceModel
     ) -> None:
         probe, asked = make_small_plugin(kind), make_test_secrets(neox)
-        seen = observe_by_id(probe, make_view(neox, WHITE_BOX), asked)
-        completed = probe.add_joint_values(asked, [seen[s.id] for s in asked])
+        view = make_view(neox, WHITE_BOX)
+        seen = observe_by_id(probe, view, asked)
+        completed = probe.add_joint_values(view, asked, [seen[s.id] for s in asked])
         measured = probe.measurements(asked, completed)
         names = [m.name for m in measured]
         assert f"{names[0]}_nonmembers" in names and measured[0].n == sum(s.member for s in asked)

@@ -1,14 +1,18 @@
 """Score texts by the change of weights from a reference model to a model trained from it.
 
-The score of a text is the inner product of the weight change and the negative gradient of the
-text's loss at the reference's weights, divided by the norm of the gradient:
+DP-SGD moves the weights along minus the clipped gradients of its records, so the change has a part
+along minus the gradient of each included text (gradient canaries of Nasr et al. 2023 and Steinke et
+al. 2023, Section 6, with the finished weights in place of each step's release). Gradients of texts
+also share directions, along which every included text moves the weights. Ridge regression of the
+change on the gradients of all n texts removes the shared part:
 
-    score = <theta - theta_0, -g> / ||g||,    g = d loss(text; theta_0) / d theta.
+    (K + lambda (I - 11^T / n)) alpha = b,    b_i = <theta - theta_0, -g_i> / ||g_i||,
+    K_ij = <g_i, g_j> / (||g_i|| ||g_j||),    g_i = d loss(text i; theta_0) / d theta,
 
-DP-SGD moves the weights along the negative clipped gradients of its records, so the score is higher
-for included texts. These are the gradient canaries of Nasr et al. 2023 and Steinke et al. 2023,
-Section 6, with the finished weights instead of each step's release. The score sees, to first order,
-what the loss sees, but no curvature, and it weighs each text as clipping does.
+with the mean of the scores alpha not shrunk. The scores see what the loss sees to first order, but
+no curvature, and weigh each text as clipping does. b is exact. K is exact if n gradients fit in
+1 GiB; otherwise it consists of inner products of CountSketches (Charikar et al. 2002) that fit, so
+memory does not grow with n times the number of parameters.
 
 Only trained parameters count. A LoRA layer adds s B A to a weight, with B = 0 before training; its
 parameter is B, and A is the trained one.
@@ -16,21 +20,27 @@ parameter is B, and A is the trained one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import LanguageModel
 from auditor.models.configuration import get_quantisation_method, unwrap_peft
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.wrapping import WrappingModel
 
 _NEEDS = "needs the weights of the model and of its reference for score=gradient"
+_SKETCH_BYTES = 2**30  # for the sketches of all texts together
+_RIDGE = 2.0  # lambda; each unit gradient adds 1 to the trace of K
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,31 @@ class WeightChange:
         if not self._changes:
             raise NotApplicable(f"{_NEEDS}, which differ, and got equal weights")
 
-    def score_text(self, prefix: Tokens, suffix: Tokens) -> float:
-        """Return the score of the suffix given the prefix; 0 if the gradient is 0."""
+    def score_texts(
+        self,
+        texts: Sequence[tuple[Tokens, Tokens]],
+        seed: int,
+        progress: Callable[[int], None] = lambda n_done: None,
+    ) -> Floats:
+        """Return the scores of all texts, (n,).
+
+        Args:
+            texts: prefix and suffix of each text.
+            seed: the seed of the sketches.
+            progress: callback(texts done).
+        """
+
+        def yield_gradients() -> Iterator[Sequence[Tensor]]:
+            for i, (prefix, suffix) in enumerate(texts):
+                progress(i)
+                yield self._compute_gradients(prefix, suffix)
+            progress(len(texts))
+
+        steps = [change.change for change in self._changes.values()]
+        return regress_change(steps, yield_gradients, len(texts), seed)
+
+    def _compute_gradients(self, prefix: Tokens, suffix: Tokens) -> Sequence[Tensor]:
+        """Return the gradient of the suffix's loss by each trained parameter."""
         steps = [
             torch.zeros_like(change.change, requires_grad=True) for change in self._changes.values()
         ]
@@ -93,14 +126,7 @@ class WeightChange:
             for (name, change), step in zip(self._changes.items(), steps, strict=True):
                 weights[name] = change.add_step(self._weights[name].detach(), step)
             loss = self._compute_nll(weights, (*self._prefix_token, *prefix), suffix)
-            gradients = torch.autograd.grad(loss, steps)
-        product = squares = 0.0
-        for change, gradient in zip(self._changes.values(), gradients, strict=True):
-            product -= float((gradient * change.change).sum(dtype=torch.float64))
-            squares += float(gradient.square().sum(dtype=torch.float64))
-        if squares == 0:
-            return 0.0
-        return product / squares**0.5
+            return torch.autograd.grad(loss, steps)
 
     def _compute_nll(self, weights: dict[str, Tensor], prefix: Tokens, suffix: Tokens) -> Tensor:
         """Return the mean negative log-likelihood of the suffix, in nats per token."""
@@ -115,6 +141,112 @@ class WeightChange:
         )
         logits = output.logits[0, len(prefix) - 1 : -1].float()
         return nn.functional.cross_entropy(logits, text[0, len(prefix) :])
+
+
+def regress_change(
+    change: Sequence[Tensor],
+    read_gradients: Callable[[], Iterable[Sequence[Tensor]]],
+    n_texts: int,
+    seed: int,
+) -> Floats:
+    """Return the score of each text: its coefficient alpha in the ridge regression.
+
+    Scores do not depend on the order of the texts, and equal gradients have equal scores.
+
+    Args:
+        change: the change of each trained parameter.
+        read_gradients: returns each text's gradients, in the shapes of the change. Called a second
+            time if gradients are compressed.
+        n_texts: the number of texts, n.
+        seed: the seed of the sketches.
+
+    Returns:
+        (n,), the length of the change along minus each unit gradient.
+    """
+    n_parameters = sum(part.numel() for part in change)
+    width = min(n_parameters, max(2, _SKETCH_BYTES // (4 * n_texts)))
+    compress = _flatten_gradients
+    if width < n_parameters:
+        # Errors of sketches are a share of what gradients have in common, so this is kept exactly.
+        common = _find_common_direction(change, read_gradients())
+        compress = _GradientSketch(common, width, seed).compress
+    projections = np.zeros(n_texts)
+    rows = torch.empty(n_texts, width)
+    for i, gradients in enumerate(read_gradients()):
+        norm = _compute_norm(gradients)
+        projections[i] = -_multiply(change, gradients) / norm
+        rows[i] = compress(gradients) / norm
+    return _solve_ridge((rows @ rows.T).double().numpy(), projections)
+
+
+def _multiply(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Return the inner product of two lists of tensors of equal shapes."""
+    product = 0.0
+    for part, factor in zip(first, second, strict=True):
+        product += float((part * factor).sum(dtype=torch.float64))
+    return product
+
+
+def _compute_norm(gradients: Sequence[Tensor]) -> float:
+    """Return the norm; 1 for gradients of 0, which then have a score of the mean."""
+    return _multiply(gradients, gradients) ** 0.5 or 1.0
+
+
+def _flatten_gradients(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the gradients as one vector, float32 on the CPU."""
+    return torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
+
+
+def _find_common_direction(
+    change: Sequence[Tensor], gradients: Iterable[Sequence[Tensor]]
+) -> list[Tensor]:
+    """Return the unit vector along the sum of the unit gradients, in the shapes of the change."""
+    total = list(map(torch.zeros_like, change))
+    for text_gradients in gradients:
+        norm = _compute_norm(text_gradients)
+        for part, gradient in zip(total, text_gradients, strict=True):
+            part += gradient / norm
+    norm = _compute_norm(total)
+    for part in total:
+        part /= norm
+    return total
+
+
+class _GradientSketch:
+    """A linear map of gradients to `width` numbers that keeps inner products on average.
+
+    The last number is the part along `common`, a unit vector; the others are a CountSketch of the
+    rest.
+    """
+
+    def __init__(self, common: Sequence[Tensor], width: int, seed: int) -> None:
+        n_parameters = sum(part.numel() for part in common)
+        self._n_bins = width - 1
+        # A bin and a sign for each parameter: the second half of the bins is subtracted.
+        rng = make_keyed_generator("gradient sketch", seed, width)
+        bins = rng.integers(2 * self._n_bins, size=n_parameters, dtype=np.int32)
+        self._bins = torch.from_numpy(bins)
+        self._common = common
+        self._common_sums = self._sum_bins(common)
+
+    def compress(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return the sketch of a text's gradients, (width,) float32 on the CPU."""
+        share = _multiply(self._common, gradients)
+        rest = self._sum_bins(gradients) - share * self._common_sums
+        return torch.cat([rest, torch.tensor([share])])
+
+    def _sum_bins(self, gradients: Sequence[Tensor]) -> Tensor:
+        sums = torch.zeros(2 * self._n_bins)
+        sums.index_add_(0, self._bins, _flatten_gradients(gradients))
+        return sums[: self._n_bins] - sums[self._n_bins :]
+
+
+def _solve_ridge(cosines: Floats, projections: Floats) -> Floats:
+    """Return alpha of (K + lambda (I - 11^T / n)) alpha = b, (n,)."""
+    n = len(projections)
+    # A millionth on the mean makes the matrix invertible, whatever K is.
+    penalty = np.eye(n) - (1 - 1e-6) / n
+    return np.asarray(np.linalg.solve(cosines + _RIDGE * penalty, projections))
 
 
 def _get_weights_model(model: LanguageModel) -> HuggingFaceModel:

@@ -88,7 +88,7 @@ class MembershipScore(AncestralProbe):
         yield from observe_in_batches(view, secrets, _SECRETS_AT_ONCE, look)
 
     def add_joint_values(
-        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+        self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Sequence[Observation]:
         """Add to each observation the score of a classifier that does not use the model.
 

@@ -191,9 +191,12 @@ class Probe(Method):
         return {}
 
     def add_joint_values(
-        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+        self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Sequence[Observation]:
-        """Return the observations with values that depend on all secrets, such as a p-value."""
+        """Return the observations with values that depend on all secrets, such as a p-value.
+
+        They may also be answers of later queries. A second call must change nothing.
+        """
         return observations
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
@@ -352,7 +355,8 @@ def observe_all_secrets(probe: Probe, view: View, secrets: Sequence[Secret]) -> 
     observations = order_observations(probe, view, secrets)
     # Both receive the same observations: `facts` sees no values of `add_joint_values`.
     return Observed(
-        probe.add_joint_values(secrets, observations), probe.facts(view, secrets, observations)
+        probe.add_joint_values(view, secrets, observations),
+        probe.facts(view, secrets, observations),
     )
 
 

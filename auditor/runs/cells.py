@@ -452,7 +452,7 @@ class ProbeCell(Cell):
             saved_facts = facts or folder.read_probe_facts(self.key)
         facts |= saved_facts or probe.facts(self.view, secrets, values)
         folder.save_probe_facts(self.key, facts)
-        observations = probe.add_joint_values(secrets, values)
+        observations = probe.add_joint_values(self.view, secrets, values)
         # In the journal the last record of a secret counts.
         if observations is not values:
             changed = compress(observations, map(operator.ne, observations, values))

@@ -214,9 +214,10 @@ def test_scores_that_are_no_numbers_rank_nothing(
     neox: HuggingFaceModel, make_tiny: MakeTiny
 ) -> None:
     asked, probe = secrets(6, 6), Membership()
-    seen = list(probe.observe_secrets(view(neox, reference=make_tiny(seed=7)), asked))
+    at = view(neox, reference=make_tiny(seed=7))
+    seen = list(probe.observe_secrets(at, asked))
     seen[3] = replace(seen[3], values={**seen[3].values, "ez_mia": math.nan})
-    completed = probe.add_joint_values(asked, seen)
+    completed = probe.add_joint_values(at, asked, seen)
     with refuses("EZ-MIA", "1", "12", error=NotApplicable):
         probe.measurements(asked, completed)
     assert "membership_auc_stacked" in by_name(
@@ -333,16 +334,12 @@ def test_nothing_that_takes_a_label_is_stacked(neox: HuggingFaceModel, make_tiny
     them."""
     asked, held = secrets(20, 20), references(make_tiny, secrets(20, 20))
     probe = Membership(references="4")
-    seen = list(
-        probe.observe_secrets(
-            view(neox, reference=make_tiny(seed=7), references=lambda asked_for: held), asked
-        )
-    )
-    found = {o.secret: o for o in seen}
+    at = view(neox, reference=make_tiny(seed=7), references=lambda asked_for: held)
+    found = {o.secret: o for o in probe.observe_secrets(at, asked)}
     ordered = [found[s.id] for s in asked]
     turned = [replace(s, member=not s.member) if i == 5 else s for i, s in enumerate(asked)]
     one, other = (
-        [o.values for o in probe.add_joint_values(who, ordered)] for who in (asked, turned)
+        [o.values for o in probe.add_joint_values(at, who, ordered)] for who in (asked, turned)
     )
     features = ("rmia_ratio", "lira", "ez_mia", "loss", "min_k_plus")
     assert all(

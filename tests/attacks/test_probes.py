@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -282,7 +283,8 @@ def test_non_members_set_the_floor_and_the_threshold() -> None:
     probe = ExtractionProbability(alpha=0.2, n="1")
     mixed = secrets(tokens(7, 2), tokens(7, 2), members=3)
     seen = observations([-0.1, -2.5, -9.0, -3.0, -4.0, -5.0, -math.inf])
-    completed = probe.add_joint_values(mixed, seen)
+    view: Any = None  # this probe needs none
+    completed = probe.add_joint_values(view, mixed, seen)
     assert [o.values.get("conformal_p") for o in completed] == [
         0.2,
         0.2,
@@ -292,7 +294,7 @@ def test_non_members_set_the_floor_and_the_threshold() -> None:
         None,
         None,
     ]
-    assert probe.add_joint_values(mixed, completed) == completed  # a resumed run adds nothing
+    assert probe.add_joint_values(view, mixed, completed) == completed  # a resumed run adds nothing
     measured = probe.measurements(mixed, completed)
     assert value(measured, "conformal_share") == pytest.approx(2 / 3)
     floor = np.exp([-3.0, -4, -5, -math.inf]).mean()

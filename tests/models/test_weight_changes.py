@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from auditor.attacks.epsilon_audit import EpsilonAudit
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Secret, Tokens
+from auditor.models import weight_changes
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.weight_changes import WeightChange
+from auditor.models.weight_changes import WeightChange, regress_change
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.statistics.audit_power import estimate_median_epsilon
+from auditor.statistics.audited import audit_epsilon_bounds
 from auditor.training.finetune import make_untrained_gpt_neox
 from tests.conftest import refuses
 
@@ -29,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embed
 
 N_CANARIES = 200
 PREFIX = (3, 5)
+TEXTS = [(PREFIX, (7, 9)), (PREFIX, (11,)), ((8, 9, 10), (7, 12)), ((4,), (9, 200, 6))]
 
 
 def make_model(vocab_size: int = 407, seed: int = 0) -> Any:
@@ -55,29 +58,42 @@ def move_randomly(parameters: list[nn.Parameter], size: float, seed: int) -> Non
             p += size * torch.randn(p.shape, generator=generator)
 
 
-def test_the_score_of_a_whole_model_is_the_derivative_of_the_loss_over_the_gradient_norm() -> None:
+def regress_naively(gradients: Tensor, change: Tensor) -> np.ndarray:
+    """Minimise ||change + G alpha||^2 + 2 ||alpha - mean(alpha)||^2 by least squares.
+
+    gradients: (n, parameters); the columns of G are unit gradients.
+    """
+    columns = (gradients / gradients.norm(dim=1, keepdim=True)).T.double().numpy()
+    n = columns.shape[1]
+    penalty = 2**0.5 * (np.eye(n) - 1 / n)
+    stacked = np.concatenate([columns, penalty])
+    right = np.concatenate([-change.double().numpy(), np.zeros(n)])
+    return np.asarray(np.linalg.lstsq(stacked, right, rcond=None)[0])
+
+
+def collect_gradients(model: Any, parameters: Sequence[nn.Parameter]) -> Tensor:
+    rows = []
+    for prefix, suffix in TEXTS:
+        gradients = torch.autograd.grad(compute_loss(model, prefix, suffix), list(parameters))
+        rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    return torch.stack(rows)
+
+
+def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def test_the_scores_of_a_whole_model_are_a_regression_on_gradients_at_the_reference() -> None:
     reference, target = make_model(), make_model()
     move_randomly(list(target.parameters()), 0.01, 1)
-    score = WeightChange(wrap(target), wrap(reference)).score_text(PREFIX, (7, 9))
-
-    compute_loss(reference, PREFIX, (7, 9)).backward()
-    squares = sum(float(p.grad.square().sum()) for p in reference.parameters())
-    step = 1e-3
-    losses = []
-    for sign in (1, -1):
-        moved = copy.deepcopy(reference).double()
-        with torch.no_grad():
-            for p, before, after in zip(
-                moved.parameters(), reference.parameters(), target.parameters(), strict=True
-            ):
-                p += sign * step * (after - before).double()
-        losses.append(float(compute_loss(moved, PREFIX, (7, 9)).detach()))
-    derivative = (losses[0] - losses[1]) / (2 * step)
-    assert score == pytest.approx(-derivative / squares**0.5, rel=1e-3)
+    scores = WeightChange(wrap(target), wrap(reference)).score_texts(TEXTS, 0)
+    change = flatten(target.parameters()) - flatten(reference.parameters())
+    gradients = collect_gradients(reference, list(reference.parameters()))
+    assert scores == pytest.approx(regress_naively(gradients, change), rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("is_merged", [False, True])
-def test_the_score_of_an_adapter_is_that_of_its_own_parameters(is_merged: bool) -> None:
+def test_the_scores_of_an_adapter_are_of_its_own_parameters(is_merged: bool) -> None:
     config = LoraConfig(r=2, lora_alpha=6, target_modules=["query_key_value", "lm_head"])
     target = get_peft_model(make_model(), config).eval()
     trained = [p for name, p in target.named_parameters() if "lora_B" in name]
@@ -85,17 +101,15 @@ def test_the_score_of_an_adapter_is_that_of_its_own_parameters(is_merged: bool) 
     twin = copy.deepcopy(target)
     if is_merged:
         target.merge_adapter()
-    score = WeightChange(wrap(target), wrap(make_model())).score_text(PREFIX, (7, 9))
+    scores = WeightChange(wrap(target), wrap(make_model())).score_texts(TEXTS, 0)
 
-    changes = [p.detach().clone() for p in trained]
+    change = flatten(trained)
     twin_parameters = [p for name, p in twin.named_parameters() if "lora_B" in name]
     with torch.no_grad():
         for p in twin_parameters:
             p.zero_()
-    gradients = torch.autograd.grad(compute_loss(twin, PREFIX, (7, 9)), twin_parameters)
-    product = sum(float((-g * c).sum()) for g, c in zip(gradients, changes, strict=True))
-    norm = sum(float(g.square().sum()) for g in gradients) ** 0.5
-    assert score == pytest.approx(product / norm, rel=1e-4)
+    gradients = collect_gradients(twin, twin_parameters)
+    assert scores == pytest.approx(regress_naively(gradients, change), rel=1e-3, abs=1e-6)
 
 
 def test_a_prefix_token_is_read_before_the_text() -> None:
@@ -105,7 +119,78 @@ def test_a_prefix_token_is_read_before_the_text() -> None:
     prefixed = WeightChange(
         wrap_prefixed_model(wrap(target), (0,)), wrap_prefixed_model(wrap(reference), (0,))
     )
-    assert prefixed.score_text(PREFIX, (7,)) == plain.score_text((0, *PREFIX), (7,))
+    longer = [((0, *prefix), suffix) for prefix, suffix in TEXTS]
+    assert prefixed.score_texts(TEXTS, 0).tolist() == plain.score_texts(longer, 0).tolist()
+
+
+def test_the_order_of_texts_changes_no_score_and_equal_texts_have_equal_scores() -> None:
+    target = make_model()
+    move_randomly(list(target.parameters()), 0.01, 1)
+    change = WeightChange(wrap(target), wrap(make_model()))
+    texts = [*TEXTS, TEXTS[0]]
+    scores = change.score_texts(texts, 0)
+    assert scores[0] == pytest.approx(scores[-1], rel=1e-4)
+    assert change.score_texts(texts[::-1], 0)[::-1] == pytest.approx(scores, rel=1e-4)
+    assert len(set(scores.round(5))) == len(TEXTS)
+
+
+def plant_gradients(n: int, size: int) -> tuple[Tensor, np.ndarray, Tensor]:
+    """Return gradients with a common part, coins, and a noisy sum of those that a coin included.
+
+    Another part of the change, along the common direction, hides the coins from inner products.
+    """
+    generator = torch.Generator().manual_seed(3)
+    shared = torch.randn(size, generator=generator)
+    shares = torch.rand(n, 1, generator=generator)
+    gradients = torch.randn(n, size, generator=generator) + 0.5 * shares * shared
+    gradients /= gradients.norm(dim=1, keepdim=True)
+    coins = np.random.default_rng(3).random(n) < 0.5
+    change = -gradients[torch.from_numpy(coins)].sum(0) - 40 * shared / shared.norm()
+    return gradients, coins, change + 0.5 * torch.randn(size, generator=generator)
+
+
+@pytest.mark.parametrize("sketch_bytes", [2**30, 4 * 200 * 4000])
+def test_a_common_direction_hides_no_coin_with_and_without_sketches(
+    sketch_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, size = 200, 8000
+    monkeypatch.setattr(weight_changes, "_SKETCH_BYTES", sketch_bytes)
+    gradients, coins, change = plant_gradients(n, size)
+    n_read = 0
+
+    def read_parts() -> Iterator[tuple[Tensor, Tensor]]:
+        nonlocal n_read
+        for gradient in gradients:
+            n_read += 1
+            yield gradient[: size // 2].view(2, -1), gradient[size // 2 :]
+
+    parts = (change[: size // 2].view(2, -1), change[size // 2 :])
+    scores = regress_change(parts, read_parts, n, seed=5)
+    assert n_read == n * (1 if sketch_bytes == 2**30 else 2)
+    bound = audit_epsilon_bounds(scores, coins, 1e-5, 0.05)[0].epsilon
+    projections = -(gradients @ change).double().numpy()
+    assert bound > 1.5 > audit_epsilon_bounds(projections, coins, 1e-5, 0.05)[0].epsilon
+
+
+def test_sketches_have_the_stated_size_and_keep_inner_products_on_average() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other, common = torch.randn(3, 3000, generator=generator)
+    common /= common.norm()
+    other += one
+    products, shared = [], []
+    for seed in range(200):
+        sketch = weight_changes._GradientSketch([common[:1000], common[1000:]], 50, seed)
+
+        def compress(gradient: Tensor, sketch: Any = sketch) -> Tensor:
+            return sketch.compress([gradient[:1000], gradient[1000:]])
+
+        assert compress(one).shape == (50,)
+        products.append(float(compress(one) @ compress(other)))
+        shared.append(float(compress(one) @ compress(common)))
+    error = np.std(products) / len(products) ** 0.5
+    assert np.mean(products) == pytest.approx(float(one @ other), abs=4 * error)
+    assert error < 0.1 * float(one @ other)
+    assert shared == pytest.approx([float(one @ common)] * 200, abs=1e-3)
 
 
 def make_secrets() -> tuple[Secret, ...]:
@@ -146,7 +231,7 @@ def audit_model(model: Any, secrets: Sequence[Secret]) -> float:
     probe = EpsilonAudit(score="gradient")
     view = View("target", wrap(model), WHITE_BOX, seed=0, reference=wrap(make_model()))
     observed = observe_all_secrets(probe, view, secrets)
-    assert any("along its gradient" in note for note in probe.notes(secrets, observed))
+    assert any("canaries' gradients" in note for note in probe.notes(secrets, observed))
     return probe.epsilon_lower_bounds(secrets, observed)[0].epsilon
 
 

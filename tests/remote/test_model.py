@@ -356,7 +356,7 @@ def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that
         next(iter(values)) == "extraction_probability_at_least" and "conformal_share" not in values
     )
     assert any(note.startswith("brackets, not numbers") for note in probe.notes(secrets, there))
-    assert probe.add_joint_values(secrets, there) == there
+    assert probe.add_joint_values(view(remote, local), secrets, there) == there
 
 
 def test_without_ranks_there_is_no_bound_and_a_note(
@@ -403,7 +403,8 @@ def test_membership_scores_that_need_no_whole_distribution_are_those_at_hand(
         assert mine.values == pytest.approx(
             {name: true.values[name] for name in mine.values}, abs=CLOSE, rel=1e-3
         )
-    notes = probe.notes(secrets, probe.add_joint_values(secrets, there))
+    completed = probe.add_joint_values(view(remote, local), secrets, there)
+    notes = probe.notes(secrets, completed)
     assert any(
         "Min-K%++: not applicable: it needs whole distributions, which the target does not give"
         in note

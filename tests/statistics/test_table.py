@@ -3,6 +3,8 @@ understood."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -136,7 +138,8 @@ def observed() -> tuple[list[Secret], list[Observation]]:
 )
 def test_what_probes_measure_is_in_the_table(probe: Probe) -> None:
     secrets, observations = observed()
-    observations = probe.add_joint_values(secrets, observations)
+    view: Any = None  # these probes need none
+    observations = probe.add_joint_values(view, secrets, observations)
     measured = probe.measurements(secrets, observations)
     kept = probe.per_secret_values(secrets, observations)
     for m in measured:

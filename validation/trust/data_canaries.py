@@ -6,14 +6,13 @@ Each of 1,000 canaries is four random words and a secret word of its own; a fair
 The other records are 60 of the real lab's conversations, with the loss on answers. DP-SGD trains a
 LoRA adapter of rank 4 on the output layer, so that each word has parameters of its own: canaries
 hardly disturb each other. The layers below are frozen, so their output is computed once.
-`regression` is the gradient score with the other canaries' part removed by ridge regression on the
-matrix of cosines; `checkpoints` adds the likelihood ratios of all steps.
+The gradient score is that of `epsilon-audit`; the canaries' gradients come from the cached output.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from auditor.benchmarks.lab.lab_texts import make_fake_texts
 from auditor.benchmarks.lab.real_lab import ANSWER, KINDS
 from auditor.core import threads
 from auditor.core.arrays import Floats
+from auditor.models.weight_changes import regress_change
 from auditor.privacy.gaussian import find_noise_multiplier
 from auditor.statistics.audit_power import estimate_median_epsilon
 from auditor.statistics.audited import audit_epsilon_bounds
@@ -35,7 +35,6 @@ from validation.harness import Page, run
 CLAIM, DELTA, LEVEL = 4.0, 1e-5, 0.05
 CANARIES, RECORDS, HELD_OUT = 1000, 60, 30
 RANK, SCALE, CLIP, LEARNING_RATE = 4, 2.0, 1.0, 3.0
-RIDGE = 0.1
 _TOKENS_AT_ONCE = 600
 
 
@@ -151,70 +150,35 @@ class HeadAdapter:
 def train_adapter(
     adapter: HeadAdapter, tokens: LearntTokens, included: Sequence[int], rate: float, steps: int,
     sigma: float, seed: int,
-) -> list[Tensor]:  # fmt: skip
-    """Train B by DP-SGD with Poisson batches; return the noisy sum of each step."""
+) -> None:  # fmt: skip
+    """Train B by DP-SGD with Poisson batches."""
     rng = np.random.default_rng([seed, 5, steps])
     noise = torch.Generator().manual_seed(1000 * seed + steps)
-    sums = []
     for _ in range(steps):
         batch = [i for i in included if rng.random() < rate]
         total = adapter.sum_clipped_gradients(tokens, batch)
         total += sigma * CLIP * torch.randn(total.shape, generator=noise)
         adapter.b -= LEARNING_RATE / (rate * len(included)) * total
-        sums.append(total)
-    return sums
 
 
-class CanaryGradients:
-    """The canaries' gradients by B at the base, of the loss or of the secret's logit."""
-
-    def __init__(self, adapter: HeadAdapter, canaries: LearntTokens) -> None:
-        self.canaries = canaries
-        self.projected = adapter.project(canaries)
-        self.residuals = torch.softmax(canaries.logits, 1)
-        self.residuals[torch.arange(len(self.residuals)), canaries.tokens] -= 1
-        self.norms = self.residuals.norm(dim=1) * self.projected.norm(dim=1)
-
-    def score_losses(self, change: Tensor) -> Floats:
-        products = ((self.residuals @ change) * self.projected).sum(1)
-        return np.asarray((-products / self.norms).double())
-
-    def score_logits(self, change: Tensor) -> Floats:
-        products = (change[self.canaries.tokens] * self.projected).sum(1)
-        return np.asarray((products / self.projected.norm(dim=1)).double())
-
-    def regress(self, scores: Floats) -> Floats:
-        """Return scores without the part that other canaries explain, (canaries, ...)."""
-        cosines = (self.residuals @ self.residuals.T) * (self.projected @ self.projected.T)
-        cosines /= self.norms[:, None] * self.norms
-        matrix = np.asarray(cosines.double())
-        return np.asarray(np.linalg.solve(matrix + RIDGE * np.eye(len(matrix)), scores))
+def yield_gradients(adapter: HeadAdapter, canaries: LearntTokens) -> Iterator[list[Tensor]]:
+    """Yield the gradient by B of each canary's loss, at the base."""
+    projected = adapter.project(canaries)
+    residuals = torch.softmax(canaries.logits, 1)
+    residuals[torch.arange(len(residuals)), canaries.tokens] -= 1
+    for residual, projection in zip(residuals, projected, strict=True):
+        yield [torch.outer(residual, projection)]
 
 
-def score_canaries(
-    gradients: CanaryGradients, adapter: HeadAdapter, sums: Sequence[Tensor], rate: float,
-    sigma: float,
-) -> dict[str, Floats]:  # fmt: skip
-    """Return each canary's score of each kind. sums: the noisy sum of each step."""
-    canaries = gradients.canaries
+def score_canaries(adapter: HeadAdapter, canaries: LearntTokens, seed: int) -> list[Floats]:
+    """Return each canary's scores: loss, difference, gradient."""
     after = np.asarray(adapter.compute_nlls(canaries).double())
-    before = np.asarray(
-        (canaries.logits.logsumexp(1) - canaries.logits.gather(1, canaries.tokens[:, None])[:, 0])
-        .double()
-    )  # fmt: skip
-    by_loss = gradients.score_losses(adapter.b)
-    # In clipping norms: a step shows N(1, sigma^2) of a canary that was drawn.
-    each_step = np.stack([gradients.score_losses(-total) for total in sums], axis=1) / CLIP
-    observed = gradients.regress(each_step)
-    ratios = np.log1p(rate * (np.exp((2 * observed - 1) / (2 * sigma**2)) - 1))
-    return {
-        "loss": -after,
-        "difference": before - after,
-        "gradient": by_loss,
-        "logit's gradient": gradients.score_logits(adapter.b),
-        "regression": gradients.regress(by_loss),
-        "checkpoints": ratios.sum(1),
-    }
+    base = HeadAdapter(adapter.a.shape[1], len(adapter.b), seed)
+    before = np.asarray(base.compute_nlls(canaries).double())
+    by_gradient = regress_change(
+        [adapter.b], lambda: yield_gradients(adapter, canaries), CANARIES, seed
+    )
+    return [-after, before - after, by_gradient]
 
 
 def measure_seed(seed: int, mechanisms: Sequence[tuple[float, int]], page: Page) -> None:
@@ -234,14 +198,13 @@ def measure_seed(seed: int, mechanisms: Sequence[tuple[float, int]], page: Page)
     included = [*np.flatnonzero(coins).tolist(), *range(CANARIES, CANARIES + RECORDS)]
     for rate, steps in mechanisms:
         adapter = HeadAdapter(model.config.hidden_size, model.config.vocab_size, seed)
-        gradients = CanaryGradients(adapter, canaries)
         perplexities = [float(adapter.compute_nlls(held_out).mean().exp())]
         sigma = find_noise_multiplier(CLAIM, DELTA, rate, steps)
-        sums = train_adapter(adapter, tokens, included, rate, steps, sigma, seed)
+        train_adapter(adapter, tokens, included, rate, steps, sigma, seed)
         perplexities.append(float(adapter.compute_nlls(held_out).mean().exp()))
         ceiling = estimate_median_epsilon(CANARIES, sigma, (rate, steps), DELTA, LEVEL)
         cells = [f"{value:.2f}" for value in (*perplexities, ceiling)]
-        for values in score_canaries(gradients, adapter, sums, rate, sigma).values():
+        for values in score_canaries(adapter, canaries, seed):
             cells.append(f"{audit_epsilon_bounds(values, coins, DELTA, LEVEL)[0].epsilon:.2f}")
         page.row(seed, f"{rate:g}", steps, *cells)
 
@@ -255,7 +218,7 @@ def main(
     threads.set_thread_count()
     page = Page()
     page.say(f"DP-SGD of a claimed ε {CLAIM:g}, δ {DELTA:g}, {CANARIES:,} canaries")
-    scores = ("loss", "difference", "gradient", "logit's gradient", "regression", "checkpoints")
+    scores = ("loss", "difference", "gradient")
     page.head("seed", "q", "T", "perplexity before", "after", "ceiling", *scores)
     for seed in seeds:
         measure_seed(seed, tuple(zip(rates, steps, strict=True)), page)
