@@ -60,9 +60,9 @@ def build_erasure_statement(folder: Path) -> dict[str, Any]:
     """Build the statement about what `audit erase` examined. Raise AuditError for an examined
     model."""
     stated = read_json_object(folder / ERASURE, "an erasure")
-    models = [name for name in stated.get("facts", ()) if name.startswith("model:")]
-    if models:
-        raise AuditError(f"expected an erasure of files, got one of {models[0]!r}: attest its run")
+    for name in stated.get("facts", ()):
+        if name.startswith("model:"):
+            raise AuditError(f"expected an erasure of files, got one of {name!r}: attest its run")
     facts = {"decision": {"verdict": stated.get("verdict")}}
     return _build_statement(folder, ERASURE_PREDICATE, _read_erasure_digests(folder), {}, facts)
 
@@ -183,12 +183,14 @@ def _list_attested_files(digests: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def _describe_attested_decision(recorded: KeptDecision) -> dict[str, Any]:
     decision = recorded.decision
+    rulings = []
+    for r in decision.rulings:
+        rulings.append(
+            {"row": r.cell_title, "rule": r.rule, "verdict": r.verdict, "reason": r.reason}
+        )
     return {
         "decided": recorded.decided,
         "verdict": decision.verdict,
         "baseline": decision.baseline,
-        "rulings": [
-            {"row": r.cell_title, "rule": r.rule, "verdict": r.verdict, "reason": r.reason}
-            for r in decision.rulings
-        ],
+        "rulings": rulings,
     }

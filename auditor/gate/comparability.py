@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.plan import FIELDS, format_field_flag, list_ruled_fields
 from auditor.core.plan_fields import COMPARED
-from auditor.core.result import AuditResult
+from auditor.core.result import AuditResult, Finding
 from auditor.records.table import TABLE
 
 # Plan fields that decide which secrets are attacked and how, besides those with the rule
@@ -74,12 +74,14 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
                 f"{reason}; only models of one family and vocabulary are compared secret by "
                 f"secret: audit export {both} --csv both.csv puts their numbers side by side"
             )
-        if unfinished := [checked for checked in (run, base) if checked.result.benchmark.unasked]:
-            resumed = "; ".join(
-                f"audit check --resume {shlex.quote(checked.name)}" for checked in unfinished
-            )
+        commands = []
+        for checked in (run, base):
+            if checked.result.benchmark.unasked:
+                commands.append(f"audit check --resume {shlex.quote(checked.name)}")
+        if commands:
             raise AuditError(
-                f"{reason}; checks can be compared only after all records were asked: {resumed}"
+                f"{reason}; checks can be compared only after all records were asked: "
+                f"{'; '.join(commands)}"
             )
         raise AuditError(
             f"{reason}; a run that can be compared: "
@@ -108,21 +110,19 @@ def _format_flag(flag: str, value: Any) -> list[str]:
     """Return the words of a command line that set a flag to a plan value."""
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
-    if isinstance(value, list | tuple):
-        return [word for item in value for word in (flag, str(item))]
     if isinstance(value, dict):
         pairs = []
         for name, setting in value.items():
-            if isinstance(setting, dict):
-                options = setting
-            else:
-                options = {"": setting}
-            pairs += [
-                f"{'.'.join(filter(None, (name, option)))}={text}"
-                for option, text in options.items()
-            ]
-        return [word for pair in pairs for word in (flag, pair)]
-    return [flag, str(value)]
+            options = setting if isinstance(setting, dict) else {"": setting}
+            for option, text in options.items():
+                pairs.append(f"{'.'.join(filter(None, (name, option)))}={text}")
+        value = pairs
+    if not isinstance(value, list | tuple):
+        value = [value]
+    words = []
+    for item in value:
+        words += [flag, str(item)]
+    return words
 
 
 def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
@@ -166,19 +166,24 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
     for finding in base_result.findings:
         base_findings[finding.cell_key] = finding
     for finding in result.findings:
-        if (base_finding := base_findings.get(finding.cell_key)) is not None:
-            for name in dict.fromkeys((*finding.options, *base_finding.options)):
-                label = f"attack settings: {finding.attack}.{name}"
-                yield from _describe_comparison_obstacle(
-                    label, finding.options.get(name), base_finding.options.get(name)
-                )
-            yield from _describe_comparison_obstacle(
-                f"decoding of {finding.cell_key.title}", finding.decoding, base_finding.decoding
-            )
-            yield from _describe_comparison_obstacle(
-                f"access of {finding.cell_key.title}", finding.access, base_finding.access
-            )
+        if finding.cell_key in base_findings:
+            yield from _list_attack_obstacles(finding, base_findings[finding.cell_key])
             yield from _list_barring_secrets(run, base, finding.cell_key)
+
+
+def _list_attack_obstacles(finding: Finding, base: Finding) -> Iterator[str]:
+    """Yield differences in the options, decoding and access of an attack or probe."""
+    for name in dict.fromkeys((*finding.options, *base.options)):
+        yield from _describe_comparison_obstacle(
+            f"attack settings: {finding.attack}.{name}",
+            finding.options.get(name),
+            base.options.get(name),
+        )
+    title = finding.cell_key.title
+    yield from _describe_comparison_obstacle(
+        f"decoding of {title}", finding.decoding, base.decoding
+    )
+    yield from _describe_comparison_obstacle(f"access of {title}", finding.access, base.access)
 
 
 def _list_barring_secrets(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> Iterator[str]:

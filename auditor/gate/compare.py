@@ -8,7 +8,7 @@ other run. The test corrects for the runs that could be best (Bonferroni) and fo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -76,57 +76,72 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     for other in runs[1:]:
         check_comparable(other, runs[0], "match")
     known = set()
-    for run in runs:
+    names = dict[str, None]()
+    folders = []
+    findings: dict[CellKey, list[Finding | None]] = {}
+    for i, run in enumerate(runs):
+        names[run.result.name] = None
+        folders.append(run.name)
         for finding in run.result.findings:
+            findings.setdefault(finding.cell_key, [None] * len(runs))[i] = finding
             for m in finding.measurements:
                 known.add(m.name)
     for name in metrics:
         if name not in known:
             raise make_unknown_name_error("metric", name, known)
-    findings: dict[CellKey, list[Finding | None]] = {}
-    for i, run in enumerate(runs):
-        for finding in run.result.findings:
-            findings.setdefault(finding.cell_key, [None] * len(runs))[i] = finding
-    lines = []
+    lines = list[ComparisonRow]()
     for row, row_findings in findings.items():
-        for metric in metrics or dict.fromkeys(f.main.name for f in row_findings if f and f.main):
-            lines.append(
-                ComparisonRow(
-                    row,
-                    metric,
-                    tuple(
-                        _compare_runs(runs, i, row, metric, finding)
-                        for i, finding in enumerate(row_findings)
-                    ),
-                )
-            )
-    lines = [line for line in lines if any(cell.measured for cell in line.cells)]
-    lowest = list(map(_find_least_leaking_run, lines))
-    rivals = []
-    for line, candidate in zip(lines, lowest, strict=True):
-        rivals.append(_compare_rivals(runs, line, candidate))
-    # Holm (1979) over the rows; within a row the level is divided among the runs
-    level = adjust_test_level(
-        [partial(_is_leaking_less_than_all_rivals, others) for others in rivals], LEVEL
-    )
-    marked = (
-        replace(
-            line, best_run=candidate if _is_leaking_less_than_all_rivals(others, level) else None
-        )
-        for line, candidate, others in zip(lines, lowest, rivals, strict=True)
-    )
+        lines += _compare_rows(runs, row, row_findings, metrics)
     record = runs[0].result.benchmark
     secrets = (
         f"{record.name}: {format_count(record.members, 'member')}, "
         f"{format_count(record.nonmembers, 'non-member')}"
     )
     # the runs' names if they differ, else the folders' names
-    names = {run.result.name: None for run in runs}
     return Comparison(
-        tuple(names if len(names) == len(runs) else (run.name for run in runs)),
+        tuple(names if len(names) == len(runs) else folders),
         secrets,
-        tuple(marked),
+        tuple(_mark_least_leaking_runs(runs, lines)),
     )
+
+
+def _compare_rows(
+    runs: Sequence[RunOutcomes],
+    row: CellKey,
+    findings: Sequence[Finding | None],
+    metrics: Sequence[str],
+) -> Iterator[ComparisonRow]:
+    """Yield a comparison for each metric that a run measured in this row.
+
+    findings: the row's finding in each run. metrics: if empty, the main metric of each finding.
+    """
+    main_metrics = dict[str, None]()
+    for finding in findings:
+        if finding and finding.main:
+            main_metrics[finding.main.name] = None
+    for metric in metrics or main_metrics:
+        cells = []
+        for i, finding in enumerate(findings):
+            cells.append(_compare_runs(runs, i, row, metric, finding))
+        if any(cell.measured for cell in cells):
+            yield ComparisonRow(row, metric, tuple(cells))
+
+
+def _mark_least_leaking_runs(
+    runs: Sequence[RunOutcomes], lines: Sequence[ComparisonRow]
+) -> Iterator[ComparisonRow]:
+    """Yield the lines with the run that leaks significantly less than all others, if there is one.
+
+    The level is adjusted over the lines (Holm 1979), and divided among the runs within a line.
+    """
+    lowest = list(map(_find_least_leaking_run, lines))
+    tests = []
+    for line, candidate in zip(lines, lowest, strict=True):
+        rivals = _compare_rivals(runs, line, candidate)
+        tests.append(partial(_is_leaking_less_than_all_rivals, rivals))
+    level = adjust_test_level(tests, LEVEL)
+    for line, candidate, is_least in zip(lines, lowest, tests, strict=True):
+        yield replace(line, best_run=candidate if is_least(level) else None)
 
 
 def _compare_runs(
@@ -139,7 +154,8 @@ def _compare_runs(
         return Comparand(None, reason=finding.not_applicable or f"has no {metric}")
     if i == 0:
         return Comparand(measured)
-    first, outcome = (runs[j].outcomes.get(row) for j in (0, i))
+    first = runs[0].outcomes.get(row)
+    outcome = runs[i].outcomes.get(row)
     if first is None or outcome is None:
         return Comparand(measured, reason="nothing to pair")
     difference = outcomes.compare_paired_rows(metric, None, outcome, first)

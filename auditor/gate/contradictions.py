@@ -53,11 +53,11 @@ def find_result_contradictions(
     yield from _check_planned_rows(result)
     yield from _check_planned_secrets(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
-    cells = {finding.cell_key for finding in result.findings}
+    rows = Counter(finding.cell_key for finding in result.findings)
     for row in outcomes:
-        if row not in cells:
+        if row not in rows:
             yield row, f"{_WHERE} holds the row, and the result does not"
-    for row, count in Counter(finding.cell_key for finding in result.findings).items():
+    for row, count in rows.items():
         if count > 1:
             yield row, f"the row stands there {count} times"
     for finding in result.findings:
@@ -77,7 +77,8 @@ def find_result_contradictions(
             contradictions.append(
                 f"it has numbers, but {_WHERE} lacks the values that they summarise"
             )
-        yield from ((finding.cell_key, reason) for reason in contradictions)
+        for reason in contradictions:
+            yield finding.cell_key, reason
 
 
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
@@ -154,13 +155,11 @@ def _describe_secret_mismatch(
         return ""
     if n_unknown := sum(id not in secrets for id in values_by_secret.ids):
         return f"{_WHERE} holds {format_count(n_unknown, 'secret')} that {SECRETS} does not"
-    facts = (secrets[id] for id in values_by_secret.ids)
-    n_wrong = sum(
-        (fact.member, fact.repeats) != (bool(member), repeats)
-        for fact, member, repeats in zip(
-            facts, values_by_secret.member, values_by_secret.repeats, strict=True
-        )
-    )
+    n_wrong = 0
+    for id, member, repeats in zip(
+        values_by_secret.ids, values_by_secret.member, values_by_secret.repeats, strict=True
+    ):
+        n_wrong += (secrets[id].member, secrets[id].repeats) != (bool(member), repeats)
     if n_wrong:
         secrets_text = format_count(n_wrong, "secret")
         return f"{secrets_text} {_WHERE} disagrees with {SECRETS} on membership or copies"
@@ -202,7 +201,7 @@ def _check_answered_secrets(
                 row,
                 "the run folder has answers for the row, but the result does not have the row",
             )
-        elif reported[row].not_applicable and any(id in members for id in guesses.get(row, ())):
+        elif reported[row].not_applicable and not guesses.get(row, frozenset()).isdisjoint(members):
             yield row, f"it was not applicable, but {GUESSES} has answers about members"
 
 

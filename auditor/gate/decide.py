@@ -14,7 +14,7 @@ holds if this bound is within the limit and the audit could have exceeded the li
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -75,18 +75,15 @@ def read_run(folder: Path) -> RunOutcomes:
     """Read a finished run from its folder. Raise AuditError if the folder holds no finished run."""
     from auditor.records import attacked_secrets, manifest, result_file
 
-    result, rows = result_file.read_result(folder), outcomes.read_row_values(folder)
-    for row in (
-        finding.cell_key
-        for finding in result.findings
-        if finding.stopped and finding.cell_key in rows
-    ):
-        # stopped depending on the results: only anytime-valid bounds hold
-        rows[row] = replace(rows[row], anytime=True)
-    answered_ids, edits = (
-        attacked_secrets.read_answered_secret_ids(folder),
-        manifest.find_folder_edits(folder),
-    )
+    result = result_file.read_result(folder)
+    rows = outcomes.read_row_values(folder)
+    for finding in result.findings:
+        row = finding.cell_key
+        if finding.stopped and row in rows:
+            # stopped depending on the results: only anytime-valid bounds hold
+            rows[row] = replace(rows[row], anytime=True)
+    answered_ids = attacked_secrets.read_answered_secret_ids(folder)
+    edits = manifest.find_folder_edits(folder)
     return RunOutcomes(str(folder), result, rows, answered_ids, edits)
 
 
@@ -124,11 +121,9 @@ def apply_policy(
         rulings += _judge_contradictions(baseline, "the baseline")
     rulings += judge_rules(run.result, policy.rules, run.outcomes, baseline, **narrowed)
     if not contradicted:  # otherwise its numbers may be impossible
-        signal_assessment = assess_signals(run.result)
-        rulings = [
-            objections.downgrade_doubtful_ruling(run.result, signal_assessment, ruling)
-            for ruling in rulings
-        ]
+        assessment = assess_signals(run.result)
+        downgrade = partial(objections.downgrade_doubtful_ruling, run.result, assessment)
+        rulings = list(map(downgrade, rulings))
     # "": the entire run
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required_coverage.judge_required_attacks(run, policy.require, judged)
@@ -137,25 +132,25 @@ def apply_policy(
         rulings.append(attested or make_ruling(request, attest.SIGNED))
     if not policy.allow_not_applicable:
         rulings += _judge_unapplied_attacks(run.result, judged, attack)
-    final_rulings = tuple(objections.add_audited_share(run.result, ruling) for ruling in rulings)
+    final_rulings = tuple(map(partial(objections.add_audited_share, run.result), rulings))
     return Decision(run.name, baseline.name if baseline else "", final_rulings, policy.inconclusive)
 
 
 def _judge_contradictions(run: RunOutcomes, description: str) -> list[Ruling]:
-    contradictions = find_result_contradictions(run.result, run.outcomes, run.listed)
     rule = f"{description} agrees with itself"
-    return [
-        make_ruling(f"the result contradicts itself: {reason}", rule, row=row)
-        for row, reason in contradictions
-    ]
+    rulings = []
+    for row, fault in find_result_contradictions(run.result, run.outcomes, run.listed):
+        rulings.append(make_ruling(f"the result contradicts itself: {fault}", rule, row=row))
+    return rulings
 
 
 def _judge_edits(run: RunOutcomes, description: str, is_whole: bool) -> list[Ruling]:
     sentences = run.edits.describe_edits(is_whole) if run.edits else ()
     rule = f"{description} is as it was when it ended"
-    return [
-        make_ruling(f"{run.name}: {sentence} since the run ended", rule) for sentence in sentences
-    ]
+    rulings = []
+    for sentence in sentences:
+        rulings.append(make_ruling(f"{run.name}: {sentence} since the run ended", rule))
+    return rulings
 
 
 def _judge_unapplied_attacks(
@@ -208,9 +203,10 @@ def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
     for rule in policy.rules:
         scope = (rule.target, rule.setting, rule.attack)
         check_rule_scope_names_exist(scope, rows)
-        if not any(
-            all(name in (None, part) for name, part in zip(scope, row, strict=True)) for row in rows
-        ):
+        for row in rows:
+            if all(name in (None, part) for name, part in zip(scope, row, strict=True)):
+                break
+        else:
             title = CellKey(*(part or "" for part in scope)).title
             raise AuditError(
                 f"the rule '{rule}' is for {title}, a configuration this run does not have"
@@ -249,37 +245,47 @@ def judge_rules(
             tuple(scope.values()), [finding.cell_key for finding in result.findings]
         )
         for name in [scope["target"]] if scope["target"] else list_judged_targets(result, rule):
-            scoped = result.select_findings(name, scope["setting"], scope["attack"])
-            rows = [finding for finding in scoped if not finding.not_applicable]
-            if rule.of_claim:
-                cases.append(
-                    _build_claim_case(result, name, rule, scope["setting"], scope["attack"])
-                )
-                continue
-            pairs = pair_rule_rows(rule, rows, result)
-            cases += [
-                _build_case(row, row_rule, values_by_cell, baseline) for row, row_rule in pairs
-            ]
-            counts = frozenset(
-                other.count
-                for other in rules
-                if other.metric in _COUNTED_BY_COPIES and other.count is not None
-            )
-            cases = [replace(case, counts_with_a_rule=counts) for case in cases]
-            if not pairs:  # another target's rows do not cover this target
-                row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
-                if name:
-                    reason = "no row was measured"
-                else:
-                    reason = "this run has no forms: --forms names them"
-                cases.append(_Case(row, rule, reason))
-    # a case without evidence fails at every level, so it takes no share of Holm's level
+            row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
+            cases += _list_target_cases(result, row, rule, values_by_cell, baseline)
+    # numbers of copies whose records have a rule of their own
+    counts = set()
     tests = []
+    for rule in rules:
+        if rule.metric in _COUNTED_BY_COPIES and rule.count is not None:
+            counts.add(rule.count)
     for case in cases:
+        # a case without evidence fails at every level, so it takes no share of Holm's level
         if not isinstance(case.evidence, str):
             tests.append(partial(_is_limit_exceeded, case))
     level = adjust_test_level(tests, LEVEL)
-    return [_judge_case(case, level) for case in cases]
+    return [_judge_case(case, level, counts) for case in cases]
+
+
+def _list_target_cases(
+    result: AuditResult,
+    row: CellKey,
+    rule: Rule,
+    values_by_cell: Mapping[CellKey, RowValuesBySecret] | None,
+    baseline: RunOutcomes | None,
+) -> Iterator[_Case]:
+    """Yield the cases of a rule on one target. row: "" for any setting, and any attack."""
+    setting = row.setting or None
+    attack = row.attack or None
+    if rule.of_claim:
+        yield _build_claim_case(result, row.target, rule, setting, attack)
+        return
+    rows = []
+    for finding in result.select_findings(row.target, setting, attack):
+        if not finding.not_applicable:
+            rows.append(finding)
+    pairs = pair_rule_rows(rule, rows, result)
+    for finding, row_rule in pairs:
+        yield _build_case(finding, row_rule, values_by_cell, baseline)
+    if not pairs:  # another target's rows do not cover this target
+        reason = "this run has no forms: --forms names them"
+        if row.target:
+            reason = "no row was measured"
+        yield _Case(row, rule, reason)
 
 
 @dataclass(frozen=True)
@@ -319,7 +325,6 @@ class _Case:
         evidence: the limited number, a lower bound of epsilon (`Audited`), or the target's claim. A
         text is the reason for missing evidence.
         finding: the finding, for an absolute limit.
-        counts_with_a_rule: copy counts with a separate rule.
         is_of_parts: whether the secrets are parts of records.
     """
 
@@ -327,8 +332,6 @@ class _Case:
     rule: Rule
     evidence: _Number | Audited | _Claimed | str
     finding: Finding | None = None  # of an absolute limit
-    # numbers of copies whose records have a rule of their own
-    counts_with_a_rule: frozenset[int] = frozenset()
     is_of_parts: bool = False  # the row's secrets are parts of records
 
 
@@ -557,7 +560,8 @@ def _is_limit_exceeded(case: _Case, level: float) -> bool:
     return False
 
 
-def _judge_case(case: _Case, level: float) -> Ruling:
+def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) -> Ruling:
+    """Judge a case. counts_with_a_rule: numbers of copies whose records have a separate rule."""
     limit, metric, words = case.rule.limit, case.rule.metric_with_part, str(case.rule)
     if isinstance(case.evidence, str):
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.evidence, words)
@@ -586,32 +590,21 @@ def _judge_case(case: _Case, level: float) -> Ruling:
     # a number that cannot be recomputed may fail a gate but not hold it: edits make numbers look
     # better
     unmeasured = verdict == "held" and not case.evidence.derived
+    objection = ""
     if unmeasured:
-        verdict, reason = (
-            "inconclusive",
-            f"{reason}; it is not stored by secret, so it cannot be recomputed",
-        )
-    by_strata = ""
-    if verdict == "held":
-        by_strata = _find_strata_objection(case)
-    if by_strata:
-        verdict, reason = "inconclusive", f"{reason}; {by_strata}"
-    missed = high if verdict == "held" else None
-    if verdict == "held":
+        objection = "it is not stored by secret, so it cannot be recomputed"
+    elif verdict == "held":
+        objection = _find_strata_objection(case, counts_with_a_rule)
+    missed = None
+    if objection:
+        verdict = "inconclusive"
+        reason = f"{reason}; {objection}"
+    elif verdict == "held":
         reason = f"{reason}; a true {high:.4g} or more is missed at most once in twenty"
+        missed = high
     return Ruling(
-        *case.row,
-        metric,
-        limit,
-        low,
-        high,
-        verdict,
-        reason,
-        words,
-        bounds.value,
-        bounds.n,
-        unmeasured,
-        missed,
+        *(*case.row, metric, limit, low, high, verdict, reason, words),
+        *(bounds.value, bounds.n, unmeasured, missed),
     )
 
 
@@ -626,13 +619,13 @@ def _describe_sample_size(case: _Case, number: _Number) -> str:
     return f"n = {n}"
 
 
-def _find_strata_objection(case: _Case) -> str:
+def _find_strata_objection(case: _Case, counts_with_a_rule: Collection[int]) -> str:
     rule, finding = case.rule, case.finding
     if finding is None or rule.count is not None or rule.kind is not None:
         return ""
     if rule.metric not in _COUNTED_BY_COPIES:
         return ""
-    return objections.find_strata_objection(finding, rule.limit, case.counts_with_a_rule)
+    return objections.find_strata_objection(finding, rule.limit, counts_with_a_rule)
 
 
 def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
@@ -672,10 +665,16 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
 
 def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
     """Judge a target's claim from its audits: contradicted, consistent, or undecidable."""
-    claimed, bounds = stands.claimed, stands.bounds
+    claimed = stands.claimed
     assert claimed is not None  # `_build_claim_case` checks it
     audit_notes = []
-    for bound in bounds:
+    most = math.nan
+    high = math.nan
+    n = 0
+    for bound in stands.bounds:
+        most = max(bound.audit.epsilon, most)  # NaN only before the first
+        high = math.inf  # no audit bounds epsilon from above
+        n += bound.audit.canaries
         note = (
             f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of "
             f"{bound.audit.best:.4f} provable"
@@ -688,10 +687,9 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
         if ceiling:
             note += f", and {ceiling}"
         audit_notes.append(note)
-    audit_notes += [
-        f"{other.row.attack} ({other.row.setting}) is {other.reason}" for other in stands.unheld
-    ]
-    missing = () if bounds else stands.unmeasured
+    for other in stands.unheld:
+        audit_notes.append(f"{other.row.attack} ({other.row.setting}) is {other.reason}")
+    missing = () if stands.bounds else stands.unmeasured
     summary = "; ".join((*stands.refuted, *audit_notes, *missing)) or "no audit was run"
     verdict: Verdict = "inconclusive"  # too weak to tell, or not audited
     if stands.verdict in (claims.CONTRADICTED, claims.CONSISTENT):
@@ -704,9 +702,6 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
         missed = find_detectable_epsilon(strongest.audit, strongest.promised, SURE)
         summary += f"; {describe_detection_power(strongest.audit, strongest.promised, SURE)}"
     reason = f"claimed epsilon {claimed:.4g}: {stands.verdict or 'not audited'} ({summary})"
-    most = max((bound.audit.epsilon for bound in bounds), default=math.nan)
-    n = sum(bound.audit.canaries for bound in bounds)
-    high = math.inf if bounds else math.nan  # no audit bounds epsilon from above
     return Ruling(
         *(*row, rule.metric_with_part, claimed, most, high, verdict, reason, str(rule), most, n),
         unmeasured=stands.verdict is None,

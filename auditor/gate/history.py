@@ -102,14 +102,11 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
             left_out.append((str(folder), f"{edits[0]} since the run ended"))
         elif edited := describe_decision_edits(folder):
             left_out.append((str(folder), edited))
-        elif contradiction := next(
-            (
-                reason
-                for _, reason in find_result_contradictions(run.result, run.outcomes, run.listed)
-            ),
-            "",
+        elif contradictions := list(
+            find_result_contradictions(run.result, run.outcomes, run.listed)
         ):
-            left_out.append((str(folder), f"its result contradicts itself: {contradiction}"))
+            fault = contradictions[0][1]
+            left_out.append((str(folder), f"its result contradicts itself: {fault}"))
         elif label is None:
             left_out.append((str(folder), _WITHOUT[order]))
         else:
@@ -149,9 +146,9 @@ def _explain_left_out(folder: Path) -> str:
         return ""
     if (folder / PLAN).is_file():
         return f"not finished; audit run --resume {folder} continues it"
-    inner = next((depth for depth in ("*", "*/*") if any(folder.glob(f"{depth}/{RESULT}"))), "")
-    if inner:
-        return f"a folder of runs, not a run; {folder}/{inner} names them"
+    for inner in ("*", "*/*"):
+        if any(folder.glob(f"{inner}/{RESULT}")):
+            return f"a folder of runs, not a run; {folder}/{inner} names them"
     return ""
 
 
@@ -165,7 +162,8 @@ def _find_checkpoint_label(run: RunOutcomes) -> str | None:
     Return None otherwise.
     """
     sources = (run.result.plan.get("revision"), run.result.plan.get("model"))
-    for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in sources if text):
+    for text in filter(None, sources):
+        name = PurePosixPath(str(text).replace("\\", "/")).name
         if _STEP.search(name):
             return name
     return None

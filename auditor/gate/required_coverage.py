@@ -6,6 +6,7 @@ The coverage is counted from the results of each secret, not read from the resul
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import compress
 
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.nouns import CellKey
@@ -64,13 +65,9 @@ def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
     attack.
     """
     row_values = run.outcomes.get(key)
-    # by id: a repeated secret counts once
     if row_values is None:
-        ids = set()
-    else:
-        ids = {
-            (name, bool(member))
-            for name, member in zip(row_values.ids, row_values.member, strict=True)
-        }
-    members = sum(member for _, member in ids)
-    return members, len(ids) - members
+        return 0, 0
+    # by id: a repeated secret counts once
+    members = set(compress(row_values.ids, row_values.member))
+    nonmembers = set(compress(row_values.ids, ~row_values.member))
+    return len(members), len(nonmembers)

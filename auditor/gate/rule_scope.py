@@ -53,13 +53,13 @@ def pair_rule_rows(
         for finding in result.findings:
             if finding.measurement(rule.metric):
                 measuring.add(finding.attack)
-        return [(row, rule) for row in [row for row in rows if row.attack in measuring] or rows]
-    main_numbers = [(row, row.main) for row in rows]
-    return [
-        (row, replace(rule, metric=m.name))
-        for row, m in main_numbers
-        if m is not None and m.unit in (*SHARES, AUC)
-    ]
+        pairs = [(row, rule) for row in rows]
+        return [pair for pair in pairs if pair[0].attack in measuring] or pairs
+    pairs = []
+    for row in rows:
+        if row.main is not None and row.main.unit in (*SHARES, AUC):
+            pairs.append((row, replace(rule, metric=row.main.name)))
+    return pairs
 
 
 def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
