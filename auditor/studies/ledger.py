@@ -309,12 +309,20 @@ def format_study_seed_ranges(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
+def list_swept_options(places: Sequence[Place]) -> list[str]:
+    """Return the options that the places set, each once."""
+    options = dict[str, None]()
+    for place in places:
+        options |= dict.fromkeys(place.at)
+    return list(options)
+
+
 def _find_term_places(term: Term, places: Sequence[Place], id: str) -> list[Place]:
     variants = {place.variant for place in places}
     if term.variant is not None and term.variant not in variants:
         raise make_unknown_name_error(f"variant in claim {id!r}:", term.variant, variants)
     matching = [place for place in places if term.variant in (None, place.variant)]
-    swept = list(dict.fromkeys(key for place in places for key in place.at))
+    swept = list_swept_options(places)
     for key, value in term.at.items():
         if key == "at" and len(swept) == 1:
             key = swept[0]
@@ -345,11 +353,10 @@ def _find_term_attack(term: Term, place: Place, id: str) -> str:
 def _collect_term_replicates(term: Term, place: Place, id: str) -> Replicates:
     # Keys of a claim equal the names of a cell's attributes: target, setting, attack.
     criteria = {**term.cell, "attack": _find_term_attack(term, place, id)}
-    matching = [
-        cell
-        for cell in place.cells
-        if all(getattr(cell, key) == value for key, value in criteria.items())
-    ]
+    matching = []
+    for cell in place.cells:
+        if all(getattr(cell, key) == value for key, value in criteria.items()):
+            matching.append(cell)
     if not matching:
         raise NotRun(place.failure or f"{place.variant or 'the plan'} has no row {criteria}")
     if len(matching) > 1:

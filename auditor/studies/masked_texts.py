@@ -120,24 +120,25 @@ class MaskedTexts:
         return np.array(list(map(self._count_hidden_tokens, self.texts)))
 
     def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
-        passages = []
+        usable = []
+        tokens = []
+        cut = 0
         for row, text in enumerate(texts):
-            passages.append(self._encode_passage(row, text))
-        usable = [passage for passage in passages if passage.open]
-        check_tokens_within_vocabulary(
-            "the texts",
-            [passage.tokens for passage in usable],
-            self.target.vocab_size,
-            self.target.name,
-        )
+            passage = self._encode_passage(row, text)
+            if passage.open:
+                usable.append(passage)
+                tokens.append(passage.tokens)
+                cut += passage.cut
+        name = self.target.name
+        check_tokens_within_vocabulary("the texts", tokens, self.target.vocab_size, name)
         if not usable:
             raise AuditError(f"expected texts with a token to hide, got {len(texts)} without one")
-        if len(usable) < len(passages):
+        if len(usable) < len(texts):
             self.notes.append(
-                f"{len(passages) - len(usable)} of {len(passages)} texts contain nothing to "
+                f"{len(texts) - len(usable)} of {len(texts)} texts contain nothing to "
                 "predict: left out"
             )
-        if cut := sum(passage.cut for passage in usable):
+        if cut:
             self.notes.append(
                 f"{cut} of {len(usable)} texts are longer than {self.room} tokens: the rest was "
                 "cut off"
@@ -154,8 +155,8 @@ class MaskedTexts:
             return_special_tokens_mask=True,
             verbose=False,
         )
-        open = tuple(i for i, special in enumerate(coded["special_tokens_mask"]) if not special)
-        return Passage(row, tuple(coded["input_ids"]), open, cut)
+        open = np.flatnonzero(np.array(coded["special_tokens_mask"]) == 0).tolist()
+        return Passage(row, tuple(coded["input_ids"]), tuple(open), cut)
 
     def _draw_sample(self, texts: list[Passage], limit: int | None) -> list[Passage]:
         if limit is None or limit >= len(texts):
@@ -240,10 +241,12 @@ class MaskedTexts:
         for _ in range(_TIMINGS):
             bare = self._time_distribution(self.bare)
             rounds.append([self._time_distribution(model) / bare for model in models])
-        return [
-            Measurement("slowdown", middle, low, high, _TIMINGS, "times", "range of timings")
-            for middle, low, high in np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist()
-        ]
+        slowdowns = []
+        for middle, low, high in np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist():
+            slowdowns.append(
+                Measurement("slowdown", middle, low, high, _TIMINGS, "times", "range of timings")
+            )
+        return slowdowns
 
     def _time_distribution(self, model: MaskedModel) -> float:
         """Return the seconds to compute a distribution for each of four equal texts."""

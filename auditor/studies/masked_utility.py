@@ -30,7 +30,7 @@ from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import ATTACKS
 from auditor.core.result import Measurement
-from auditor.models.masked import load_masked, require_masked_model
+from auditor.models.masked import MaskedModel, load_masked, require_masked_model
 from auditor.plugins.defense import Defense
 from auditor.records import file_digests
 from auditor.runs import plan_weights
@@ -105,12 +105,12 @@ class UtilityPlan:
         """
         for name in self.plan.list_changed_fields(ATTACKS):
             raise AuditError(f"{name} is about attacks: a plan with [utility] does not use it")
-        return [
-            (point.at, row.defense)
-            for point in self.grid
-            for row in prepare_selection(make_plan(point.plan, {})).rows
-            if not row.companion
-        ]
+        defenses = []
+        for point in self.grid:
+            for row in prepare_selection(make_plan(point.plan, {})).rows:
+                if not row.companion:
+                    defenses.append((point.at, row.defense))
+        return defenses
 
     def to_json(self) -> dict[str, Any]:
         return {"points": [point.plan for point in self.grid], "options": to_json(self.options)}
@@ -225,8 +225,12 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter, command: st
     defenses = request.list_defenses()
     with reporter.stage("prepare"):
         texts = _load_masked_texts(plan, options, reporter)
-        protected = [texts.protect(defense) for _, defense in defenses]
-        models = [texts.target, *(model for model, _ in protected)]
+        models: list[MaskedModel] = [texts.target]
+        protected_claims = []
+        for _, defense in defenses:
+            model, claim = texts.protect(defense)
+            models.append(model)
+            protected_claims.append(claim)
     with reporter.stage(f"perplexity of {len(models)} points on {len(texts.texts):,} texts"):
         nll, lost = texts.measure_nll(
             models, lambda n_done, total: reporter.progress("scoring", n_done, total)
@@ -238,9 +242,10 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter, command: st
     rows = [
         UtilityRow(UNDEFENDED, {}, {}, _measure_point(texts, possible, lost, 0, slowdowns[0])),
     ]
-    for i, ((at, defense), (_, claim)) in enumerate(zip(defenses, protected, strict=True), 1):
+    for i, ((at, defense), claim) in enumerate(zip(defenses, protected_claims, strict=True), 1):
         measured = _measure_point(texts, possible, lost, i, slowdowns[i])
-        measured |= {m.name: m for m in _list_claimed_epsilons(texts, claim)}
+        for m in _list_claimed_epsilons(texts, claim):
+            measured[m.name] = m
         rows.append(UtilityRow(defense.name, dict(at), to_json(defense), measured))
     records = f"{'member' if options.on == 'members' else 'held-out'} records"
     counts = texts.hidden_token_counts

@@ -188,17 +188,18 @@ class PublishedPromise:
     @property
     def queries(self) -> list[GivenDistributions]:
         """Each query, once for each of its settings."""
-        return [
-            replace(query, setting=setting) for query in self.query for setting in query.settings
-        ]
+        queries = []
+        for query in self.query:
+            for setting in query.settings:
+                queries.append(replace(query, setting=setting))
+        return queries
 
     def check_all_queries(self) -> list[PromiseCheck]:
         """Return the claimed and actual losses of all queries."""
-        return [
-            check
-            for query in self.queries
-            for check in MECHANISMS[self.mechanism](query, self.options)
-        ]
+        checks: list[PromiseCheck] = []
+        for query in self.queries:
+            checks += MECHANISMS[self.mechanism](query, self.options)
+        return checks
 
 
 # --- claim-check on a query
@@ -257,13 +258,11 @@ class NeighbouringModels(WrappingModel):
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
         # Shape (rows, positions, 1, vocabulary): a neighbour for each relation.
-        return [
-            Neighbours(
-                name,
-                torch.from_numpy(_read_float64_log_probs(other, contexts, last, at)).unsqueeze(-2),
-            )
-            for name, other in self.others.items()
-        ]
+        neighbours = []
+        for name, other in self.others.items():
+            log_probs = torch.from_numpy(_read_float64_log_probs(other, contexts, last, at))
+            neighbours.append(Neighbours(name, log_probs.unsqueeze(-2)))
+        return neighbours
 
 
 def _read_float64_log_probs(
@@ -292,31 +291,27 @@ def check_published_query(
     secrets = [Secret("query", (0,), (0,), alias=_ALIAS)]
     results = observe_all_secrets(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
     checks = []
-    violations = probe.claim_violations(secrets, results)
+    values = results[0].values
+    # the first violation of each relation counts
+    stray = dict.fromkeys(probe.claim_violations(secrets, results))
     for relation in only or list_claimed_relations(results):
-        realised, claimed, order = (
-            results[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order")
-        )
         words = relation.replace("_", " ")
-        violation = next((line for line in violations if line.startswith(f"{words},")), "")
+        violation = next((line for line in stray if line.startswith(f"{words},")), "")
+        stray.pop(violation, None)
         checks.append(
             PromiseCheck(
                 query.name,
                 query.setting_label,
                 words,
-                realised,
-                claimed,
-                order,
+                values[f"realised_{relation}"],
+                values[f"claimed_{relation}"],
+                values[f"order_{relation}"],
                 ours=is_own_bound,
                 location=violation,
             )
         )
-    if stray := [
-        line for line in violations if not any(line == check.location for check in checks)
-    ]:
-        raise AuditError(
-            f"expected {query.name!r} to break nothing but the examined claim: {stray[0]}"
-        )
+    for line in stray:
+        raise AuditError(f"expected {query.name!r} to break nothing but the examined claim: {line}")
     return checks
 
 
@@ -325,9 +320,8 @@ def _compute_exact_epsilon(
 ) -> float:
     # Any context, because these models ignore it: T tokens are T independent draws.
     context = torch.zeros(1, 1, dtype=torch.long)
-    log_probs, other_log_probs = (
-        _read_float64_log_probs(each_model, context, 1, [0])[0, 0] for each_model in (model, other)
-    )
+    log_probs = _read_float64_log_probs(model, context, 1, [0])[0, 0]
+    other_log_probs = _read_float64_log_probs(other, context, 1, [0])[0, 0]
     return compute_exact_game_epsilon(log_probs, other_log_probs, tokens, delta)
 
 
@@ -347,11 +341,12 @@ def check_published_dp_fusion_claim(
     delta = float(options.get("delta", 1e-5))
     radius = alpha * beta
     mix = partial(make_constant_radius_projection, alpha, radius)
-    served, other = (
+    models = []
+    for distribution in (query.private, query.other):
+        ensemble = build_fixed_ensemble(query.public, distribution)
         # 1.0: the only private group is queried for every token, never left out by chance
-        PMixedModel(build_fixed_ensemble(query.public, distribution), 1.0, mix, "DP-Fusion")
-        for distribution in (query.private, query.other)
-    )
+        models.append(PMixedModel(ensemble, 1.0, mix, "DP-Fusion"))
+    served, other = models
     neighbours: dict[str, LanguageModel] = {
         "replace": other,
         "zero_out": FixedDistribution(query.public),
@@ -443,10 +438,10 @@ def check_published_adp_claim(
     for other, is_control in ((without, False), (scale, True)):
         noise = scale * sigma
         other_noise = other * sigma
-        pairs = ((noise, other_noise), (other_noise, noise))
         # The gradient is equal on both sides: only the noise differs.
         realised = max(
-            compute_noise_scale_divergence(order, query.parameters, *pair) for pair in pairs
+            compute_noise_scale_divergence(order, query.parameters, noise, other_noise),
+            compute_noise_scale_divergence(order, query.parameters, other_noise, noise),
         )
         relation = "record in or out" + ", γ public" * is_control
         yield PromiseCheck(
@@ -471,10 +466,8 @@ def check_published_uniform_mixing_claim(
 ) -> Iterator[PromiseCheck]:
     defense = UniformMixing(weight=float(query.setting["weight"]))
     public = FixedDistribution(query.public)
-    served, other = (
-        defense.protect(Scenario(FixedDistribution(distribution), public, None, 1, 1))
-        for distribution in (query.private, query.other)
-    )
+    served = defense.protect(Scenario(FixedDistribution(query.private), public, None, 1, 1))
+    other = defense.protect(Scenario(FixedDistribution(query.other), public, None, 1, 1))
     # Pure, of order infinity, and attained by two one-hot distributions (formulas B1).
     epsilon = compute_uniform_mixing_epsilon(defense.weight, public.vocab_size)
     relation = "any_two_models"
@@ -547,30 +540,38 @@ def build_published_promise_table(
 ) -> tables.RowTable:
     """Return a table with a row for each check."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
-    rows = tuple(
-        (
-            *(check.query, check.setting, check.neighbour, _format_promised_quantity(check)),
-            *(
+    rows = []
+    for check in checks:
+        rows.append(
+            (
+                *(check.query, check.setting, check.neighbour, _format_promised_quantity(check)),
                 _format_published_number(check.realised),
                 _format_published_number(check.claimed),
                 check.verdict,
-            ),
+            )
         )
-        for check in checks
-    )
     return tables.RowTable(claim.title, head, rows)
 
 
 def build_published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseCheck]) -> str:
     """Return the claim's section of the page, as Markdown."""
     # `beside` rows are in the table, but not counted in the verdict.
-    published, controls = (
-        [check for check in checks if check.ours == is_control] for is_control in (False, True)
-    )
-    outcome = _promise_outcome_sentence([check for check in published if not check.is_uncounted])
+    published = []
+    counted = []
+    controls = []
+    for check in checks:
+        if check.ours:
+            controls.append(check)
+            continue
+        published.append(check)
+        if not check.is_uncounted:
+            counted.append(check)
+    outcome = _promise_outcome_sentence(counted)
     parts = [f"## {claim.title}", f"{claim.does} {claim.says}", outcome]
     sentences = {"Reading": claim.reading, "What holds": claim.holds, "What does not": claim.fails}
-    parts += [f"*{name}:* {sentence}" for name, sentence in sentences.items() if sentence]
+    for name, sentence in sentences.items():
+        if sentence:
+            parts.append(f"*{name}:* {sentence}")
     parts.append(_render_promise_table(claim, published))
     if controls:
         outcome = _promise_outcome_sentence(controls)

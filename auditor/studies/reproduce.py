@@ -187,10 +187,10 @@ class UtilityStudy:
         plan.list_defenses()  # refuse bad options before any plan runs
 
     def planned_places(self) -> list[Place]:
-        return [
-            replace(place, attacks=(masked_utility.NAME,), failure=self.failure)
-            for place in sweep.plan_sweep_places(self.plan.grid)
-        ]
+        places = []
+        for place in sweep.plan_sweep_places(self.plan.grid):
+            places.append(replace(place, attacks=(masked_utility.NAME,), failure=self.failure))
+        return places
 
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
@@ -367,10 +367,12 @@ def build_ledger_table(
 
 
 def _list_ledger_verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
-    names = ("ours", "verdict")
     if other is None:
-        return names
-    return tuple(f"{name}, {at}" for at in (other.scale, scale) for name in names)
+        return ("ours", "verdict")
+    return (
+        *(f"ours, {other.scale}", f"verdict, {other.scale}"),
+        *(f"ours, {scale}", f"verdict, {scale}"),
+    )
 
 
 def _build_measured_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:

@@ -33,7 +33,12 @@ from auditor.runs.reporter import Reporter
 from auditor.runs.run import prepare_selection, run_audit
 from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
-from auditor.studies.ledger import Place, format_study_seed_ranges, measure_seed_mean
+from auditor.studies.ledger import (
+    Place,
+    format_study_seed_ranges,
+    list_swept_options,
+    measure_seed_mean,
+)
 
 SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"
@@ -339,7 +344,7 @@ def build_sweep_table(
     columns = headings or _sweep_table_metric_headings(places)
     rows = list(_build_sweep_table_rows(places, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
-    keys = list(dict.fromkeys(key for place in places for key in place.at))
+    keys = list_swept_options(places)
     # In the order of `machine_readable_cells`.
     bounds = []
     for name in (*columns, DIFFERENCE):
@@ -349,13 +354,18 @@ def build_sweep_table(
     heads = (*columns.values(), "Δ recall to first")
     # Columns shown to readers; files contain all.
     filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]
+    terminal_rows = []
+    machine_rows = []
+    for row in rows:
+        terminal_rows.append(row.terminal_cells(several, filled))
+        machine_rows.append(row.machine_readable_cells(keys))
     return tables.RowTable(
         title,
         ("point", *(["row"] if several else []), "attack", *(heads[i] for i in filled), "seeds"),
-        tuple(row.terminal_cells(several, filled) for row in rows),
+        terminal_rows,
         note or _NOTE,
         ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
-        tuple(row.machine_readable_cells(keys) for row in rows),
+        machine_rows,
     )
 
 
