@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, make_unknown_name_error, wrap_library_errors
@@ -180,6 +180,20 @@ def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
                 yield Piece(place, rest + block, start - len(rest))
                 start += len(block)
                 rest = (rest + block)[1 - SIZE :]
+
+
+def list_texts(value: Any) -> Iterator[str]:
+    """Yield every text in a state, also from messages and from the items of containers."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from list_texts(inner)
+    elif isinstance(value, list | tuple | set):
+        for inner in value:
+            yield from list_texts(inner)
+    elif hasattr(value, "content"):
+        yield from list_texts(value.content)
 
 
 def list_store_kinds() -> dict[str, type[Store]]:

@@ -48,12 +48,27 @@ def test_rows_that_are_still_in_a_folder_of_files_are_named(tmp_path: Path) -> N
     assert left["rows", "text"] == left["rows", "vectors"] == 6
 
 
-def test_texts_in_views_as_delta_tables_store_them_are_read(tmp_path: Path) -> None:
+def test_texts_inside_records_and_lists_are_read(tmp_path: Path) -> None:
+    rows = make_rows(60)
+    deleted, kept = split_rows(rows, 6)
+    messages = [[{"role": "user", "content": {"parts": [row["text"], None]}}, None] for row in rows]
+    table = pyarrow.table({"messages": messages, "n": list(range(60))})
+    parquet.write_table(table, tmp_path / "chats.parquet")
+    left = examine(tmp_path, deleted, kept, str(tmp_path / "chats.parquet"))
+    (in_rows,) = [v for v in left.verdicts if (v.layer, v.kind) == ("rows", "text")]
+    assert len(in_rows.leftovers) == 6 and in_rows.n_control_seen == in_rows.n_control == 54
+
+
+def test_texts_in_views_and_long_lists_are_read(tmp_path: Path) -> None:
     rows = make_rows(60)
     deleted, kept = split_rows(rows, 6)
     table = pyarrow.Table.from_pylist(rows)
     texts = table.column("text").cast(pyarrow.string_view())
     place = table.schema.get_field_index("text")
-    parquet.write_table(table.set_column(place, "text", texts), tmp_path / "notes.parquet")
+    table = table.set_column(place, "text", texts)
+    vectors = table.column("embedding").cast(pyarrow.large_list(pyarrow.float32()))
+    table = table.set_column(table.schema.get_field_index("embedding"), "embedding", vectors)
+    parquet.write_table(table, tmp_path / "notes.parquet")
     left = count_leftovers(examine(tmp_path, deleted, kept, str(tmp_path / "notes.parquet")))
     assert left["rows", "text"] == left["dictionaries", "text"] == 6
+    assert left["rows", "vectors"] == 6

@@ -177,7 +177,7 @@ def test_qdrant_keeps_points_if_its_sqlite_does_not_delete_securely(
     assert examine(tmp_path, deleted, kept, str(tmp_path / "qdrant")).verdict == "gone"
 
 
-def test_qdrant_searches_named_vectors(tmp_path: Path) -> None:
+def test_qdrant_searches_named_vectors_and_reads_nested_payloads(tmp_path: Path) -> None:
     qdrant = pytest.importorskip("qdrant_client", reason="pip install 'audit-lm[stores]'")
     rows, models = make_rows(), qdrant.models
     deleted, kept = split_rows(rows, N_DELETED)
@@ -188,15 +188,15 @@ def test_qdrant_searches_named_vectors(tmp_path: Path) -> None:
     points = []
     for i, row in enumerate(rows):
         vectors = {name: row["embedding"][:n] for name, n in sizes.items()}
-        points.append(models.PointStruct(id=i, vector=vectors, payload={"text": row["text"]}))
+        payload = {"note": {"parts": [row["text"], i]}}
+        points.append(models.PointStruct(id=i, vector=vectors, payload=payload))
     client.upsert("notes", points)
     client.close()
-    (nearest,) = (
-        one
-        for one in examine(tmp_path, deleted, kept, str(tmp_path / "qdrant")).verdicts
-        if one.layer == "nearest neighbours"
-    )
-    assert len(nearest.leftovers) == N_DELETED and nearest.n_control == nearest.n_control_seen > 20
+    erasure = examine(tmp_path, deleted, kept, str(tmp_path / "qdrant"))
+    by_layer = {(one.layer, one.kind): one for one in erasure.verdicts}
+    for layer in (("nearest neighbours", "vectors"), ("points of collections", "text")):
+        assert len(by_layer[layer].leftovers) == N_DELETED
+        assert by_layer[layer].n_control == by_layer[layer].n_control_seen > 20
 
 
 # --- indexes in a file

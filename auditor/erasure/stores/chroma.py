@@ -13,6 +13,7 @@ import numpy as np
 
 from auditor.core.arrays import Floats
 from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.store import list_texts
 from auditor.erasure.stores.sqlite import SQLiteStore
 from auditor.erasure.windows import TEXT, VECTORS
 
@@ -76,10 +77,8 @@ class ChromaStore(SQLiteStore):
                     offset=start,
                     include=["documents", "embeddings", "metadatas"],
                 )
-                texts = list(rows["documents"] or ())
-                for row in rows["metadatas"] or ():
-                    texts += (row or {}).values()
-                yield Piece(place, [text for text in texts if isinstance(text, str)])
+                texts = list(list_texts([rows["documents"], rows["metadatas"]]))
+                yield Piece(place, texts)
                 yield Piece(place, np.asarray(rows["embeddings"]))
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:

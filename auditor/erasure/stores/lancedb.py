@@ -17,6 +17,7 @@ from auditor.erasure.windows import TEXT, VECTORS
 
 _AT_ONCE = 10_000  # rows
 _RETENTION = "optimize(cleanup_older_than=timedelta(0), delete_unverified=True)"
+_LISTS = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
 _NO_RECORDS = r"/_versions/|/_transactions/|/_deletions/"
 
 
@@ -89,21 +90,33 @@ def is_text(kind: pyarrow.DataType) -> bool:
 
 
 def read_arrow(place: str, table: pyarrow.Table) -> Iterator[Piece]:
-    """Yield the texts and vectors of an Arrow table."""
-    for field in table.schema:
-        column = table.column(field.name).combine_chunks()
-        if is_text(field.type):
-            yield Piece(place, [text for text in column.to_pylist() if text is not None])
-            continue
-        lists = column.drop_null()
-        size = _count_dimensions(field.type)
-        if pyarrow.types.is_list(field.type) and is_number(field.type.value_type) and len(lists):
-            lengths = lists.value_lengths().unique()
-            if len(lengths) == 1:  # rows of one length are vectors
-                size = lengths[0].as_py()
-        if size and len(lists):
-            flat = lists.flatten().to_numpy(zero_copy_only=False)
-            yield Piece(place, flat.reshape(-1, size))
+    """Yield the texts and vectors of an Arrow table, also those inside records and lists."""
+    for column in table.columns:
+        yield from _read_column(place, column.combine_chunks())
+
+
+def _read_column(place: str, column: pyarrow.Array) -> Iterator[Piece]:
+    if is_text(column.type):
+        yield Piece(place, [text for text in column.to_pylist() if text is not None])
+    elif pyarrow.types.is_struct(column.type):
+        for inner in column.flatten():
+            yield from _read_column(place, inner)
+    elif any(is_kind(column.type) for is_kind in _LISTS):
+        yield from _read_lists(place, column.drop_null())
+
+
+def _read_lists(place: str, lists: pyarrow.Array) -> Iterator[Piece]:
+    if not is_number(lists.type.value_type):
+        yield from _read_column(place, lists.flatten())
+        return
+    size = _count_dimensions(lists.type)
+    if not size and len(lists):
+        lengths = lists.value_lengths().unique()
+        if len(lengths) == 1:  # rows of one length are vectors
+            size = lengths[0].as_py()
+    if size and len(lists):
+        flat = lists.flatten().to_numpy(zero_copy_only=False)
+        yield Piece(place, flat.reshape(-1, size))
 
 
 def is_number(kind: pyarrow.DataType) -> bool:

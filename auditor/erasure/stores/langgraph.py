@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.store import list_texts
 from auditor.erasure.stores.sqlite import SQLiteStore, read_start
 from auditor.erasure.windows import TEXT, WORDS
 
@@ -53,19 +53,5 @@ class LangGraphStore(SQLiteStore):
                 is_older = thread in newest
                 newest.add(thread)
                 if is_older == older:
-                    texts = list(_list_texts(state.checkpoint["channel_values"]))
+                    texts = list(list_texts(state.checkpoint["channel_values"]))
                     yield Piece(f"thread {thread[0]}", texts)
-
-
-def _list_texts(value: Any) -> Iterator[str]:
-    """Yield every text in a state, also from messages and from the items of containers."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _list_texts(inner)
-    elif isinstance(value, list | tuple | set):
-        for inner in value:
-            yield from _list_texts(inner)
-    elif hasattr(value, "content"):
-        yield from _list_texts(value.content)

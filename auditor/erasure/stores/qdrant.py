@@ -11,6 +11,7 @@ import numpy as np
 
 from auditor.core.arrays import Floats
 from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.store import list_texts
 from auditor.erasure.stores.sqlite import SQLiteStore
 from auditor.erasure.windows import TEXT, VECTORS
 
@@ -55,10 +56,7 @@ class QdrantStore(SQLiteStore):
                 points, offset = self._client.scroll(
                     name, limit=_AT_ONCE, offset=offset, with_payload=True, with_vectors=True
                 )
-                values = list[Any]()
-                for point in points:
-                    values += (point.payload or {}).values()
-                texts = [value for value in values if isinstance(value, str)]
+                texts = list(list_texts([point.payload for point in points]))
                 yield Piece(f"collection {name}", texts)
                 yield from _list_vectors(f"collection {name}", points)
                 if offset is None:
