@@ -1,4 +1,4 @@
-"""Represent the usable rows of a file as records, and list its unusable rows by reason."""
+"""Represent the usable rows of a file as records, and list the unusable rows by reason."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ BY_LIMIT = "beyond --limit"
 
 @dataclass(frozen=True, slots=True)
 class DataRecord:
-    """A row, or a part of a row, cut into the tokens of a prefix and a suffix.
+    """Hold a row, or a part of a row, cut into the tokens of a prefix and a suffix.
 
-    row, part: numbers from 0; a part of None is the complete row.
-    repeats: copies in training (None: unknown).
+    row, part: numbers from 0; part is None for a complete row.
+    repeats: number of copies in training (None: unknown).
     group, wording, user: see `Secret`.
     suffix_start: index in the row of the suffix's first token.
-    n_shared: first tokens of the row that many rows share, such as a notice.
-    row_text: text of the record in its row, if the attacker gets another prefix.
-    answer_tokens: length of an answer, in its first window; otherwise 0.
+    n_shared: number of the row's leading tokens that many rows share, such as a notice.
+    row_text: the record's text in its row, if the attacker gets a different prefix.
+    answer_tokens: length of the answer, if this is its first window; otherwise 0.
     """
 
     row: int
@@ -46,7 +46,7 @@ class DataRecord:
 
     @property
     def own_tokens(self) -> Tokens:
-        """The tokens of prefix and suffix, without first tokens that many rows share."""
+        """The tokens of prefix and suffix, without leading tokens that many rows share."""
         tokens = self.prefix + self.suffix
         begin = self.suffix_start - len(self.prefix)  # of the prefix, in the row
         if self.n_shared:
@@ -56,15 +56,15 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class RecordSource:
-    """The records of a file or folder, and the rows that gave no record.
+    """Hold the records of a file or folder, and the rows that gave no record.
 
     label: the user's flag and file, such as "--data 'private.csv'".
     unusable: (row number, reason) of each unusable row or part of a row.
-    part_noun: name of a part of a row in notes.
-    form: the rendering of conversations (None: no conversations).
-    row_tokens: number of tokens by row; empty if not counted.
-    texts: texts of the rows, if needed again.
-    not_attacked: usable rows without a record, by reason.
+    part_noun: what notes call a part of a row.
+    form: the rendering of conversations; None if there are no conversations.
+    row_tokens: number of tokens in each row; empty if not counted.
+    texts: the rows' texts, if needed again.
+    not_attacked: usable rows without a record, keyed by reason.
     unread: statistics of the rows of a large table that were only counted.
     """
 
@@ -82,12 +82,12 @@ class RecordSource:
 
     @cached_property
     def usable_rows(self) -> set[int]:
-        """The rows with a record, and usable rows that are not attacked."""
+        """The rows with a record, and the usable rows that are not attacked."""
         return {record.row for record in self.records}.union(*self.not_attacked.values())
 
     @property
     def left_out(self) -> dict[str, list[int]]:
-        """The rows without any usable part, each once, by reason."""
+        """The distinct rows without any usable part, keyed by reason."""
         # Reversed, so that the first reason of a row stays.
         first_reasons = {}
         for row, reason in reversed(self.unusable):
@@ -97,7 +97,7 @@ class RecordSource:
 
     @property
     def parts_left_out(self) -> dict[str, list[int]]:
-        """The row of each unusable part of rows with other parts, by reason."""
+        """The row of each unusable part, if the row also has usable parts, keyed by reason."""
         return _group_rows_by_reason(
             [(row, reason) for row, reason in self.unusable if row in self.usable_rows]
         )
@@ -110,8 +110,8 @@ class RecordSource:
     ) -> RecordCounts:
         """Return the counts of this source's rows.
 
-        left_out: number of rows that the split leaves out, by reason, in addition to the source's
-        own. not_attacked: number of usable rows without an attack, by reason. attacked: the
+        left_out: numbers of rows that the split omits, keyed by reason, in addition to the source's
+        own. not_attacked: numbers of usable rows without an attack, keyed by reason. attacked: the
         attacked records.
         """
         left_out_rows = self.left_out
@@ -134,12 +134,12 @@ class RecordSource:
 
 
 def format_too_long(room: int) -> str:
-    """Return the reason for leaving out a record of more than `room` tokens."""
+    """Return the reason for omitting a record of more than `room` tokens."""
     return f"longer than the {max(0, room):,} tokens that the model reads at once"
 
 
 def _group_rows_by_reason(reasons_of_rows: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
-    """Return the row numbers of each reason, in order. reasons_of_rows: (row number, reason)."""
+    """Return the row numbers for each reason, in order; reasons_of_rows: (row number, reason)."""
     rows: dict[str, list[int]] = {}
     for row, reason in reasons_of_rows:
         rows.setdefault(reason, []).append(row)

@@ -79,17 +79,17 @@ class Files(Benchmark):
         trained: TrainedLength | None = None,
         room: int | None = None,
     ):
-        """Read and cut all data. Raise AuditError with one sentence for any mistake of the user.
+        """Read and cut all data; raise AuditError with one sentence for any mistake of the user.
 
-        A text in a `text` column is cut by its own length, a long text at several positions
-        (`TextLengths`). If the plan has a prefix or suffix length, the other length is 50, and
-        each text is cut once at its start, or every `windows` tokens. `prefix` and `suffix` columns
-        are kept complete. In a conversation, each turn of the assistant (or of the speaker in
-        `turns`) is a suffix. Its prefix is the text that an attacker `knows`: all text before the
-        turn, or the last `prefix_length` tokens of that text. Row tokens beyond `trained` and
-        records of more than `room` tokens are left out. `group_column` and `user_column` are read
-        from `--data`, and from `--nonmembers` if present. Reports show the groups, and pseudonyms
-        of users.
+        A text in a `text` column is cut according to its length, a long text at several positions
+        (`TextLengths`). If the plan has a prefix or suffix length, the other length is 50, and each
+        text is cut once at its start, or every `windows` tokens. `prefix` and `suffix` columns are
+        kept complete. In a conversation, each turn of the assistant (or of the speaker in `turns`)
+        is a suffix. Its prefix is the text that an attacker `knows`: all text before the turn, or
+        the last `prefix_length` tokens of that text. Row tokens beyond `trained` and records of
+        more than `room` tokens are omitted. `group_column` and `user_column` are read from
+        `--data`, and from `--nonmembers` if present. Reports show the groups, and pseudonyms of
+        users.
         """
         plan = reader.plan
         split = reader.split
@@ -151,7 +151,7 @@ class Files(Benchmark):
         self.notes = (cutting.describe_tokenisation(self.tokenizer), *self.notes, *whole_reads)
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """Yield every complete row, read again to save memory."""
+        """Yield every complete row with its repeat count, reading the rows again to save memory."""
         flag = "--data" if members else "--nonmembers"
         if flag not in self._files:
             return
@@ -180,10 +180,10 @@ class Files(Benchmark):
 
 @dataclass(frozen=True)
 class TableReader:
-    """A reader of a plan's files. It reads all rows of a file, or a sample of a large file.
+    """Read a plan's files: all rows of a file, or a sample if the file is large.
 
     seed: seed of the run.
-    counting: counts the rows of large tables, for example with workers.
+    counting: counts the rows of large tables, for example on workers.
     """
 
     plan: DataPlan
@@ -192,12 +192,11 @@ class TableReader:
 
     @cached_property
     def split(self) -> SplitOptions:
-        """The options for dividing members. Raise AuditError for invalid values."""
+        """The options for dividing members; raise AuditError if a value is invalid."""
         return SplitOptions(self.plan.known_fraction, self.plan.limit, self.seed)
 
     def read(self, flag: str, name: str) -> tuple[RecordTable, UnreadRows | None]:
-        """Return the rows of a file and None; for a large file, a sample and statistics of its
-        other rows.
+        """Return a file's rows and None; for a large file, a sample and statistics of the rest.
 
         flag: the option that names the file, such as `--data`.
         """
@@ -219,7 +218,7 @@ class TableReader:
         return read_record_table(flag, name, column_names), None
 
     def named_columns(self, flag: str) -> dict[str, str]:
-        """Return the names of the group column and user column in the file of the option `flag`."""
+        """Return the names of the group and user columns in the file of the option `flag`."""
         names = {"group_column": self.plan.group_column, "user_column": self.plan.user_column}
         if flag not in ("--data", "--nonmembers"):
             return {}
@@ -256,11 +255,11 @@ def _build_record_source(
     unread: UnreadRows | None,
     members: UnreadRows | None = None,
 ) -> RecordSource:
-    """Return the rows of a table as records, and the rows that cannot be cut, by reason.
+    """Return the rows of a table as records, and the rows that cannot be cut, keyed by reason.
 
-    flag: the option that names the table. cut: how to cut rows. unread: statistics of the other
+    flag: the option that names the table. cut: how to cut rows. unread: statistics of the remaining
     rows, if `table` is a sample. members: statistics of a large table of members; a non-member that
-    also occurs there is unusable.
+    also occurs in it is unusable.
     """
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:
@@ -331,7 +330,7 @@ def _build_record_source(
 def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSource:
     """Return the records of a sample with the row numbers of the complete table.
 
-    A note on the unread rows is added.
+    A note about the unread rows is added.
     """
     n_distinct = unread.n_distinct + len(unread.rows)
     noun = "text" if source.form is None else "conversation"
@@ -356,7 +355,7 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
 def _list_large_table_notes(
     sources: Sequence[RecordSource | None], limit: int | None
 ) -> tuple[str, ...]:
-    """Return a note for each large table that was read whole, although --limit needs few rows."""
+    """Return a note about each large table that was read whole although --limit needs few rows."""
     notes = []
     for source in filter(None, sources):
         if source.unread is None and limit is not None and len(source.row_tokens) > LARGE:
@@ -370,7 +369,7 @@ def _list_large_table_notes(
 
 
 def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
-    """Count the first tokens of each non-member that are not scored.
+    """Count the leading tokens of each non-member that are not scored.
 
     The prefix of a later window is not scored, because the previous window already scored these
     tokens. Return () if no non-member is one of several windows.
@@ -390,7 +389,7 @@ def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
 def _add_copy_counts(records: Sequence[DataRecord], texts: Sequence[str]) -> list[DataRecord]:
     """Return the records with the number of their occurrences in `texts` as repeats.
 
-    The first of several equal rows gets all occurrences, because merging adds the counts.
+    Only the first of several equal rows gets their occurrences, because merging adds up the counts.
     """
     searched = []
     inside_words = set()  # a suffix that ends inside a word also occurs inside words

@@ -13,11 +13,11 @@ from auditor.models.rows import Rows
 
 
 class FixedDistribution(LanguageModel):
-    """A model with given next-token probabilities, for tests.
+    """Return given next-token probabilities, for tests.
 
     distributions: (cases, V) probabilities over V tokens. After a context whose last token is i,
-    the model returns row i % cases. An array of shape (V,) applies after every context. Converted
-    to float64 unless their dtype is given.
+    the model returns row i % cases. An array of shape (V,) applies after every context. Arrays are
+    converted to float64 unless a dtype is given.
     """
 
     capabilities = frozenset({"draw", "distribution"})

@@ -1,8 +1,8 @@
 """Find national, bank and card numbers in text: patterns select candidates, check digits decide.
 
-`python-stdnum` has most checks. This module adds checks for numbers that stdnum 2.2 rejects:
-Chinese numbers of people older than their district's code, Korean numbers since October 2020, and
-Swedish coordination numbers.
+`python-stdnum` provides most checks. This module adds checks for valid numbers that stdnum 2.2
+rejects: Chinese numbers of people older than their district's code, Korean numbers since October
+2020, and Swedish coordination numbers.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def _is_finnish(number: str) -> bool:
 
 
 def _is_chinese(number: str) -> bool:
-    """Return whether a number has the check digit and a date of Chinese identity numbers.
+    """Return whether a number has the check digit and a date as in Chinese identity numbers.
 
-    stdnum also requires that the district's code existed in the year of birth. This check does not,
-    because many people were born before their district got its code.
+    Unlike stdnum, this check does not require that the district's code existed in the year of
+    birth, because many people were born before their district got its code.
     """
     from stdnum.cn import ric
 
@@ -52,12 +52,10 @@ def _is_chinese(number: str) -> bool:
 
 
 def _is_korean(number: str) -> bool:
-    """Return whether a Korean number has a valid check digit, or a hyphen if no check digit is
-    needed.
+    """Return whether a Korean number has a valid check digit, or a hyphen if it needs none.
 
-    Since October 2020, all digits after the digit of sex and century are random, for people born
-    since then. The same may hold for foreigners (5 to 8), because their numbers do not show the
-    date of issue.
+    For people born since October 2020, all digits after the digit of sex and century are random.
+    The same may hold for foreigners (5 to 8), because their numbers do not show the date of issue.
     """
     from stdnum.kr import rrn
 
@@ -74,7 +72,7 @@ def _is_korean(number: str) -> bool:
 def _is_swedish(number: str) -> bool:
     """Return whether a Swedish personal or coordination number is valid.
 
-    A coordination number has 60 added to the day.
+    In a coordination number, 60 is added to the day.
     """
     from stdnum import luhn
     from stdnum.se import personnummer
@@ -110,7 +108,7 @@ _OWN_CHECKS: dict[str, Callable[[str], bool]] = {
 
 
 def _get_check(name: str) -> Callable[[str], bool]:
-    """Return the function of this name that checks a number, from this module or from stdnum."""
+    """Return the check function of this name, from this module or from stdnum."""
     return _OWN_CHECKS.get(name) or partial(_is_stdnum_valid, name)
 
 
@@ -200,7 +198,7 @@ _NUMBER_CHECKS = [(re.compile(pattern, re.I), _get_check(name)) for pattern, nam
 
 
 def find_id_number_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of each national number in the text, which must have ASCII digits."""
+    """Yield (start, end) of each national number; the text must have ASCII digits."""
     for pattern, is_valid in _NUMBER_CHECKS:
         for match in pattern.finditer(text):
             if is_valid(match["number"].upper()):
@@ -214,9 +212,9 @@ _WAYS_TO_WRITE = [
 
 
 def list_id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
-    """Yield (name, check function) of each kind of national number that `number` may be.
+    """Yield (name, check function) for each kind of national number that `number` may be.
 
-    The most certain kind is first. The number must have ASCII digits.
+    The most certain kind comes first. The number must have ASCII digits.
     """
     for pattern, name in _WAYS_TO_WRITE:
         if pattern.fullmatch(number) and (check := _get_check(name))(number.upper()):
@@ -273,7 +271,7 @@ _CARD = re.compile(f"{_START}(?:{_GROUPS}){_END}")
 def find_card_number_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each card number.
 
-    A card number has a length and first digits that an issuer uses, and a valid Luhn check digit.
+    A card number has a length and leading digits that an issuer uses, and a valid Luhn check digit.
     """
     from stdnum import luhn
 

@@ -1,8 +1,8 @@
-"""Sample a table that is too large to tokenise: count all its rows in one pass, and read a sample.
+"""Sample a table that is too large to tokenise: count all rows in one pass, and read only a sample.
 
-This is done only with --limit, for JSONL, CSV and Parquet. The pass reads blocks, so workers can
-share it. It needs memory for the sample and 16 bytes a row, plus 16 bytes a row each for
---group-column and --user-column.
+This is done only with --limit, for JSONL, CSV and Parquet. The pass reads the file in blocks, which
+workers can share. It needs memory for the sample and 16 bytes per row, plus 16 bytes per row each
+for --group-column and --user-column.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
     """Return a hash of each row's text or conversation, of shape (rows,), int64.
 
     layout: the columns of the records, from `columns.detect_column_layout`. In conversations, null
-    equals a missing key, because Parquet has all keys in all rows. Raise AuditError with the row
-    for a value other than text.
+    counts as a missing key, because Parquet has all keys in all rows. Raise AuditError, with the
+    row, if a value is not text.
     """
     if layout in columns.PLAIN:
         return hash_texts(columns.list_joined_layout_texts(table, layout))
@@ -83,13 +83,13 @@ def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
 
 @dataclass(frozen=True)
 class UnreadRows:
-    """Statistics of a large table of which only a sample was read.
+    """Hold statistics of a large table of which only a sample was read.
 
     rows: (sample,) row numbers in the table.
     copies: (sample,) occurrences in the table, weighted by the repeats column if present.
-    columns, texts: all columns and the text columns of the table.
-    n_rows: rows of the complete table; n_distinct: distinct unread rows.
-    by_copies: distinct unread rows by number of copies (`format_copies`).
+    columns, texts: all columns of the table, and its text columns.
+    n_rows: number of rows in the complete table; n_distinct: number of distinct unread rows.
+    by_copies: numbers of distinct unread rows, keyed by copies (`format_copies`).
     row_hashes, user_hashes: sorted hashes of all rows and users.
     of_several_groups, of_several_users: positions in the sample of rows whose copies differ in
         group or user.
@@ -110,14 +110,14 @@ class UnreadRows:
     kinds: ColumnKinds = field(default_factory=dict)
 
     def contain_rows(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
-        """Return, for each row of another table, whether this table has an equal row.
+        """Return whether this table contains each row of a second table.
 
         layout: the columns of the records, from `columns.detect_column_layout`.
         """
         return np.isin(hash_rows(table, layout), self.row_hashes).tolist()
 
     def contains_user(self, user: str) -> bool:
-        """Check whether the table has a row of this user."""
+        """Return whether the table has a row of this user."""
         (user_hash,) = hash_texts([user])
         place = int(np.searchsorted(self.user_hashes, user_hash))
         return place < len(self.user_hashes) and bool(self.user_hashes[place] == user_hash)
@@ -125,10 +125,10 @@ class UnreadRows:
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Hashes of the rows of one block of a table.
+    """Hold the hashes of the rows in one block of a table.
 
     hashes: (rows,) hash of each row.
-    numbers: (rows,) for each column: repeats, and hashes of group and user.
+    numbers: (rows,) for each of these columns: repeats, and hashes of group and user.
     names: names of the columns; kinds: see `UnreadRows`.
     is_faulty: whether the block has an unusable row; then all other fields are empty.
     """
@@ -143,11 +143,11 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class BlockHashing:
-    """The work of hashing the rows of a file, block by block, which an engine may distribute.
+    """Hash the rows of a file, block by block; an engine may distribute this work.
 
-    label: start of error messages.
+    label: how error messages start.
     layout: the columns of the records, from `columns.detect_column_layout`.
-    names: columns to read.
+    names: the columns to read.
     """
 
     label: str
@@ -173,8 +173,8 @@ class BlockHashing:
     def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
         """Return the hashes of a block's rows.
 
-        first_row, first_line: number of rows and of lines before the block. Raise AuditError with
-        the row for an unusable row.
+        first_row, first_line: numbers of rows and of lines before the block. Raise AuditError, with
+        the row, if a row is unusable.
         """
         names = dict[str, None]()
         hashes = [np.empty(0, np.int64)]
@@ -217,10 +217,10 @@ HashBlocks = Callable[[BlockHashing, Sequence[TableBlock]], Iterator[BlockCounts
 
 @dataclass(frozen=True)
 class TableCounting:
-    """A memory of the statistics of large tables, so that each table is counted only once.
+    """Remember the statistics of large tables, so that each table is counted only once.
 
     hash_blocks: function that hashes blocks, in any order.
-    counted: statistics by flag and name of the table.
+    counted: statistics, keyed by the table's flag and name.
     """
 
     hash_blocks: HashBlocks = hash_blocks_here
@@ -229,13 +229,13 @@ class TableCounting:
 
 @dataclass(frozen=True)
 class SamplingOrder:
-    """The choice of the rows to read from a large table.
+    """Define which rows to read from a large table.
 
     limit: number of secrets to attack.
-    draw_order: draw_order(n) returns the numbers below n in random order.
-    copied_first: whether the most copied rows fill half of the sample; the other half is random.
-    required: rows of another table that the sample must contain.
-    group_column, user_column: columns of the table.
+    draw_order: a function of n that returns the numbers below n in random order.
+    copied_first: whether half of the sample is the most copied rows; the other half is random.
+    required: rows of a second table that the sample must contain.
+    group_column, user_column: names of these columns of the table.
     """
 
     limit: int
@@ -247,7 +247,7 @@ class SamplingOrder:
 
     @property
     def size(self) -> int:
-        """The number of rows to read, besides the required rows."""
+        """The number of rows to read in addition to the required rows."""
         return max(SAMPLE, _SAMPLES_PER_LIMIT * self.limit)
 
 
@@ -260,8 +260,8 @@ def sample_large_table(
 ) -> tuple[RecordTable, UnreadRows] | None:
     """Return a sample of a large table's distinct rows, and statistics of the other rows.
 
-    where: start of error messages. columns: columns to read. counting: holds earlier results.
-    Return None if all rows must be read. Raise AuditError for the first unusable row.
+    where: how error messages start. columns: columns to read. counting: holds earlier results.
+    Return None if all rows must be read. Raise AuditError at the first unusable row.
     """
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return None
@@ -308,7 +308,7 @@ def _count_large_table(
 
 
 def is_large_text_table(where: str, path: Path) -> bool:
-    """Return whether a file is a large table of texts, not conversations, by its first rows."""
+    """Return whether a file is a large table of texts, not conversations, by its leading rows."""
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return False
     try:
@@ -319,7 +319,7 @@ def is_large_text_table(where: str, path: Path) -> bool:
 
 
 def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
-    """Return the columns of the table's records, or None if its columns are invalid."""
+    """Return the columns of the table's records; None if its columns are invalid."""
     try:
         return columns.detect_column_layout(table)
     except AuditError:
@@ -327,7 +327,7 @@ def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
 
 
 def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
-    """Return the first rows of a large table, or None for a small table.
+    """Return the first rows of a large table; None if the table is small.
 
     These rows show which columns hold the records and other texts.
     """
@@ -350,7 +350,7 @@ def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
 
 @dataclass(frozen=True)
 class _TableScan:
-    """The hashes of all rows of a table.
+    """Hold the hashes of all rows of a table.
 
     table: all columns of the table; other fields: as in `BlockCounts`.
     """
@@ -364,7 +364,7 @@ class _TableScan:
 def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -> _TableScan:
     """Return the hashes of all rows of a table.
 
-    Raise AuditError for the first unusable row, after a second pass over its block.
+    Raise AuditError about the first unusable row, after a second pass over its block.
     """
     waiting: dict[int, BlockCounts] = {}
     in_order: list[BlockCounts] = []
@@ -453,7 +453,7 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
 
 
 def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> Ints:
-    """Return the numbers of `size` of the distinct rows, ascending.
+    """Return the ascending numbers of `size` distinct rows.
 
     copies: (distinct,) copies of each row; order: (distinct,) random permutation; copied_first:
     whether half of the rows are the most copied ones.
@@ -466,7 +466,7 @@ def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> In
 
 
 def _read_rows(where: str, path: Path, names: Sequence[str], rows: Sequence[int]) -> RecordTable:
-    """Return the named columns of some rows of a table. rows: ascending row numbers."""
+    """Return the named columns of some rows of a table; rows: ascending row numbers."""
     values: dict[str, list[Any]] = {name: [] for name in names}
     n_read = 0
     for value in _stream_chosen_rows(where, path, names, rows):

@@ -1,7 +1,7 @@
 """Read the arrays of the Training Data Extraction Challenge: `*_prefix.npy` and `*_suffix.npy`.
 
-Token ids stay unchanged, so no tokenizer is needed. The arrays do not name the vocabulary of the
-ids; a mismatch is noticed only if an id is too large for the attacked model.
+Token ids are used unchanged, so no tokenizer is needed. The arrays do not say which vocabulary the
+ids are from; a mismatch is noticed only if an id is too large for the attacked model.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ class LMExtraction(Benchmark):
     def __init__(self, plan: DataPlan, vocab_size: int, seed: int = 0):
         """Read all arrays; `--known` and `--nonmembers` are folders of arrays too.
 
-        A shortened prefix keeps its last tokens, and a shortened suffix keeps its first tokens.
-        Prefix and suffix thus stay adjacent. Raise AuditError with one sentence for any mistake of
-        the user.
+        A prefix is shortened at its start and a suffix at its end, so that they remain adjacent.
+        Raise AuditError with one sentence for any mistake of the user.
         """
         split = SplitOptions(plan.known_fraction, plan.limit, seed)
         sizes = (vocab_size, plan.prefix_length, plan.suffix_length)
@@ -64,13 +63,13 @@ class LMExtraction(Benchmark):
 
 
 def find_array_row(secret: str) -> int | None:
-    """Return the array row of a secret from its id, or None for a non-member."""
+    """Return the array row of a secret by its id; None for a non-member."""
     label, _, row = secret.rpartition("-")
     return int(row) if label == _LABEL else None
 
 
 def has_extraction_arrays(path: Path) -> bool:
-    """Return whether a folder has at least one of the two arrays; LMExtraction needs both."""
+    """Return whether a folder has at least one of the two arrays that LMExtraction needs."""
     return path.is_dir() and bool(
         _list_array_stems(path, _PREFIX) | _list_array_stems(path, _SUFFIX)
     )
@@ -86,8 +85,9 @@ def _list_array_stems(folder: Path, ending: str) -> set[str]:
 def _read_array_source(
     flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None
 ) -> RecordSource:
-    """Read every row of the two arrays. Repeats are None: the arrays do not say how often a row
-    was trained on.
+    """Read every row of the two arrays.
+
+    Repeats are None: the arrays do not say how often a row was trained on.
     """
     folder = Path(name)
     label = f"{flag} {name!r}"
@@ -116,9 +116,9 @@ def _read_array_source(
 
 
 def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
-    """Return the common start of the two arrays' names, and the files without a partner.
+    """Return the common prefix of the two arrays' names, and the files without a partner.
 
-    Raise AuditError unless exactly one start has both arrays.
+    Raise AuditError unless exactly one prefix has both arrays.
     """
     if not folder.is_dir():
         if folder.exists():
@@ -145,9 +145,7 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
 
 
 def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any]:
-    """Read ids of shape (examples, tokens) in [0, vocab_size). Raise AuditError for other
-    values.
-    """
+    """Read (examples, tokens) ids in [0, vocab_size); raise AuditError for any other values."""
     array = read_extraction_array(where, path)
     for row in np.flatnonzero(((array < 0) | (array >= vocab_size)).any(axis=1))[:1]:
         raise AuditError(
@@ -159,9 +157,9 @@ def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any
 
 
 def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
-    """Read whole numbers of shape (examples, tokens). Raise AuditError for other arrays.
+    """Read whole numbers of shape (examples, tokens); raise AuditError for any other array.
 
-    where: start of the error message.
+    where: how the error message starts.
     """
     try:
         with path.open(
@@ -196,8 +194,9 @@ def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
 
 
 def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
-    """Raise AuditError if a file is shorter than its header says; NumPy would allocate the stated
-    size.
+    """Raise AuditError if a file is shorter than its header says.
+
+    NumPy would allocate the size in the header.
     """
     version = np.lib.format.read_magic(file)
     if version == (1, 0):

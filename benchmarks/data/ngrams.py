@@ -35,9 +35,9 @@ _ANCHOR = 8  # tokens of the runs whose rarest is looked up to find a complete t
 
 @dataclass(frozen=True, eq=False)
 class NGramIndex(HashedNGrams):
-    """An index of the n-grams of texts: first the distinct trained texts, then held-out texts.
+    """Index the n-grams of texts: first the distinct trained texts, then held-out texts.
 
-    copies: for each trained text, its copies in training (None: unknown).
+    copies: each trained text's number of copies in training (None: unknown).
     """
 
     copies: tuple[int | None, ...] = ()
@@ -47,15 +47,13 @@ class NGramIndex(HashedNGrams):
         return tuple(self.tokens[self.starts[index] : self.starts[index + 1]].tolist())
 
     def ngram_place_counts(self, n: int) -> tuple[int, int]:
-        """Return the number of n-gram positions in the trained texts, and the number in held-out
-        texts.
-        """
+        """Return the numbers of n-gram positions in the trained texts and in the held-out texts."""
         places = np.maximum(self.text_lengths - n + 1, 0)
         known = len(self.copies)
         return int(places[:known].sum()), int(places[known:].sum())
 
     def match_ngrams(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
-        """Return, for each text, the n-grams that occur in the indexed texts."""
+        """Return the n-grams of each text that occur in the indexed texts."""
         tokens, starts = join_texts(texts)
         blocks = zip(*hash_ngrams(tokens, starts, n), strict=True)
         at, hashes = map(np.concatenate, blocks)
@@ -93,7 +91,7 @@ class NGramIndex(HashedNGrams):
         return matches
 
     def find_texts_holding(self, text: Tokens) -> Ints:
-        """Return the indices of the indexed texts that contain the whole text, each once."""
+        """Return the distinct indices of the indexed texts that contain the whole text."""
         searched = np.array(text, dtype=np.uint32)
         n = min(_ANCHOR, len(searched))
         low, high = self.find_hashes(hash_token_pieces(view_ngrams(searched, n)), n)
@@ -104,7 +102,7 @@ class NGramIndex(HashedNGrams):
         return np.unique(owners[places + len(searched) <= self.starts[owners + 1]])
 
     def _select_equal(self, places: Ints, ngram: TokenArray) -> Ints:
-        """Return the positions in `places` at which the tokens `ngram` begin."""
+        """Return those positions in `places` at which the tokens `ngram` occur."""
         n = len(ngram)
         places = places[(places >= 0) & (places + n <= len(self.tokens))]
         return places[(view_ngrams(self.tokens, n)[places] == ngram).all(axis=1)]
@@ -115,8 +113,7 @@ def build_ngram_index(
 ) -> NGramIndex:
     """Build an index of trained texts with their copies, and of held-out texts.
 
-    Equal trained texts become one text. Raise AuditError before building an index that does not fit
-    into memory.
+    Equal trained texts are merged. Raise AuditError if the index would not fit into memory.
     """
     texts = list[NDArray[Any]]()
     copies = list[int | None]()

@@ -1,4 +1,4 @@
-"""Make non-members a valid baseline: no copies of members, and the lengths of members."""
+"""Make non-members a valid baseline: without copies of members, and as long as members."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FEW_OF_MEMBERS = 0.1  # share of the members
 
 
 def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> RecordSource:
-    """Return the non-members, in order, without quotations of members.
+    """Return the non-members, in order, omitting quotations from members.
 
     A record is a quotation if a member's row contains its words. Only letters and digits are
-    compared, because a quotation may be indented, wrapped or in another case. Exact copies stay
-    here, because the split drops and counts them. Two records of one template that differ in a word
-    both stay. Raise AuditError if no non-member stays.
+    compared, because a quotation may be indented, wrapped or in different case. Exact copies are
+    kept here, because the split drops and counts them. Records from the same template that differ
+    in a word are kept, too. Raise AuditError if no non-member remains.
     """
     pairs = {record.prefix_suffix_pair for record in members.records}
     words_of_record = []
@@ -66,7 +66,7 @@ def _normalise_text_words(text: str) -> str:
 def _normalise_wording(wording: Wording) -> str:
     """Return the words of prefix and suffix, separated by spaces.
 
-    A final space follows unless the suffix ends inside a word.
+    They are followed by a space unless the suffix ends inside a word.
     """
     text = wording.prefix_and_suffix_text
     words = _normalise_text_words(text)
@@ -82,8 +82,8 @@ def match_nonmember_lengths(
 
     The length is the number of attacked tokens of a row. Distinct rows are counted by bands of
     length: 8 to 15 tokens, 16 to 31 tokens, and so on. Nothing changes unless the two distributions
-    differ beyond chance (chi-square, 1%). If at most half of the non-members would remain, all
-    remain. A `Doubt` is then returned, which warns that lengths differ.
+    differ beyond chance (chi-square, 1%). If at most half of the non-members would remain, all are
+    kept, and a `Doubt` that is returned warns that lengths differ.
     """
     bands = _group_length_bands(nonmembers.records)
     member_rows = _group_length_bands(members.records)
@@ -149,7 +149,7 @@ def _select_matched_rows(source: RecordSource, matched_rows: set[int], note: str
 
 
 def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:
-    """Return the distinct rows in each band of lengths, by the band's number."""
+    """Return the distinct rows in each band of lengths, keyed by the band's number."""
     first_rows = _find_first_equal_rows(records)
     tokens: dict[int, int] = {}
     for record in records:

@@ -16,9 +16,9 @@ def count_text_occurrences(
 ) -> dict[str, int]:
     """Count the occurrences of each string in the texts, including overlapping occurrences.
 
-    strings: maps each string to whether its occurrences must not end inside a word; then `code 12`
-    does not occur in `code 123`. times: weight of each text (None: 1). Raise ValueError for an
-    empty string.
+    strings: maps each string to whether its occurrences must not end inside a word; if so, `code
+    12` does not occur in `code 123`. times: weight of each text (None: 1). Raise ValueError if a
+    string is empty.
     """
     if "" in strings:
         raise ValueError("expected texts to look for, got an empty one")

@@ -1,9 +1,10 @@
-"""Find personal data in text, by kind: with checksums, numbering plans and marks in the data.
+"""Find personal data in text, by checksums, numbering plans and marks in the data.
 
-Names and addresses follow no rule, so only marks find them. Nothing is downloaded, and no model
-guesses. Patterns select candidates by the characters of a kind, not by words, because in Chinese,
-Japanese, Korean or Thai a letter may follow directly. Then `phonenumbers` and `python-stdnum` check
-each candidate. Presidio 2.2 was measured on the same examples (docs/reference/personal-data.md).
+Names and addresses follow no rule, so they are found only if they are marked. Nothing is
+downloaded, and no model guesses. Patterns select candidates by characters, not by words, because in
+Chinese, Japanese, Korean or Thai a letter may follow directly. Then `phonenumbers` and
+`python-stdnum` check each candidate. Presidio 2.2 was measured on the same examples
+(docs/reference/personal-data.md).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ INSTALL = "pip install 'audit-lm[pii]'"
 
 @dataclass(frozen=True)
 class Span:
-    """A span of personal data: its kind, and its characters start:end of a text."""
+    """Describe a span of personal data: its kind, and its characters start:end in a text."""
 
     kind: str
     start: int
@@ -51,15 +52,15 @@ def has_pii_packages() -> bool:
 
 
 class PiiRecognisers:
-    """Functions that find personal data in text without marks.
+    """Find personal data in text without marks.
 
     Raise AuditError if the optional packages are missing or a region is unknown.
     """
 
     def __init__(self, regions: Sequence[str] = ()) -> None:
-        """Set the regions, such as DE, of phone numbers without a country code.
+        """Set the regions (such as DE) to assume for phone numbers without a country code.
 
-        Without a region, only numbers with a country code are found.
+        If there is no region, only numbers with a country code are found.
         """
         if not has_pii_packages():
             raise AuditError(
@@ -79,7 +80,7 @@ class PiiRecognisers:
         self._regions: tuple[str | None, ...] = tuple(regions) or (None,)
 
     def recognised_spans(self, text: str) -> Iterator[Span]:
-        """Yield spans of personal data, the most certain checks first; spans may overlap."""
+        """Yield spans of personal data, by the most certain checks first; spans may overlap."""
         plain = replace_ascii_signs(text)
         for start, end in find_email_places(plain):
             yield Span(EMAIL, start, end)
@@ -91,7 +92,7 @@ class PiiRecognisers:
         yield from self._phone_number_spans(plain)
 
     def _phone_number_spans(self, text: str) -> Iterator[Span]:
-        """Yield spans of phone numbers in a numbering plan, in any notation common in text."""
+        """Yield spans of phone numbers of a numbering plan, in any notation common in text."""
         if not _PHONE.search(text):
             return
         import phonenumbers
@@ -106,9 +107,9 @@ def find_pii_spans(
 ) -> list[Span]:
     """Return the spans of personal data in a text, in order, without overlaps.
 
-    Of overlapping spans, a mark is preferred to a checked number, a longer mark to a shorter mark,
-    and a more certain check to other checks. A mark that is never a whole word is found inside
-    words, such as before a particle or a genitive's ending.
+    If spans overlap, marks are preferred to checked numbers, longer marks to shorter ones, and more
+    certain checks to less certain ones. A mark that never occurs as a whole word is found inside
+    words, for example before a particle or a genitive ending.
     """
     candidates = []
     for kind, mark in sorted(marks, key=lambda mark: -len(mark[1])):
@@ -124,14 +125,14 @@ def find_pii_spans(
 
 
 def replace_ascii_signs(text: str) -> str:
-    """Return the text, equally long, with digits, hyphens, spaces and full-width signs in ASCII."""
+    """Replace digits, hyphens, spaces and full-width characters by ASCII, keeping the length."""
     if text.isascii():
         return text
     return text.translate(_ASCII_SIGNS)
 
 
 def find_email_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each e-mail address, without surrounding punctuation."""
+    """Yield (start, end) of each e-mail address, without surrounding punctuation."""
     at = text.find("@")
     while at >= 0:
         begin = max(0, at - _LONGEST_LOCAL - 1)
@@ -147,7 +148,7 @@ def find_email_places(text: str) -> Iterator[tuple[int, int]]:
 def _find_address_begin(text: str, begin: int, end: int) -> int:
     """Return the start of an e-mail address.
 
-    An escaped line end or an underscore of Markdown before the address is skipped.
+    An escaped line end or a Markdown underscore before the address is skipped.
     """
     is_escape = text[begin - 1 : begin] == "\\" and text[begin] in "nrt"
     is_emphasis = text[begin] == "_" == text[end : end + 1]
@@ -186,7 +187,7 @@ _ALONE = _UNSPACED
 def _local_part(letters: str) -> str:
     """Return a pattern for the part of an e-mail address before the @.
 
-    letters: pattern of the allowed letters. The part has no punctuation at its ends.
+    letters: pattern for the allowed letters. The part does not start or end with punctuation.
     """
     atom = rf"(?:[[{letters}]0-9_+%-]|'(?=[{letters}]))+"
     return rf"[[{letters}]0-9_](?:{atom})?(?:\.{atom})*\Z"

@@ -1,4 +1,4 @@
-"""Write a user's rows, except rows that a mitigation drops, to a file of equal format."""
+"""Write a user's rows, except those that a mitigation drops, to a file of the same format."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from auditor.training.variants import DataVariant
 
 
 def format_data_row(row: str | Conversation) -> str:
-    """Return the text by which copies of a row are recognised.
+    """Return the text that identifies copies of a row.
 
-    The text of a conversation is the text of its messages.
+    For a conversation, this is the text of its messages.
     """
     if isinstance(row, str):
         return row
@@ -34,10 +34,10 @@ def format_data_row(row: str | Conversation) -> str:
 def write_kept_data(
     trainer: DataVariant, data: str, to: Path, text_column: str | None = None
 ) -> str:
-    """Write the rows that a mitigation keeps, in the same format, readable by the owner only.
+    """Write the rows that a mitigation keeps, in the same format, readable only by the owner.
 
     trainer: the mitigation. data: the user's file. to: the new file. The rows are unchanged except
-    for `repeats`. Return a sentence about the dropped rows. Raise AuditError if no row stays.
+    for `repeats`. Return a sentence about the dropped rows. Raise AuditError if no row remains.
     """
     texts, _ = read_unit_texts(data, text_column)
     rows = repeat_rows(list_row_repeat_counts(read_record_table("--data", data, COLUMNS)))

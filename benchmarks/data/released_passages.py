@@ -1,4 +1,4 @@
-"""Compare released text with private records: find the passage nearest to each record, by words.
+"""Compare released text with private records: find the passage closest to each record, by words.
 
 Texts are split by `words.split_into_words`, and each word has an id.
 """
@@ -31,7 +31,7 @@ _SEEDS = 64  # places that a record is aligned at, at most
 
 @dataclass
 class WordIds:
-    """A dictionary that numbers words from 1, in order of first occurrence."""
+    """Number words from 1, in order of first occurrence."""
 
     ids: dict[str, int] = field(default_factory=dict)
 
@@ -50,12 +50,12 @@ class WordIds:
 
 @dataclass(frozen=True)
 class ReleasedRecord:
-    """A record that is searched in released text.
+    """Hold a record to search for in released text.
 
     row: row number in its file.
     tokens: ids of its words.
     member: whether the record was trained on.
-    times: copies in training; marks: its personal data.
+    times: number of copies in training; marks: its personal data.
     """
 
     row: int
@@ -69,7 +69,7 @@ class ReleasedRecord:
 def read_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     """Return a file's table and the text of each row; a conversation has one line per message.
 
-    flag: the option that names the file. Raise AuditError for an invalid file.
+    flag: the option that names the file. Raise AuditError if the file is invalid.
     """
     table = read_record_table(flag, name, columns.COLUMNS)
     layout = columns.detect_column_layout(table)
@@ -92,12 +92,10 @@ def read_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
 def read_released_records(
     data: str, nonmembers: str, words: WordIds, without: Iterable[str] = ()
 ) -> tuple[list[ReleasedRecord], list[str]]:
-    """Return distinct members and non-members, and a sentence for each reason why rows are left
-    out.
+    """Return distinct members and non-members, and a sentence for each reason why rows are omitted.
 
-    data, nonmembers: files. words: numbers the words. without: texts to leave out, such as
-    canaries. A non-member that equals a private text is left out. Raise AuditError if a file has no
-    record.
+    data, nonmembers: files. words: numbers the words. without: texts to omit, such as canaries. A
+    non-member that equals a private text is omitted. Raise AuditError if a file has no record.
     """
     records = dict[Tokens, ReleasedRecord]()
     sentences = list[str]()
@@ -135,7 +133,7 @@ def read_released_records(
 
 @dataclass(frozen=True)
 class CopiedSpan:
-    """A passage of a record, and the corresponding words in released text.
+    """Hold a passage of a record, and the corresponding words in released text.
 
     record_words: ids of n words of the record, or more if a longer run matches verbatim.
     released_words: ids of the corresponding words in the released text.
@@ -156,12 +154,13 @@ class CopiedSpan:
 def find_nearest_passages(
     records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int
 ) -> tuple[list[CopiedSpan], list[MemorisedTokens], NGramIndex]:
-    """Return the nearest passage to each record, the matches of each released text, and the index.
+    """Return the passage closest to each record, the matches of each released text, and the index.
 
     records: members first, each of at least n words. texts: word ids of each released text. A
-    verbatim passage is a run of at least n words that occurs in no other member or non-member.
-    Members and non-members are thus treated alike. A near-verbatim passage has n words within
-    `compute_near_verbatim_limit` edits. It is searched only next to n/2 words that match verbatim.
+    verbatim passage is a sequence of at least n words that occurs in no second record, so that
+    members and non-members are treated alike. A near-verbatim passage has n words within
+    `compute_near_verbatim_limit` edits. It is searched for only next to n/2 words that match
+    verbatim.
     """
     trained = []
     heldout = []
@@ -198,7 +197,7 @@ def _find_near_verbatim_passages(
     index: NGramIndex,
     records_found: set[int],
 ) -> Mapping[int, CopiedSpan]:
-    """Return, for each record without a verbatim passage, the passage with fewest edits.
+    """Return the passage with the fewest edits, for each record without a verbatim passage.
 
     records_found: indices of the records with a verbatim passage. Passages are aligned at a
     verbatim match of n/2 words.
@@ -224,9 +223,9 @@ def _find_near_verbatim_passages(
 
 
 def _find_best_alignment(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
-    """Return the n words of the record around this match that need the fewest edits.
+    """Return the n words of the record, around a verbatim match, that need the fewest edits.
 
-    at, half: position in the text and length of the match, in words.
+    at, half: the match's position in the text and its length, in words.
     """
     seed = text[at : at + half]
     # The first occurrence in the record; later occurrences are not aligned there.

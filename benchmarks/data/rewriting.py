@@ -1,6 +1,6 @@
-"""Write a changed copy of a data file in its own format: rows dropped, changed or added.
+"""Write a changed copy of a data file, in the same format, with rows dropped, changed or added.
 
-Unchanged lines of JSONL stay unchanged, byte for byte.
+JSONL lines that do not change are copied byte for byte.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def list_added_rows(
 ) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the new rows with all columns, and the order of all rows.
 
-    The numbers of the new rows begin with `n_rows`, the number of old rows.
+    New rows are numbered from `n_rows`, the number of old rows.
     """
     added: list[dict[str, Any]] = []
     order = []

@@ -1,6 +1,6 @@
 """Split the rows of every benchmark into attacked, known and non-member records.
 
-Messages name row numbers and never a row's text.
+Messages name rows by number and never quote their text.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """The options for dividing members into attacked and known records.
+    """Hold the options for dividing members into attacked and known records.
 
     known_fraction: the share of members that the attacker knows, in [0, 1).
-    limit: maximum number of attacked members and of non-members (None: no limit).
-    Raise AuditError for another fraction.
+    limit: maximum number of attacked members and of non-members (None: no limit). Raise AuditError
+    if the fraction is invalid.
     """
 
     known_fraction: float
@@ -49,8 +49,8 @@ class SplitOptions:
     def known_count(self, members: int) -> int:
         """Return the number of distinct members that become known pairs.
 
-        Of two or more members, at least one is attacked, and at least one is known unless the
-        fraction is 0.
+        If there are two or more members, at least one is attacked, and at least one is known unless
+        the fraction is 0.
         """
         if self.known_fraction == 0 or members < 2:
             return 0
@@ -59,8 +59,8 @@ class SplitOptions:
     def pick_indices(self, description: str, count: int, of: int) -> frozenset[int]:
         """Pick `count` of the indices below `of` at random.
 
-        A larger count with the same seed keeps earlier picks. description: selects independent
-        draws.
+        With the same seed, a larger count keeps the picks of a smaller count. description:
+        different descriptions give independent picks.
         """
         return frozenset(self.draw_order(description, of)[:count].tolist())
 
@@ -70,7 +70,7 @@ class SplitOptions:
 
 
 def list_data_files(plan: DataPlan) -> dict[str, str]:
-    """Return the name of each data file of a plan by its option."""
+    """Return the names of a plan's data files, keyed by option."""
     names = {
         "--data": plan.data,
         "--known": plan.known,
@@ -88,10 +88,10 @@ def split_records_into_benchmark(
     Set the fields of the benchmark, and return a phrase such as "12 members, 4 non-members".
 
     sources: maps `--data` and, if given, `--known`, `--nonmembers` and `--forget` to records.
-    label: start of ids; `label-000017` has the number of the first row. Known pairs are never
-    attacked, and records to forget are never known. Without `--known`, known pairs are drawn from
-    the members with fewest copies. A non-member that is also a member is left out. Raise AuditError
-    if a source has no record left, or if records to forget are not members.
+    label: prefix of ids, such as `label-000017` for a secret whose first row is 17. Known pairs are
+    never attacked, and records to forget are never known. Without `--known`, known pairs are drawn
+    from the members with fewest copies. A non-member that is also a member is omitted. Raise
+    AuditError if a source has no record left, or if records to forget are not members.
     """
     members = sources["--data"]
     known, nonmembers, forget = map(sources.get, ("--known", "--nonmembers", "--forget"))
@@ -214,7 +214,7 @@ def _draw_known_records(
     split: SplitOptions,
     notes: list[str],
 ) -> tuple[list[DataRecord], list[DataRecord]]:
-    """Draw known records from the distinct members; return the known and the attacked records.
+    """Draw known records from the distinct members; return known and attacked records.
 
     lost: row numbers of records to forget, which are attacked.
     """
@@ -263,9 +263,9 @@ def _list_unknown_members(
 
 
 def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
-    """Return the row numbers of the members to forget; all parts of such a row are forgotten.
+    """Return the row numbers of members to forget; all parts of such a row are forgotten.
 
-    Raise AuditError for a record that is no member.
+    Raise AuditError if a record to forget is not a member.
     """
     row_of = {record.prefix_suffix_pair: record.row for record in members}
     rows = set()
@@ -310,9 +310,9 @@ def _build_record_secret(
 
 
 def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
-    """Set, for each secret, whether any record of its user was trained on, including known records.
+    """Set whether any record (known ones included) of each secret's user was trained on.
 
-    Raise AuditError if the attacked records are of fewer than `people.LEAST` people.
+    Raise AuditError if the attacked records belong to fewer than `people.LEAST` people.
     """
     trained = {record.user for record in members.records} - {None}
     attacked = {secret.user for secret in secrets if secret.member} - {None}
@@ -335,7 +335,7 @@ def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> lis
 def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:
     """Return one record for each distinct (prefix, suffix), with the number of its first row.
 
-    Repeats are added if all are known. If equal records differ in group, their group is `SEVERAL`.
+    Repeats are summed if all are known. If equal records differ in group, their group is `SEVERAL`.
     If they differ in user, the merged record has no user.
     """
     first: dict[Pair, DataRecord] = {}
@@ -374,9 +374,9 @@ def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ..
 def _select_untrained_nonmembers(
     source: RecordSource, trained: set[Pair], notes: list[str]
 ) -> tuple[list[DataRecord], dict[str, int]]:
-    """Return the distinct records that were not trained on, and counts of the other rows by reason.
+    """Return the distinct records that were not trained on, and numbers of omitted rows by reason.
 
-    trained: the pairs of members and known records. notes: receives sentences on dropped rows.
+    trained: the pairs of members and known records. notes: receives sentences about dropped rows.
     """
     records = _require_usable_source_records(source)
     untrained = [record for record in records if record.prefix_suffix_pair not in trained]
@@ -397,10 +397,10 @@ def _select_copied_rows(
     split: SplitOptions,
     notes: list[str],
 ) -> list[DataRecord]:
-    """Return the records of at most `split.limit` rows, most copied rows first, others at random.
+    """Return the records of at most `split.limit` rows: most copied rows first, the rest at random.
 
-    copies: copies of each row (None: unknown). All parts of a selected row stay. With the same
-    seed, a larger limit keeps all rows of a smaller limit.
+    copies: number of copies of each row (None: unknown). All parts of a selected row are selected.
+    With the same seed, a larger limit keeps all rows of a smaller limit.
     """
     rows = _list_distinct_row_numbers(records)
     in_random_order = (rows[i] for i in split.draw_order(description, len(rows)).tolist())
@@ -427,9 +427,9 @@ def _sort_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
 def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
     """Count the copies of each row in training, including nearly equal rows (None: unknown).
 
-    A row counts as often as its most copied part. Rows that share only a beginning are no copies.
-    Near copies (at most `NEAR_SHARE` of the tokens edited) are searched among at most `NEAR_MOST`
-    records; a note reports if there are more.
+    A row counts as often as its most copied part. Rows that share only a prefix are not copies.
+    Near copies (at most `NEAR_SHARE` of the tokens edited) are searched for among at most
+    `NEAR_MOST` records; if there are more, a note says so.
     """
     times = []
     texts = []
@@ -488,7 +488,7 @@ def plural(count: int, word: str) -> str:
 
 
 def format_row_numbers(rows: Sequence[int]) -> str:
-    """Return a phrase such as "row 4" or "rows 4, 17 and 12 more", counted from 0."""
+    """Return a phrase such as "row 4" or "rows 4, 17 and 12 more"; rows are counted from 0."""
     numbers = ", ".join(map(str, rows[:NAMED_ROWS]))
     if len(rows) > NAMED_ROWS:
         numbers += f" and {len(rows) - NAMED_ROWS} more"

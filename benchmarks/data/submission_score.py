@@ -1,16 +1,18 @@
-"""Score an LM-Extraction submission like the challenge's organisers, with intervals and a full
-curve.
+"""Score an LM-Extraction submission as the organisers do, with intervals and a full curve.
 
-A submission is a CSV file, `Example ID,Suffix Guess`, with one guess a line, the most confident
-first, and any number of guesses per example: `991,"[6,0,1,2]"`. The id is a row of the answers.
+A submission is a CSV file with the header `Example ID,Suffix Guess` and one guess per line, such as
+`991,"[6,0,1,2]"`, the most confident first. An example may have any number of guesses. Its id is a
+row number of the answers.
 
 The rules are those of the organisers' score_submission.py. The first right guess solves an example.
 Every wrong guess is an error, including repeated guesses and guesses for solved examples.
 Recall@100 counts the right guesses that follow fewer than 100 wrong guesses. Examples without a
-guess count as not solved. This module rejects inputs that their script accepts silently: an id
-below 0 (numpy counts from the end), a guess of another length than the answers (numpy broadcasts a
-single token), and a file without guesses. Their script reads only the last 1,000 answers and the
-last 50 tokens. This module uses every row and every token.
+guess count as not solved.
+
+This module rejects inputs that their script accepts silently: an id below 0 (numpy counts from the
+end), a guess whose length differs from the answers' (numpy broadcasts a single token), and a file
+without guesses. Their script reads only the last 1,000 answers and the last 50 tokens. This module
+uses every row and every token.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ CurvePoint = tuple[int, int, float]  # (wrong guesses so far, examples solved by
 
 @dataclass(frozen=True)
 class MarkedGuesses:
-    """The guesses of a submission, compared with the answers, in the submission's order.
+    """Hold a submission's guesses, compared with the answers, in the submission's order.
 
     example: (guesses,) the example of each guess, numbered by first appearance.
     right: (guesses,) whether the guess equals the answer.
@@ -56,11 +58,11 @@ class MarkedGuesses:
 
 @dataclass(frozen=True)
 class SubmissionScore:
-    """The result of `audit score`.
+    """Hold the result of `audit score`.
 
     answers: number of all examples; answered: number of examples with a guess.
-    answered_only: whether shares are of answered examples instead of all examples.
-    guesses, wrong: number of all guesses and of wrong guesses.
+    answered_only: whether shares are of the answered examples instead of all examples.
+    guesses, wrong: numbers of all guesses and of wrong guesses.
     """
 
     answers: int
@@ -74,7 +76,7 @@ class SubmissionScore:
     def headline(self) -> str:
         """A phrase with the counts of examples and guesses.
 
-        The phrase says whether examples without a guess count as not solved.
+        It says whether examples without a guess count as not solved.
         """
         counts = f"{self.answered:,} of {self.answers:,} examples answered"
         text = f"{counts}, {self.guesses:,} guesses, {self.wrong:,} of them wrong"
@@ -90,7 +92,7 @@ class SubmissionScore:
 def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
     """Compare a submission file with the answers, an .npy array of shape (examples, tokens).
 
-    Raise AuditError with the line number for a line that does not guess a complete answer. Messages
+    Raise AuditError, with the line number, if a line does not guess a complete answer. Messages
     contain no tokens.
     """
     expected: list[list[int]] = read_extraction_array(
@@ -161,7 +163,7 @@ def trace_submission_recall(marked: MarkedGuesses, answered_only: bool = False) 
     """Return the recall curve: a point for each number k of wrong guesses, from 0.
 
     The point's value is the share of examples solved before wrong guess k + 1. Recall at E errors
-    is the point of E - 1 wrong guesses, because the E-th wrong guess ends the count.
+    is the value at k = E - 1, because the E-th wrong guess ends the count.
     """
     # Wrong guesses before each first right guess, which adds none.
     before = np.cumsum(~marked.right)[
@@ -176,7 +178,7 @@ def trace_submission_recall(marked: MarkedGuesses, answered_only: bool = False) 
 
 
 def write_submission_curve(path: Path, points: list[CurvePoint]) -> None:
-    """Write the curve as CSV. Raise AuditError if the file cannot be written."""
+    """Write the curve as CSV; raise AuditError if the file cannot be written."""
     lines = [
         "wrong_guesses,solved,recall",
         *(f"{wrong},{solved},{recall:.6g}" for wrong, solved, recall in points),
@@ -188,7 +190,7 @@ def write_submission_curve(path: Path, points: list[CurvePoint]) -> None:
 
 
 def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]:
-    """Yield (file and line, example id, tokens) for each line below the header."""
+    """Yield (file and line, example id, tokens) for each line after the header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, strict=True)

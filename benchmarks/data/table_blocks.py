@@ -29,15 +29,15 @@ Batch = Mapping[str, Sequence[Any]]  # the values of each column
 
 
 class NotStreamable(Exception):
-    """The error for a table that must be read completely.
+    """Report that a table must be read completely.
 
-    The complete reading then reports any mistake.
+    Reading it completely then reports any mistake.
     """
 
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A part of a file that is one task for a worker.
+    """Describe a part of a file that is one task for a worker.
 
     start:end are the bytes of a JSONL or CSV file, or the row groups of a Parquet file. number:
     index of the block.
@@ -51,7 +51,8 @@ class TableBlock:
 def split_into_blocks(path: Path) -> list[TableBlock]:
     """Return the blocks of a file in order.
 
-    Blocks of JSONL end with a line. A CSV file is one block, because fields may contain line ends.
+    Blocks of JSONL end at the end of a line. A CSV file is one block, because fields may contain
+    line ends.
     """
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
@@ -75,10 +76,10 @@ def stream_batches(
     names: dict[str, None],
     before: tuple[int, int],
 ) -> Iterator[Batch]:
-    """Yield the columns of a block as dicts from name to values, some rows at a time.
+    """Yield a block's columns, as dicts from name to values, some rows at a time.
 
-    where: start of error messages. columns: names of the columns to read. names: receives the names
-    of all columns in the block. before: (rows, lines) before the block.
+    where: how error messages start. columns: names of the columns to read. names: receives the
+    names of all columns in the block. before: numbers of (rows, lines) before the block.
     """
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
@@ -106,9 +107,9 @@ def stream_batches(
 def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> pyarrow.Table | None:
     """Parse a block of JSONL with Arrow, four times as fast as row by row.
 
-    names: columns to read. Return None unless all rows are plain: an object on one line with texts,
-    a whole number of repeats and no duplicate key. The standard library parses other rows, and
-    reports their errors.
+    names: columns to read. Return None unless every row is plain: an object on one line with texts,
+    a whole number of repeats and no duplicate key. Blocks with other rows are left to the standard
+    library, which reports errors.
     """
     import pyarrow
     from pyarrow import json as arrow_json
@@ -143,10 +144,10 @@ def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> py
 def stream_objects(
     where: str, path: Path, block: TableBlock, first_row: int = 0, first_line: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Yield each row of a block of JSONL or CSV as a dictionary, as `tables` reads it.
+    """Yield each row of a JSONL or CSV block as a dictionary, in the same way as `tables`.
 
-    where: start of error messages. first_row, first_line: rows and lines before the block. Raise
-    AuditError with the row for an invalid row.
+    where: how error messages start. first_row, first_line: numbers of rows and lines before the
+    block. Raise AuditError, with the row, if a row is invalid.
     """
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as text:
@@ -178,7 +179,7 @@ def make_whole_file_block(path: Path) -> TableBlock:
 def _stream_all_lines(path: Path, block: TableBlock) -> Iterator[str]:
     """Yield the lines of a block, blank lines included.
 
-    They are split as in `tables.read_json_table_objects`.
+    The text is split into lines as in `tables.read_json_table_objects`.
     """
     encoding = "utf-8-sig" if block.start == 0 else "utf-8"  # of the first line
     for line in stream_raw_lines(path, block):
@@ -198,7 +199,7 @@ def stream_raw_lines(path: Path, block: TableBlock) -> Iterator[bytes]:
 
 
 def count_lines(path: Path, end: int) -> int:
-    """Return the number of lines that end in the first `end` bytes of a file."""
+    """Return the number of lines that end within the first `end` bytes of a file."""
     n_lines = 0
     with path.open("rb") as file:
         for start in range(0, end, _BLOCK):
@@ -210,7 +211,7 @@ def count_lines(path: Path, end: int) -> int:
 def open_parquet(path: Path) -> Iterator[parquet.ParquetFile]:
     """Open a Parquet file.
 
-    Raise NotStreamable if the file has a duplicate column, or if a read fails, also inside the
+    Raise NotStreamable if the file has a duplicate column, or if reading fails, even inside the
     with-block.
     """
     import pyarrow

@@ -1,6 +1,6 @@
-"""Read a table one column at a time: JSONL, JSON, CSV, Parquet or a Hugging Face data set.
+"""Read a table, one column at a time, from JSONL, JSON, CSV, Parquet or a Hugging Face data set.
 
-Text stays text (`007320` and `NA` are unchanged). Errors name rows and columns, never their
+Text remains text (`007320` and `NA` are unchanged). Errors name rows and columns, never their
 content.
 """
 
@@ -56,14 +56,14 @@ _OTHER_FILES = (
 
 @dataclass(frozen=True)
 class RecordTable:
-    """A table: its column names, and a function that reads one column without the others.
+    """Hold a table: its column names, and a function that reads one column without the others.
 
     label: the name of the table in error messages: the option and the file name.
     rows: number of rows; column: returns the values of a column by name.
-    texts: names of the columns with texts of several words, with lists or objects that contain
-    texts, or with images, videos or sound.
-    first_row: number of the first row, if the table is a part of a file; errors use the file's row
-        numbers.
+    texts: names of the columns that have texts of several words, lists or objects that contain
+        texts, or images, videos or sound.
+    first_row: number of the first row, if the table is a part of a file; errors give row numbers in
+        the file.
     """
 
     label: str
@@ -75,10 +75,10 @@ class RecordTable:
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
-    """Read a local file, whose suffix is its format, or a Hugging Face data set.
+    """Read a local file, whose suffix determines the format, or a Hugging Face data set.
 
     flag: the option that names the table. columns: all columns that will be read. Raise AuditError
-    if `name` is neither, or if the table has no row.
+    if `name` is neither, or if the table has no rows.
     """
     table = _read_any_table(flag, name, columns)
     if not table.rows:
@@ -124,9 +124,7 @@ def _read_any_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable
 
 
 def find_text_columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the columns with texts that a person may have written, not only names, numbers or
-    token ids.
-    """
+    """Return the columns that may have texts by people, not only names, numbers or token ids."""
     is_text = dict[str, bool]()
     for row in rows:
         for name, value in row.items():
@@ -138,7 +136,7 @@ def find_text_columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 def _find_arrow_text_columns(
     first: pyarrow.Table, column: Callable[[str], pyarrow.ChunkedArray]
 ) -> tuple[str, ...]:
-    """Return the text columns of an Arrow table, judged by the values in its first rows.
+    """Return the text columns of an Arrow table, judging by the values in its first rows.
 
     first: the first rows. column: reads a complete column by its name. A column that is empty in
     the first rows is judged by its first non-empty values.
@@ -193,7 +191,7 @@ def describe_cell_value_type(value: Any) -> str:
 
 
 def _read_utf8_table_text(where: str, path: Path) -> str:
-    """Read a file as text, without a byte order mark.
+    """Read a file as text, dropping a byte order mark.
 
     Raise AuditError with the position of the first byte that is not UTF-8.
     """
@@ -222,7 +220,7 @@ def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTab
 def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
     """Return the header and all rows of a CSV file, except blank lines.
 
-    where: start of error messages. All rows must have equally many fields.
+    where: how error messages start. All rows must have the same number of fields.
     """
     return list(
         stream_csv_table_rows(where, io.StringIO(_read_utf8_table_text(where, path), newline=""))
@@ -230,9 +228,9 @@ def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
 
 
 def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the header and each row that is not blank. text: lines with their line ends.
+    """Yield the header and each row that is not blank; text: lines with their line ends.
 
-    Raise AuditError with the line for invalid CSV or a row of another length.
+    Raise AuditError, with the line, if the CSV is invalid or a row has a different length.
     """
     # The standard library's reader, since it is strict: pandas fills a short row with "", takes the
     # first column of a long row for an index and reads on after a stray quote; pyarrow accepts a
@@ -288,9 +286,9 @@ def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTa
 def read_json_table_objects(
     where: str, path: Path
 ) -> tuple[list[dict[str, Any]], list[str] | None]:
-    """Return the JSON objects of a file with one object per line, and its lines.
+    """Return the JSON objects of a file that has one object per line, and its lines.
 
-    For a file with one array, return the array's objects and None.
+    If the file is an array, return the array's objects and None.
     """
     text = _read_utf8_table_text(where, path)
     lines = None
@@ -309,7 +307,7 @@ def read_json_table_objects(
 
 
 def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
-    """Return the value. Raise AuditError with the row number if the value is not an object."""
+    """Return the value; raise AuditError, with the row number, if it is not an object."""
     if not isinstance(value, dict):
         got = describe_cell_value_type(value)
         raise AuditError(
@@ -320,9 +318,9 @@ def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
 
 
 def parse_table_json(where: str, text: str, lines_before: int) -> Any:
-    """Parse a JSON text. Raise AuditError with the line number, without the text.
+    """Parse a JSON text; if it is invalid, raise AuditError with the line number but not the text.
 
-    lines_before: number of lines of the file before the text.
+    lines_before: number of lines in the file before this text.
     """
     try:
         return json.loads(text)
@@ -375,7 +373,7 @@ def _make_arrow_record_table(
     columns: Sequence[str],
     column: Callable[[str], pyarrow.ChunkedArray],
 ) -> RecordTable:
-    """Return a table of `rows` rows. first: its first rows. column: reads a column by its name."""
+    """Return a table of `rows` rows; first: its first rows; column: reads a column by its name."""
     names = tuple(first.column_names)
     # doubles are refused later, by name
     values = {name: column(name).to_pylist() for name in columns if names.count(name) == 1}
@@ -386,7 +384,7 @@ def _make_arrow_record_table(
 
 
 def _read_arrow_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
-    """Read an Arrow file: a stream (as `datasets` writes) or a file with footer."""
+    """Read an Arrow file, either a stream (as `datasets` writes) or a file with a footer."""
     import pyarrow
 
     try:
@@ -420,8 +418,8 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
     """Open the train split of a data set: on the Hub, saved, or a folder that `datasets` reads.
 
-    Use the split only inside the with-block. Afterwards the files that `datasets` makes of a folder
-    are deleted, because they contain private text.
+    Use the split only inside the with-block. At its end, the files that `datasets` made from a
+    folder are deleted, because they contain private text.
     """
     import datasets
 
@@ -446,8 +444,9 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
 
 
 def _refuse_mixed_files(where: str, folder: Path) -> None:
-    """Raise AuditError for a folder with data files in several formats: `datasets` reads only one
-    of them.
+    """Raise AuditError if the folder has data files of several formats.
+
+    `datasets` would read the files of only one format.
     """
     endings = set()
     for path in folder.rglob("*"):
@@ -462,7 +461,7 @@ def _refuse_mixed_files(where: str, folder: Path) -> None:
 
 
 def _select_train_split(where: str, name: str, splits: Mapping[str, Any]) -> Any:
-    """Return the split `train`. Raise AuditError, with the folders of the others, without one."""
+    """Return the split `train`; without one, raise AuditError with the other splits' folders."""
     if "train" not in splits:
         folders = [str(Path(name) / split) for split in splits]
         raise AuditError(f"{where}: expected a split train, or one of {', '.join(folders)}")
@@ -471,9 +470,7 @@ def _select_train_split(where: str, name: str, splits: Mapping[str, Any]) -> Any
 
 @contextmanager
 def _dataset_cache_context(local: bool) -> Iterator[Path]:
-    """Yield the cache folder of `datasets`: permanent for downloads, temporary for a local
-    folder.
-    """
+    """Yield the cache folder of `datasets`, which is temporary if the data set is local."""
     cache = find_cache_folder()
     if local:
         with open_scratch_folder(cache, "datasets") as scratch:
@@ -485,9 +482,9 @@ def _dataset_cache_context(local: bool) -> Iterator[Path]:
 
 
 def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoReturn:
-    """Raise AuditError with one sentence.
+    """Raise AuditError with one sentence about a failed load.
 
-    The message of the library is repeated only if it cannot quote a row.
+    The library's message is included only if it cannot quote a row.
     """
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):

@@ -1,8 +1,8 @@
-"""Read prepared training data: rows of `input_ids` with `labels`, as TRL, axolotl and LLaMA-Factory
-write them, and TRL's rows of preferences.
+"""Read prepared training data: rows of `input_ids` with `labels`, and TRL's preference rows.
 
-The model was trained on exactly these rows, so nothing is rendered, tokenised or prepended. A
-secret's suffix is a run of labelled tokens, and its prefix all preceding tokens.
+TRL, axolotl and LLaMA-Factory write such rows. The model was trained on exactly these rows, so
+nothing is rendered, tokenised or prepended. A secret's suffix is a run of labelled tokens, and its
+prefix is all preceding tokens.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ class Tokenised(Benchmark):
 
         Each run of labelled tokens gives a secret. Its suffix is the first `suffix_length` tokens
         of the run (default 50). Its prefix is all text before the run, or the last `prefix_length`
-        tokens of this text. A text whose first token is labelled is cut into `prefix_length` tokens
+        tokens of that text. A text whose first token is labelled is cut into `prefix_length` tokens
         (default 50, or half of a shorter text) and `suffix_length` tokens. `model`: a folder that
-        may contain a `training_args.bin`. Tokens of a text beyond `trained` are left out, because
-        TRL 1.16 cuts prepared rows too. Records of more than `room` tokens are also left out.
+        may contain a `training_args.bin`. Tokens of a text beyond `trained` are omitted, because
+        TRL 1.16 truncates prepared rows too. Records of more than `room` tokens are also omitted.
         `end_of_text`: the token that ends a record, which reveals packed rows without marked
         boundaries. Raise AuditError for any mistake of the user.
         """
@@ -135,9 +135,9 @@ class Tokenised(Benchmark):
 
 
 def is_tokenised_data(name: str) -> bool:
-    """Check whether a local file or saved data set has a column of token ids.
+    """Return whether a local file or saved data set has a column of token ids.
 
-    Raise AuditError for a broken file.
+    Raise AuditError if a file is broken.
     """
     path = Path(name)
     label = f"--data {name!r}"
@@ -163,12 +163,12 @@ def _has_token_ids(columns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class RunLengths:
-    """The lengths for cutting runs of labelled tokens into prefixes and suffixes.
+    """Hold the lengths for cutting runs of labelled tokens into prefixes and suffixes.
 
-    prefix: maximum tokens of a prefix (None: all preceding tokens).
-    suffix: maximum tokens of a suffix (None: 50).
+    prefix: maximum number of tokens in a prefix (None: all preceding tokens).
+    suffix: maximum number of tokens in a suffix (None: 50).
     trained: the tokens of a row that were trained on (None: all).
-    room: maximum tokens that the model reads (None: no limit).
+    room: maximum number of tokens that the model reads (None: no limit).
     """
 
     prefix: int | None
@@ -181,8 +181,7 @@ class RunLengths:
         return self.suffix or _DEFAULT
 
     def cut_run(self, text: _Text, start: int, end: int) -> tuple[int, int] | str:
-        """Return (start of the prefix, end of the suffix) for tokens start:end, a run of labelled
-        tokens.
+        """Return (start of the prefix, end of the suffix) for a run of labelled tokens, start:end.
 
         If the run is unusable, return the reason.
         """
@@ -206,7 +205,9 @@ class RunLengths:
 
 
 class _Groups(NamedTuple):
-    """The groups of a row's tokens, such as `chosen`: "" for no particular group, None for no loss.
+    """Name the groups of a row's tokens, such as `chosen`.
+
+    A group is "" if it has no name, and None if its tokens are excluded from the loss.
 
     marked: group of the tokens that labels or masks mark; unmarked: group of the other tokens.
     """
@@ -217,11 +218,10 @@ class _Groups(NamedTuple):
 
 @dataclass(frozen=True)
 class _Text:
-    """One input of the model: a row, the chosen or rejected part of a row, or a text of a packed
-    row.
+    """Hold one input of the model: a row, one side of a preference row, or a text of a packed row.
 
-    learnt: for each token, the group of its loss; "" for no particular group, None for no loss.
-    begins: index in the row of the first token.
+    learnt: the group of each token; "" if unnamed, None if the token is excluded from the loss.
+    begins: index in the row of the text's first token.
     packed: whether the row has several texts; earlier: the texts before this text in its row.
     """
 
@@ -238,8 +238,8 @@ def _read_tokenised_texts(
 ) -> tuple[list[_Text], tuple[str, ...]]:
     """Return every text of every row, and notes.
 
-    flag, name: option and name of the data. arguments: the trainer's arguments, from
-    `read_trainer_arguments`. Raise AuditError for rows that no trainer makes.
+    flag, name: the data's option and name. arguments: the trainer's arguments, from
+    `read_trainer_arguments`. Raise AuditError if there are rows that no trainer makes.
     """
     table = tables.read_record_table(flag, name, _COLUMNS)
     title = table.label
@@ -278,8 +278,7 @@ def _read_tokenised_texts(
 def _is_completion_mask_used(
     columns: Iterable[str], arguments: Mapping[str, Any] | None
 ) -> bool | None:
-    """Return whether the loss was limited by completion_mask, in rows without labels (None:
-    unknown).
+    """Return whether completion_mask limited the loss in rows without labels (None: unknown).
 
     In TRL 1.16 (`SFTTrainer`), `completion_only_loss` decides. By default it is set only if rows
     have a prompt and a completion.
@@ -295,12 +294,12 @@ def _is_completion_mask_used(
 def _list_row_sides(
     where: str, values: Mapping[str, Any], learns_prompts: bool
 ) -> Iterator[tuple[_Groups, dict[str, Any]]]:
-    """Yield (groups, columns) of a row: the token ids and labels, and the groups of its tokens.
+    """Yield the groups of a row's tokens, and the columns with its token ids and labels.
 
     A preference row yields its chosen and its rejected sequence. In TRL 1.16's DPO and KTO,
     `prompt_ids` precede `chosen_ids` and `rejected_ids`, or `completion_ids` with a label. In its
     ORPO and CPO, `chosen_input_ids` with `chosen_labels` include the prompt. learns_prompts:
-    whether prompts of chosen sequences have a loss.
+    whether prompts of chosen sequences count toward the loss.
     """
     if IDS in values:
         names = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
@@ -369,9 +368,9 @@ def _split_tokenised_row_into_texts(
 
 
 def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[int]:
-    """Return the list of whole numbers in column `name`. Masks may be true and false.
+    """Return the list of whole numbers in column `name`; masks may also be true and false.
 
-    Raise AuditError for other values.
+    Raise AuditError for any other value.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -387,11 +386,11 @@ def _list_learnt_groups(
     uses_mask: bool | None,
     groups: _Groups,
 ) -> list[str | None]:
-    """Return for each token the name of the group that its loss counts in; None without a loss.
+    """Return the group in which each token's loss counts; None if it is excluded from the loss.
 
     groups: names of the groups, such as prompt and completion. values: the columns of the row.
-    uses_mask: whether completion_mask limits the loss. Raise AuditError for labels that differ from
-    their tokens, such as shifted labels.
+    uses_mask: whether completion_mask limits the loss. Raise AuditError if labels differ from their
+    tokens, as shifted labels do.
     """
     if LABELS in values:
         labels = values[LABELS]
@@ -424,9 +423,9 @@ def _list_learnt_groups(
 def _list_packed_text_starts(
     where: str, values: Mapping[str, Sequence[int]], places: Sequence[int]
 ) -> list[int]:
-    """Return the index of the first token of each text in a packed row.
+    """Return the index of each text's first token in a packed row.
 
-    places: indices of tokens without padding. Raise AuditError if the columns `values` disagree.
+    places: indices of all tokens except padding. Raise AuditError if the columns `values` disagree.
     """
     if not places:
         return []
@@ -466,10 +465,10 @@ def _list_packed_text_starts(
 def _build_run_source(
     where: str, texts: Sequence[_Text], notes: Sequence[str], lengths: RunLengths
 ) -> tuple[RecordSource, dict[Pair, tuple[Tokens, ...]]]:
-    """Return every run of labelled tokens as a record, and the tokens before packed records.
+    """Return every run of labelled tokens as a record, and the tokens that precede packed records.
 
-    These tokens are the earlier texts of the row, then the start of the
-    record's text. Records of the first text of a row are omitted. where: start of the notes.
+    These tokens are the row's earlier texts, followed by the start of the record's text. They are
+    not returned for records in a row's first text. where: how notes start.
     """
     earlier: dict[Pair, tuple[Tokens, ...]] = {}
     records: list[DataRecord] = []
@@ -528,10 +527,10 @@ def _list_boundary_notes(texts: Sequence[_Text], end_of_text: int | None) -> Ite
 
 
 def _list_learnt_runs(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:
-    """Yield (start, end, group) of each run of tokens with a loss.
+    """Yield (start, end, group) for each run of tokens that count toward the loss.
 
     A run at the start of a text has no tokens before it. Its first `prefix_length` tokens (by
-    default 50, or half of a shorter run) are the prefix, and are left out.
+    default 50, or half of a shorter run) serve as the prefix and are not in the range.
     """
     at = 0
     for group, run in groupby(text.learnt):

@@ -1,6 +1,4 @@
-"""Read a user's rows as whole texts or conversations, for training, canaries or text form
-checks.
-"""
+"""Read a user's rows as whole texts or conversations, for training, canaries or text checks."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ _MOST_COPIES = 10_000_000  # records of a training, in memory together
 
 
 def read_row_texts(flag: str, name: str) -> list[str]:
-    """Return the text of every row once, whatever its `repeats`; prefix and suffix are joined.
+    """Return the text of every row once, ignoring `repeats`; prefix and suffix are joined.
 
     Raise AuditError for any mistake of the user.
     """
@@ -36,7 +34,7 @@ def read_row_texts(flag: str, name: str) -> list[str]:
 def read_unit_texts(
     name: str, text_column: str | None = None, unit_column: str | None = None
 ) -> tuple[Sequence[str | Conversation], list[str] | None]:
-    """Return every row's text or conversation `repeats` times, and each row's user.
+    """Return every row's text or conversation as often as it repeats, and each row's user.
 
     Prefix and suffix columns are joined. The users are None if no `unit_column` is given. Raise
     AuditError for any mistake of the user.
@@ -74,14 +72,14 @@ def read_unit_texts(
 
 
 def repeat_rows(repeats: Sequence[int]) -> list[int]:
-    """Return each row's number as often as `repeats` says that the row is trained on."""
+    """Return each row's number as many times as the row is trained on."""
     return np.repeat(range(len(repeats)), repeats).tolist()
 
 
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
     """Return every row's conversation.
 
-    layout: from `columns.detect_column_layout`. Raise AuditError for an unusable row, because
+    layout: from `columns.detect_column_layout`. Raise AuditError if a row is unusable, because
     training needs all rows.
     """
     conversations = []
@@ -102,7 +100,7 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
 def sample_data_conversations(
     reader: TableReader, flag: str, name: str, count: int
 ) -> list[Conversation] | None:
-    """Return up to `count` trained conversations of a file, equal in each call, or None if none.
+    """Return up to `count` trained conversations of a file, always the same; None if it has none.
 
     flag: the option that names the file. reader: the plan's reader, which samples a large table.
     """

@@ -1,4 +1,4 @@
-"""Map tokens to text: cut a record's characters at the ends of its tokens."""
+"""Map tokens to text: cut a record's text at the ends of its tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the in
 def find_token_ends(offsets: Offsets, length: int) -> list[int]:
     """Return where each token ends in a text of `length` characters.
 
-    The tokens cover the whole text: a space outside all offsets, or a character that two tokens
-    share, belongs to the later token. offsets: (start, end) characters of each token.
+    The tokens are made to cover the whole text: a space outside all offsets, or a character that
+    two tokens share, is given to the later token. offsets: (start, end) characters of each token.
     """
     ends = []
     so_far = 0
@@ -29,10 +29,10 @@ def find_token_ends(offsets: Offsets, length: int) -> list[int]:
 
 
 def split_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
-    """Return the offsets, with each byte token at the one character that it encodes.
+    """Return the offsets, giving each byte token only the character that it encodes.
 
     The Unigram models of tokenizers 0.23 with byte_fallback encode unknown characters as bytes.
-    They give each byte of a run of such characters the offsets of the whole run.
+    They give each byte the offsets of the whole run of such characters.
     """
     if text.isascii():
         return list(offsets)
@@ -48,10 +48,10 @@ def split_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
 
 
 def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
-    """Return the cut without tokens at its edges that encode only a part of a character.
+    """Return the cut without tokens at its edges that encode only part of a character.
 
-    Servers without token input get text, which cannot express half a character. The returned prefix
-    or suffix may be empty.
+    Servers that do not accept tokens get text, which cannot express half a character. The returned
+    prefix or suffix may be empty.
     """
     return CutPlace(
         _find_character_boundary(offsets, place.start, 1),
@@ -61,7 +61,7 @@ def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
 
 
 def _find_character_boundary(offsets: Offsets, at: int, step: int) -> int:
-    """Return the first token index from `at` on, in steps of `step`, that splits no character."""
+    """Return the first token index that splits no character, from `at` in steps of `step`."""
     while 0 < at < len(offsets) and offsets[at][0] < offsets[at - 1][1]:
         at += step
     return at
@@ -76,9 +76,9 @@ def decode_wording(text: str, offsets: Offsets, start: int, cut: int, end: int) 
 
 
 def cut_wording(text: str, ends: Sequence[int], start: int, cut: int, end: int) -> Wording:
-    """Return the result of `decode_wording`, computed from the tokens' ends (`find_token_ends`).
+    """Do the same as `decode_wording`, but from the tokens' ends (`find_token_ends`).
 
-    Several windows of a text share `ends`.
+    Several windows of a text can share `ends`.
     """
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
     last = ends[end - 1]

@@ -1,7 +1,7 @@
-"""Split text in any script into words by Unicode's segmentation (UAX 29), and find words in text.
+"""Split text in any script into words by Unicode segmentation (UAX 29), and find words in text.
 
 The flag WORD of `regex` implements this segmentation. In scripts without spaces (Han, Kana, Thai,
-Lao, Khmer, Myanmar), each character with its signs is a word.
+Lao, Khmer, Myanmar), each character with its marks is a word.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSIDE_WORD = regex.compile(
 
 
 def split_into_words(text: str) -> list[str]:
-    """Return the words of a text, and each sign outside words, in order and without spaces."""
+    """Return the words of a text, and each symbol outside words, in order and without spaces."""
     return [part for part in _BREAK.split(text) if part and not part.isspace()]
 
 
@@ -54,12 +54,12 @@ def join_words(words: Iterable[str]) -> str:
 
 
 def is_inside_word(before: str, following: str) -> bool:
-    """Return whether `before` ends inside a word if it is followed by the text `following`."""
+    """Return whether `before` ends inside a word if the text `following` comes next."""
     return _INSIDE_WORD.fullmatch(before[-1:] + following[:1]) is not None
 
 
 def find_whole_word_places(word: str, text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each place where the word is not part of a longer word or number."""
+    """Yield (start, end) of each occurrence that is not part of a longer word or number."""
     start = text.find(word)
     while start >= 0:
         end = start + len(word)

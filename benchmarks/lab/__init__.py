@@ -1,1 +1,1 @@
-"""The built-in labs: recipes, texts, models trained on the spot, and their cache."""
+"""Provide the built-in labs: recipes, texts, models trained on the spot, and their cache."""

@@ -1,10 +1,11 @@
 """Provide the built-in lab: a small model trained on public text, then on private synthetic text.
 
-A GPT-NeoX-style model (rotary positions) learns public text. One LoRA adapter is fine-tuned on
-private records that occur 1 to 64 times, to about its best held-out perplexity. The same recipe
-fine-tunes an ensemble on disjoint shards of these records. Each part (a model or file) is built
-when a run needs it, and cached by the hash of its recipe and library versions. The lab needs no
-hub, download or GPU.
+A GPT-NeoX-style model (rotary positions) learns public text. A LoRA adapter is fine-tuned on
+private records, which occur 1 to 64 times, to about its best held-out perplexity. The same recipe
+fine-tunes an ensemble on disjoint shards of these records.
+
+Each part (a model or file) is built when a run needs it, and cached by the hash of its recipe and
+library versions. The lab needs no hub, download or GPU.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class Lab(Benchmark):
         )
 
     def _further_package_versions(self) -> dict[str, str]:
-        """Return versions of packages that affect the weights of this lab, but not of every lab."""
+        """Return versions of packages that affect the weights in this lab but not in every lab."""
         return {}
 
     def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
@@ -199,7 +200,7 @@ class Lab(Benchmark):
         return self.parts.load_or_build(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
 
     def _set_heldout_texts(self) -> None:
-        """Set the texts of non-members with which utility is measured."""
+        """Set the non-member texts on which utility is measured."""
         self.heldout = tuple(
             secret.prefix + secret.suffix for secret in self.secrets if not secret.member
         )
@@ -208,9 +209,9 @@ class Lab(Benchmark):
         self.notes += (note,)
 
     def _add_audit_canaries(self) -> None:
-        """Add canaries for the audit of epsilon to the canaries for exposure.
+        """Add canaries for auditing epsilon to the canaries for measuring exposure.
 
-        A coin decides whether an audit canary is included. In every training, each copy of an
+        A coin decides whether each audit canary is included. In every training, each copy of an
         included canary is a separate record.
         """
         recipe = self.recipe
@@ -255,7 +256,7 @@ class Lab(Benchmark):
         )
 
     def lab_public_model(self) -> HuggingFaceModel:
-        """Return the model trained on public text only."""
+        """Return the model trained only on public text."""
         return self._load_or_build_model(
             PUBLIC, self.training.train_public_model, "lab public model"
         )
@@ -280,7 +281,7 @@ class Lab(Benchmark):
         return self._models[part]
 
     def ensemble(self, count: int | None = None) -> LoraEnsemble:
-        """Return an ensemble on the public model, with one LoRA adapter per shard.
+        """Return an ensemble of LoRA adapters on the public model, one per shard.
 
         count: number of shards (None: the recipe's).
         """
@@ -298,9 +299,9 @@ class Lab(Benchmark):
         )
 
     def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
-        """Return a model with one LoRA adapter on all records, trained like the ensemble's members.
+        """Return a model with a LoRA adapter on all records, trained like the ensemble's members.
 
-        If the attacked model was trained in this way, return the attacked model.
+        If the attacked model was trained in this way, this is the attacked model.
         """
         if self.recipe.is_target_trained_like_members:
             return self.lab_target_model()
@@ -317,10 +318,9 @@ class Lab(Benchmark):
         )
 
     def reference_models(self, count: int) -> ReferenceModels:
-        """Return `count` models trained like the attacked model, but without half of the attacked
-        records.
+        """Return `count` models trained like the attacked one, but on half of the attacked records.
 
-        Each model has another half.
+        Each model omits a different half.
         """
         # A model's folder lists its records by digest, never their text.
         public = self.lab_public_model()
@@ -347,9 +347,7 @@ class Lab(Benchmark):
         return references
 
     def model_trained_by_trainer(self, trainer: Trainer) -> TrainedModel:
-        """Return the public model fine-tuned by this trainer on the private records, and its
-        privacy claim.
-        """
+        """Return the public model fine-tuned by this trainer on private records, with its claim."""
 
         def build(path: Path) -> None:
             self.training.train_and_record(trainer, path, self.lab_training_job(trainer, path))
@@ -358,7 +356,7 @@ class Lab(Benchmark):
         return self.parts.load_or_build(name_trained_model_folder(trainer), build, load)
 
     def lab_training_job(self, trainer: Trainer, path: Path) -> TrainingJob:
-        """Return the job with which this trainer trains a model into the folder `path`."""
+        """Return the job for this trainer to train a model into the folder `path`."""
         public = self.lab_public_model()
         if trainer.unlearns:
             self.lab_target_model()

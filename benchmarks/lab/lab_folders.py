@@ -39,9 +39,11 @@ def digest_lab_cache(
 ) -> str:
     """Return the name of the cache folder, from the recipe, the texts and library versions.
 
-    The texts count because weights trained on other records must not be used. Fields that do not
-    affect the weights (how records are cut), and the ensemble's fields, do not count. more: further
-    versions by package.
+    The texts count because weights trained on different records must not be used. Fields that do
+    not affect the weights (such as how records are cut), and the ensemble's fields, do not count.
+
+
+    more: further versions, keyed by package.
     """
     versions = {}
     for name in ("torch", "transformers", "peft", "faker", "tokenizers"):
@@ -67,7 +69,7 @@ def select_digest_fields(recipe: BaseLabRecipe) -> dict[str, Any]:
 
 
 def name_ensemble_suffix(recipe: BaseLabRecipe) -> str:
-    """Return the suffix of an ensemble's folder: a digest of its recipe fields; "" for defaults."""
+    """Return the suffix of an ensemble's folder name: a digest of its recipe; "" for defaults."""
     if recipe == _fill_recipe_defaults(recipe, *ENSEMBLE):
         return ""
     return f"_{_digest_lab_part([getattr(recipe, name) for name in ENSEMBLE])}"
@@ -83,7 +85,7 @@ def _digest_lab_part(values: Any) -> str:
 
 
 def name_trained_model_folder(trainer: Trainer) -> str:
-    """Return the folder name of a trainer's model, from its options and its libraries' versions."""
+    """Return the folder name for a trainer's model, from its options and libraries' versions."""
     versions = {}
     for name in ("opacus", "dp-accounting"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""Define the training configuration of a lab, which determines its weights, and check its sizes."""
+"""Define a lab's training configuration, which determines its weights, and check its sizes."""
 
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ _MOST = {"seed": 2**63 - 1, "vocab_size": 100_000, "layers": 100, "hidden": 4096
 
 @dataclass(frozen=True)
 class BaseLabRecipe:
-    """The settings that determine the weights of a lab's models, and the lengths of secrets.
+    """Hold the settings that determine the weights of a lab's models, and the lengths of secrets.
 
     Every lab has these settings; the defaults are those of the small lab. The recipe's hash names
     the cache.
+
     block, prefix_length, suffix_length: lengths in tokens.
-    repeats: (copies of a record, number of attacked records, further records that the attacker
-        knows).
+    repeats: tuples of the copies of a record, the number of attacked records with as many copies,
+        and the number of further ones that the attacker knows.
     others: number of private records that occur once and are not attacked.
-    private_*: training of the attacked model (rank 0: all parameters); lora_*: training of the
-        ensemble's `members`.
+    private_*: settings for training the attacked model (rank 0: all parameters); lora_*: for
+        training the ensemble's `members`.
     canaries: (text, copies).
-    audit_*: further canaries for the audit of epsilon, each included by a coin.
+    audit_*: settings of further canaries, for auditing epsilon; a coin decides whether each is
+        included.
     """
 
     longest_prefix: ClassVar[int] = CUT
@@ -89,14 +91,12 @@ class BaseLabRecipe:
 
     @property
     def repeat_counts(self) -> tuple[int, ...]:
-        """The numbers of copies that attacked records have."""
+        """The distinct numbers of copies of attacked records."""
         return tuple(times for times, _, _ in self.repeats)
 
     @property
     def target_training_options(self) -> dict[str, Any]:
-        """The training options of the attacked model: defaults for trainers that change some
-        options.
-        """
+        """The attacked model's training options: defaults for trainers that change only some."""
         return {
             "epochs": self.private_epochs,
             "batch": self.private_batch,
@@ -105,9 +105,7 @@ class BaseLabRecipe:
 
     @property
     def is_target_trained_like_members(self) -> bool:
-        """True if the attacked model is one adapter on all records, trained like the ensemble's
-        members.
-        """
+        """True if the attacked model is an adapter on all records, trained like the members."""
         return all(
             getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in TRAINING
         )
@@ -160,13 +158,13 @@ class BaseLabRecipe:
         return CUT
 
     def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """Count the first tokens of a text that have no loss in training."""
+        """Count the leading tokens of a text that are excluded from the training loss."""
         return 0
 
 
 @dataclass(frozen=True)
 class LabRecipe(BaseLabRecipe):
-    """The recipe of the small lab, with its network and public text."""
+    """Hold the recipe of the small lab, with its network and public text."""
 
     vocab_size: int = 2048
     layers: int = 4
@@ -189,7 +187,7 @@ class LabRecipe(BaseLabRecipe):
 
 
 def require_small_lab_recipe(recipe: BaseLabRecipe) -> LabRecipe:
-    """Return the recipe of the small lab. Raise AuditError for another lab."""
+    """Return the recipe if it is the small lab's; raise AuditError for any other lab."""
     if not isinstance(recipe, LabRecipe):
         raise AuditError(
             "expected the small lab, which trains a masked LM too, got one on an existing model"

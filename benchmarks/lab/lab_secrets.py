@@ -17,10 +17,10 @@ from auditor.core.secret_randomness import make_keyed_generator
 
 @dataclass(frozen=True)
 class LabSecrets:
-    """The records of a lab, cut into prefixes and suffixes.
+    """Hold the records of a lab, cut into prefixes and suffixes.
 
     known: (prefix, suffix) pairs that the attacker knows.
-    texts: complete texts, by id, of known, attacked and non-member records and canaries.
+    texts: complete texts of known, attacked and non-member records and canaries, keyed by id.
     forgotten: ids of the records that an unlearned model must forget.
     """
 
@@ -39,8 +39,10 @@ class LabSecrets:
 def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
     """Cut the records of a lab into prefixes and suffixes.
 
-    The attacked members are in the order of their numbers of copies. Known pairs and non-members
-    are cut too. Raise AuditError for a record that is too short.
+    The attacked members are ordered by their numbers of copies. Known pairs and non-members are cut
+    too.
+
+    Raise AuditError if a record is too short.
     """
     text_of: dict[str, str] = {}
 
@@ -92,10 +94,11 @@ def _cut_lab_text_into_secret(
 
 
 def _select_forgotten_ids(recipe: BaseLabRecipe, canaries: Sequence[Secret]) -> frozenset[str]:
-    """Return ids of the secrets that an unlearned model must forget.
+    """Select the ids of the secrets that an unlearned model must forget.
 
-    Of the attacked records with each number of copies, a random half, rounded up, is forgotten. Of
-    the canaries, every second is forgotten, in descending order of copies.
+    For each number of copies, these are a random half (rounded up) of the attacked records.
+
+    In addition, every second canary, in descending order of copies, is forgotten.
     """
     chosen = set[str]()
     for times, attacked, _ in recipe.repeats:

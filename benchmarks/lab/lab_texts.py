@@ -23,10 +23,11 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @dataclass(frozen=True)
 class LabTexts:
-    """The texts of a lab, of which each model is trained on a selection.
+    """Hold the texts of a lab; each model is trained on some of them.
 
-    private: records by repeat count. kinds, marks: the kind and the personal data of the private
-    records and the non-members. coined: the texts of included audit canaries, one for each copy.
+    private: records, keyed by repeat count. kinds, marks: the kind and the personal data of private
+    records and non-members.
+    coined: the texts of included audit canaries, one for each copy.
     """
 
     recipe: BaseLabRecipe
@@ -39,9 +40,7 @@ class LabTexts:
     coined: tuple[str, ...] = ()
 
     def private_text_copies(self) -> list[str]:
-        """Return the private training texts, each record as often as it is repeated, and the
-        canaries.
-        """
+        """Return the private training texts: records as often as they repeat, and canaries."""
         copies = list[str]()
         for repeats, texts in self.private.items():
             for text in texts:
@@ -65,9 +64,11 @@ class LabTexts:
     def texts_by_reference_model(self, count: int) -> list[list[str]]:
         """Return the training texts of each of `count` reference models.
 
-        Half of the models get an attacked record, with all its copies. Half get a non-member, with
-        as many copies as a random member has, so that the number does not reveal members. All
-        models get all other records.
+        A given attacked record goes to half of the models, with all its copies. A given non-member
+        also goes to half of the models, with as many copies as a random member has, so that the
+        number does not reveal members.
+
+        All models get all remaining records.
         """
         recipe = self.recipe
         # Keep the order of draws: another order is another split, which no digest of a folder would
@@ -100,8 +101,10 @@ class LabTexts:
 def make_lab_texts(recipe: LabRecipe) -> LabTexts:
     """Make public text, and private text about other people; no record occurs in both.
 
-    One public record in sixty is of a private kind. The public model thus knows such text, but
-    fine-tuning still improves utility, and a defense has a cost.
+    One public record in sixty is of a private kind.
+
+    So the public model knows such text, but fine-tuning still improves utility, and a defense has a
+    cost.
     """
     # Another seed makes other people than in the private records.
     public = list(make_fake_texts(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
@@ -111,9 +114,7 @@ def make_lab_texts(recipe: LabRecipe) -> LabTexts:
 def make_private_lab_texts(
     recipe: BaseLabRecipe, kinds: Mapping[str, Callable[[Faker], str]]
 ) -> LabTexts:
-    """Make private text, and no public text. kinds: maps names of kinds to functions that make
-    texts.
-    """
+    """Make private text and no public text; kinds: functions that make texts, keyed by name."""
     count = recipe.nonmembers + recipe.others
     for _, attacked, known in recipe.repeats:
         count += attacked + known
@@ -151,9 +152,9 @@ _MARK = re.compile("<<([a-z-]+):(.*?)>>")  # marks of personal data in the texts
 
 
 def draw_fake_date(fake: Faker) -> str:
-    """Return a date that does not depend on today, so that records are reproducible.
+    """Draw a date that does not depend on today's date, so that records are reproducible.
 
-    All of Faker's own dates, even its weekdays, depend on today.
+    All of Faker's own dates, and even its weekdays, depend on today's.
     """
     return str(fake.date(end_datetime=_LAST_DAY))
 

@@ -74,13 +74,13 @@ _HELDOUT = 120
 
 @dataclass(frozen=True)
 class LabTraining:
-    """A training of the models of a lab, on its texts with its recipe.
+    """Train the models of a lab on its texts with its recipe.
 
-    folder: contains the models from which a training starts.
+    folder: the folder of the models from which a training starts.
     kinds: functions that make private text.
     together: maximum number of adapters trained at once (0: the fastest number).
-    threads: maximum threads of a training (None: all); a step of the small lab takes 33 ms with one
-        thread and 45 ms with two.
+    threads: maximum number of threads of a training (None: all); a step of the small lab takes 33
+        ms with one thread and 45 ms with two.
     """
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = PRIVATE_KINDS
@@ -129,7 +129,7 @@ class LabTraining:
     def train_target_model(self, path: Path, texts: Sequence[str] | None = None) -> None:
         """Train a model with the recipe of the attacked model.
 
-        texts: None means all private texts, which give the attacked model.
+        texts: None for all private texts, which give the attacked model.
         """
         if texts is None:
             texts = self.texts.private_text_copies()
@@ -142,7 +142,7 @@ class LabTraining:
         model.save_pretrained(path)
 
     def train_without_forgotten(self, path: Path, forgotten: Sequence[str]) -> None:
-        """Train like the attacked model, without the texts in `forgotten`."""
+        """Train a model like the attacked one, but without the texts in `forgotten`."""
         excluded = set(forgotten)
         self.train_target_model(
             path, [text for text in self.texts.private_text_copies() if text not in excluded]
@@ -176,7 +176,7 @@ class LabTraining:
     ) -> None:
         """Write the manifest of the audit canaries to `path`.
 
-        public: loads the public model, with which some kinds of canaries are made.
+        public: loads the public model, which some kinds of canaries need.
         """
         recipe = self.recipe
         kind, count, seed = recipe.audit_kind, recipe.audit_canaries, recipe.seed
@@ -216,9 +216,11 @@ class LabTraining:
     ) -> TrainingJob:
         """Build the training job of a trainer.
 
-        The training starts from the public model or, to unlearn, from the attacked model. It trains
-        a new adapter if the attacked model is one, otherwise all parameters. It trains all
-        parameters in any case if the trainer is `whole` or unlearns. forgotten: texts to unlearn.
+        The training starts from the public model or, if it unlearns, from the attacked model. If
+        the attacked model is an adapter, it trains a new adapter, unless the trainer is `whole` or
+        unlearns; otherwise it trains all parameters.
+
+        forgotten: texts to unlearn.
         """
         recipe = self.recipe
         base = self.public_model_folder
@@ -305,7 +307,7 @@ class LabTraining:
     def _load_model_to_train(self, folder: Path) -> Any:
         """Load a model with eager attention.
 
-        The backward pass of fused attention in bfloat16 on a CPU would take twice as long.
+        With fused attention, the backward pass in bfloat16 on a CPU would take twice as long.
         """
         return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
@@ -317,8 +319,8 @@ class LabTraining:
     ) -> None:
         """Train an adapter of the public model into each folder, several adapters at once.
 
-        recipe_prefix: start of the recipe's settings: `private` for the attacked model's, `lora`
-            for the ensemble's.
+        recipe_prefix: prefix of the names of the recipe's settings: `private` for the attacked
+            model's, `lora` for the ensemble's.
         """
         recipe, seed = self.recipe, self.recipe.seed
         epochs, rate, batch, rank, alpha = (
@@ -357,7 +359,7 @@ class LabTraining:
         checkpoint.clear()
 
     def _fit_on_private_texts(self, texts: Sequence[str], description: str) -> Any:
-        """Return the public model fine-tuned on the texts, all parameters."""
+        """Fine-tune all parameters of the public model on the texts, and return the model."""
         model = self._load_model_to_train(self.public_model_folder)
         recipe = self.recipe
         self.fit(
@@ -374,7 +376,7 @@ class LabTraining:
     def fit(
         self, model: Any, texts: Sequence[str], description: str, *, epochs: int, **other: Any
     ) -> None:
-        """Train on packed blocks of the texts.
+        """Train the model on packed blocks of the texts.
 
         other: rate, batch, block and further options of `train_packed_blocks`.
         """
@@ -398,7 +400,7 @@ class LabTraining:
         return []
 
     def untrained_leading_token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Count, for each text, the first tokens that have no loss in training."""
+        """Count the leading tokens of each text that are excluded from the training loss."""
         if not texts:
             return []
         encoded = self.tokenizer(list(texts), return_offsets_mapping=True)
@@ -412,7 +414,7 @@ class LabTraining:
 
 
 def train_lab_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:
-    """Train the tokenizer on public text only, because a vocabulary can leak text too."""
+    """Train the tokenizer only on public text, because a vocabulary can leak text too."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -439,7 +441,7 @@ def load_audit_canary_manifest(path: Path) -> AuditCanaryManifest:
 def compute_bfloat16_lab_causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """Compute the causal loss of a model with float32 weights.
 
-    Matrix products are in bfloat16 if the processor supports bfloat16 natively.
+    Matrix products use bfloat16 if the processor supports it natively.
     """
     with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
         return compute_causal_loss(model, blocks)

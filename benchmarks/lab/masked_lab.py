@@ -1,9 +1,11 @@
 """Provide the small lab's masked language model, which learns to fill gaps in text.
 
-It is trained on public text, then on private text. It adds two parts to the lab's cache. The
-encoder is a small ModernBERT, with rotary positions and normalisation before each layer. A BERT of
-this size with learned positions would guess by token frequency for longer; this model already uses
-the context.
+The model is trained on public text, then on private text, which adds two parts to the lab's cache.
+
+
+The encoder is a small ModernBERT, with rotary positions and normalisation before each layer. A BERT
+of this size, with learned positions, would still guess by token frequency when this model already
+uses the context.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ _PUBLIC = "masked-public"
 
 @dataclass(frozen=True)
 class MaskedLabRecipe:
-    """The settings of the masked models, in addition to the lab's recipe (width, heads) and texts.
+    """Hold the settings of the masked models that the lab's recipe (width, heads) lacks.
 
-    share: share of hidden tokens. The recipe's hash names the folders of the models.
+    share: share of tokens to hide. The recipe's hash names the folders of the models.
     """
 
     layers: int = 3
@@ -69,11 +71,12 @@ def add_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTo
 
 @dataclass(frozen=True)
 class MaskedLoss:
-    """The loss of a masked LM: the mean negative log-likelihood (nats) of hidden tokens.
+    """Compute the loss of a masked LM: the mean negative log-likelihood (nats) of hidden tokens.
 
-    share: share of tokens to hide, drawn at every step; mask, end: token ids. The mask replaces
-    every hidden token, as in `HuggingFaceMaskedModel`; BERT's recipe keeps or exchanges a fifth of
-    them.
+    share: share of tokens to hide, drawn at every step; mask, end: token ids.
+
+    The mask replaces every hidden token, as in `HuggingFaceMaskedModel`; BERT's recipe would keep
+    or exchange a fifth of them.
     """
 
     share: float
@@ -94,13 +97,13 @@ class MaskedLoss:
 
 @dataclass(frozen=True)
 class MaskedLab:
-    """A loader of the small lab's masked models. Raise AuditError for another lab."""
+    """Load the small lab's masked models; raise AuditError for any other lab."""
 
     lab: Lab
     recipe: MaskedLabRecipe = field(default_factory=MaskedLabRecipe)
 
     def public_masked_model(self) -> HuggingFaceMaskedModel:
-        """Return the masked LM trained on public text only."""
+        """Return the masked LM trained only on public text."""
         return self._cached_masked_model(_PUBLIC, self._train_public, "lab masked public model")
 
     def target_masked_model(self) -> HuggingFaceMaskedModel:

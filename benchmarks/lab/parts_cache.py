@@ -1,6 +1,4 @@
-"""Cache the slow parts of a lab. Each part is a folder that is complete and unchanged, or
-absent.
-"""
+"""Cache the slow parts of a lab; each is a folder that is complete and unchanged, or absent."""
 
 from __future__ import annotations
 
@@ -29,14 +27,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LabParts:
-    """The parts of a lab (models and files), each in a sub-folder of one folder.
+    """Manage the parts of a lab (models and files), each in a sub-folder of one folder.
 
     makes: whether to build missing parts; if not, a missing part is an error.
     root_part: the part from which all other parts are built.
     foundations: name prefixes of parts that other parts need.
     notify: receives messages for the user.
     progress: shows the wait for another process.
-    seconds: build time by part.
+    seconds: build times, keyed by part.
     """
 
     folder: Path
@@ -52,9 +50,11 @@ class LabParts:
     ) -> T:
         """Load a part (a model or file) of this version; build it first if it is missing.
 
-        A lock stops two processes from building at once. The folder gets its name after all files
-        are written, so an interrupted build leaves no part. A damaged part is rebuilt, with a
-        message. Raise AuditError for a missing part if `makes` is false.
+        A lock keeps two processes from building at once. The folder gets its name only after all
+        files are written, so that an interrupted build leaves no part. A damaged part is rebuilt,
+        with a message.
+
+        Raise AuditError if the part is missing and `makes` is false.
         """
         final = self.folder / f"{name}{version}"
         if not self.makes and not _is_cached_part_intact(final):
@@ -79,7 +79,7 @@ class LabParts:
         return load(final)
 
     def _acquire_part_lock(self, final: Path) -> AcquireReturnProxy:
-        """Lock a part; write a message if another process has the lock."""
+        """Lock a part; notify the user if another process has the lock."""
         lock = FileLock(self.folder / f"{final.name}.lock")
         try:
             return lock.acquire(timeout=_PATIENCE)
@@ -113,7 +113,7 @@ def _build_part(final: Path, build: Callable[[Path], None]) -> None:
 
 
 def _digest_part_files(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file by its path in the folder."""
+    """Return the SHA-256 of every file, keyed by its path in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -126,7 +126,7 @@ def _read_build_seconds(part: Path) -> float:
 
 
 def _is_cached_part_intact(part: Path) -> bool:
-    """Return whether a part is in the cache, unchanged since it was built."""
+    """Return whether a part is in the cache and unchanged since it was built."""
     try:
         return bool(json.loads((part / _SUMS).read_text()) == _digest_part_files(part))
     except (OSError, ValueError, RecursionError):

