@@ -249,7 +249,7 @@ class HiddenStateCache:
         for piece in range(pieces[-1] + 1):
             indices = slice(bisect_left(pieces, piece), bisect_right(pieces, piece))
             if pieces[indices]:
-                log_probs = self._head(torch.cat(states[indices])).float().log_softmax(-1)
+                log_probs = self._head(torch.cat(list(states[indices]))).float().log_softmax(-1)
                 self._remember_log_probs(names[indices], log_probs.split(lengths[indices].tolist()))
 
     def _has_states(self, name: bytes, last: int) -> bool:

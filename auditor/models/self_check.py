@@ -46,16 +46,18 @@ _RECORD_STEPS = 2  # suffix tokens read one at a time
 # distributions.
 _checked: WeakKeyDictionary[HuggingFaceModel, tuple[int, float | None]] = WeakKeyDictionary()
 _compared_on_records: WeakSet[HuggingFaceModel] = WeakSet()
-_kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found", default=None)
+# Folder of what self-checks found, and whether the run has soft prompts.
+_kept_in: ContextVar[tuple[Path, bool] | None] = ContextVar("kept self-checks", default=None)
 
 
 @contextmanager
-def keep_self_checks(folder: Path) -> Iterator[None]:
-    """Store in `folder` the results of all self-checks made during the block.
+def keep_self_checks(folder: Path, soft_prompts: bool) -> Iterator[None]:
+    """Store the results of all self-checks inside this context in `folder`.
 
-    The models' weights must not change. The models take no soft prompts, which then need no check.
+    The models' weights must not change. Without `soft_prompts`, the models take none, which then
+    need no check.
     """
-    token = _kept_in.set(folder)
+    token = _kept_in.set((folder, soft_prompts))
     try:
         yield
     finally:
@@ -64,9 +66,11 @@ def keep_self_checks(folder: Path) -> Iterator[None]:
 
 def check_loaded_model(model: HuggingFaceModel) -> None:
     """Check a newly loaded model, on texts as short as possible."""
-    model.choices_kept_in = _kept_in.get()
-    if model.choices_kept_in is not None:
-        model.capabilities -= {"embeddings"}
+    kept = _kept_in.get()
+    if kept is not None:
+        model.choices_kept_in, soft_prompts = kept
+        if not soft_prompts:
+            model.capabilities -= {"embeddings"}
     configure_serving(model, cache=model.choices_kept_in)
 
 
@@ -93,7 +97,9 @@ def configure_serving(
     """
     n_tokens = reach
     if n_tokens is None:
-        n_tokens = AT_LOAD if cache is None else _LEAST
+        n_tokens = AT_LOAD
+        if cache is not None and "embeddings" not in model.capabilities:
+            n_tokens = _LEAST
     room = min(n_tokens, model.max_positions or n_tokens)
     reached, tolerance = _checked.get(model, (0, None))
     if model in _compared_on_records:
