@@ -203,15 +203,15 @@ def bound_near_verbatim_probability(
     for position in range(length):
         # (rows, V)
         children = log_q.unsqueeze(-1) + decoding.log_distribution(rows.log_probs()).double()
-        aims = suffixes[owner]
+        row_suffixes = suffixes[owner]
         # Tokens outside the suffix all change the row alike: one row represents them. (rows, L,
         # L+1), (rows, L+1)
-        known, unknown = _extend_edit_distances(edits, aims)
+        known, unknown = _extend_edit_distances(edits, row_suffixes)
         near = (_bound_fewest_edits(unknown, position + 1) <= distance).unsqueeze(-1)
         near = near.expand_as(children).scatter(
-            -1, aims, _bound_fewest_edits(known, position + 1) <= distance
+            -1, row_suffixes, _bound_fewest_edits(known, position + 1) <= distance
         )
-        truth = aims[:, position]
+        truth = row_suffixes[:, position]
         exact = torch.where(
             verbatim, children.gather(-1, truth.unsqueeze(-1)).squeeze(-1), -torch.inf
         )
@@ -233,23 +233,23 @@ def bound_near_verbatim_probability(
         dropped = torch.logaddexp(dropped, rest)
         owner = owner[parents]
         verbatim = verbatim[parents] & (tokens == truth[parents])
-        matches = aims[parents] == tokens.unsqueeze(-1)
+        matches = row_suffixes[parents] == tokens.unsqueeze(-1)
         place = matches.int().argmax(-1)  # any place of the token: its rows are equal
         edits = torch.where(matches.any(-1, keepdim=True), known[parents, place], unknown[parents])
         rows.advance(parents, tokens)
     return NearVerbatimBounds(impossible, dropped, impossible)
 
 
-def _extend_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
+def _extend_edit_distances(edits: Tensor, suffixes: Tensor) -> tuple[Tensor, Tensor]:
     """Return edit distances after one more token: each suffix token, or any other token.
 
     The result is two arrays of Levenshtein distances: (rows, L, L+1) if the next token is each of
     the suffix's tokens, and (rows, L+1) if it is none of these. edits: (rows, L+1), where edits[j]
-    is the distance from a partial sample to the first j suffix tokens; aims: (rows, L) suffix
-    tokens.
+    is the distance from a partial sample to the first j suffix tokens; suffixes: (rows, L) token
+    ids.
     """
-    length = aims.shape[1]
-    equal = aims.unsqueeze(1) == aims.unsqueeze(2)  # (rows, L tokens, L places)
+    length = suffixes.shape[1]
+    equal = suffixes.unsqueeze(1) == suffixes.unsqueeze(2)  # (rows, L tokens, L places)
     other = torch.zeros_like(equal[:, :1])
     equal = torch.cat([equal, other], dim=1)  # the last token is in no place
     shorter = edits[:, None, :-1]
