@@ -156,8 +156,6 @@ class Ethicist(SamplingAttack):
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
         """Tune a soft prompt, and return the prompt (P, d) of the best epoch by validation loss.
 
-
-
         The validation losses are returned, too. Without a model to tune on, there is no prompt.
         """
         on = self.choose_tuning_model_label(view)

@@ -258,7 +258,6 @@ def merge_adapter_copy(target: HuggingFaceModel) -> Any:
     A quantised model is loaded again, because at the first forward pass (on AVX512-BF16)
     bitsandbytes 0.50.2 may change the layout of 4-bit weights, which PEFT 0.21.2 does not notice.
 
-
     Raise AuditError if merging changes the model's distribution.
     """
     from peft import PeftModel

@@ -255,8 +255,8 @@ class UniformMixingModel(WrappingModel):
     ) -> Sequence[DivergenceCheck]:
         """Compare the output with those of two neighbours: the worst case and the public model.
 
-        The worst case is a model that is certain of the least likely token. Divergences have
-        infinite order (pure DP), at which they are largest.
+        The worst case is a model that is certain of the least likely token. Divergences are of
+        infinite order (pure DP), the order at which they are largest.
         """
         if self.claimed is None:
             return super().divergence_checks(contexts, last, at, order)
@@ -301,7 +301,7 @@ class UniformMixingModel(WrappingModel):
     def least_likely_token_point_mass(self, distribution: Tensor, public: Tensor | None) -> Tensor:
         """Return a distribution with all mass on the least likely token, shape (..., V), in nats.
 
-        Only tokens that the mixture can draw count.
+        The token is chosen among those that the mixture can draw.
         """
         # the support is the same for all neighbours
         possible = distribution.masked_fill(distribution == -math.inf, math.inf)

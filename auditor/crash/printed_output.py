@@ -40,7 +40,7 @@ class PrintedText:
 
     @contextmanager
     def capture_printed_text_context(self) -> Iterator[None]:
-        """Capture all text printed inside the context, but still print it."""
+        """Capture all text printed inside the context; the text is still printed."""
         handler = logging.StreamHandler(_Tee(None, self.append_before_or_after_step))
         # The root logger receives all loggers except those that do not propagate.
         logging.getLogger().addHandler(handler)

@@ -223,7 +223,7 @@ def build_crash_test_document(test: CrashTest, source: str, again: str) -> Docum
 
 
 def render_crash_test_json(test: CrashTest, again: str) -> str:
-    """Render verdict, claim, observed loop and every check with its reproduction as JSON."""
+    """Render the test as JSON: verdict, claim, observed loop, checks and their reproductions."""
     checks = []
     for check in test.checks:
         if check.verdict == BROKEN:

@@ -173,7 +173,7 @@ class WatchedTrainings:
 
 @dataclass(frozen=True)
 class WorstViolation:
-    """Locate the largest violation in the trainings.
+    """Describe the largest violation, and locate it in the trainings.
 
     measured, expected: the observed and the permitted value, in words. training, step, record:
     indices from 0; None if the violation concerns the entire training.

@@ -173,7 +173,7 @@ class RunFolder:
             disk.replace_atomically(path, digest)
 
     def refuse_changed_weights(self, now: Mapping[str, str]) -> None:
-        """Raise AuditError, with a file's name, if the folder's answers are about other weights.
+        """Raise AuditError, with a file's name, if the folder's answers are from different weights.
 
         now: the current SHA-256 of each file, keyed by `role/file`.
         """

@@ -182,7 +182,7 @@ def estimate_median_epsilon(
 def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) -> NDArray[np.int64]:
     """Simulate audits and count the right guesses among the surest, of shape (audits, counts).
 
-    There is one count for each number of guesses in `list_guess_counts(m)`.
+    The counts are for the r surest guesses, for each r in `list_guess_counts(m)`.
     """
     as_sure, right = distribution.compute_guess_probabilities()
     mass = np.diff(as_sure, prepend=0.0)

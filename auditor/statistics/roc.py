@@ -304,12 +304,12 @@ def bound_tpr(members: Floats, others: Floats, rate: float) -> BoundedNumber:
 
 
 def bound_partial_auc(members: Floats, others: Floats, max_fpr: float) -> BoundedNumber:
-    """Return the true-positive rate, averaged over all false-positive rates up to `max_fpr`.
+    """Bound the true-positive rate averaged over all false-positive rates up to `max_fpr`.
 
-    This is the partial AUC divided by `max_fpr`; random scores have half of `max_fpr`. The bounds
-    average those of `bound_tpr` over a grid of rates, which share the significance level, and hold
-    for any two distributions. A ROC never falls, so its mean lies between the step functions below
-    and above it. A member tied with non-members counts as below them.
+    This average is the partial AUC divided by `max_fpr`; for random scores it equals max_fpr / 2.
+    The bounds average those of `bound_tpr` over a grid of rates, which share the significance
+    level, and hold for any two distributions. A ROC never falls, so its mean lies between the step
+    functions below and above it. A member tied with non-members counts as below them.
     """
 
     def bound_step(k: int) -> BoundedNumber:

@@ -393,7 +393,7 @@ def build_template_arguments(
 
 
 def fix_template_date(source: str, day: str | None) -> str:
-    """Replace the template's calls of the clock by the date `day`; None changes nothing.
+    """Replace the template's calls of the clock by the date `day`; do nothing if `day` is None.
 
     The clock is a function, which a template variable cannot replace. Raise AuditError if the date
     format in a call is not a literal.

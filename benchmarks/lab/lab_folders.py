@@ -42,7 +42,6 @@ def digest_lab_cache(
     The texts count because weights trained on different records must not be used. Fields that do
     not affect the weights (such as how records are cut), and the ensemble's fields, do not count.
 
-
     more: further versions, keyed by package.
     """
     versions = {}

@@ -2,7 +2,6 @@
 
 The model is trained on public text, then on private text, which adds two parts to the lab's cache.
 
-
 The encoder is a small ModernBERT, with rotary positions and normalisation before each layer. A BERT
 of this size, with learned positions, would still guess by token frequency when this model already
 uses the context.
