@@ -46,12 +46,14 @@ class Ethicist(SamplingAttack):
     `warmup_steps`: 0 takes the paper's share, 500 of its 8,440 steps; 500 steps would be too many
     for few pairs.
     `tune_on`: the model on which the prompt is tuned. `auto` takes the audited model if the attack
-    has its gradients, otherwise the public model, otherwise no prompt. Sampled candidates are
-    ranked by `confidence`, or by their share of the samples, r_i/K, if the model gives no
-    log-probabilities. Candidates of a tree search are ranked by their exact probability under the
-    decoding distribution; beams and single candidates are ranked by nll. The paper's ablations are
-    `alpha=0` (w/o smooth), `confidence=perplexity` (w/o calibrated) or `reference` (comparing
-    (LM)), and `tune_on=none` (w/o prompt tuning).
+    has its gradients, otherwise the public model, otherwise no prompt.
+
+    Sampled candidates are ranked by `confidence`, or by their share of the samples, r_i/K, if the
+    model gives no log-probabilities. Candidates of a tree search are ranked by their exact
+    probability under the decoding distribution; beams and single candidates are ranked by nll.
+
+    The paper's ablations are `alpha=0` (w/o smooth), `confidence=perplexity` (w/o calibrated) or
+    `reference` (comparing (LM)), and `tune_on=none` (w/o prompt tuning).
     """
 
     name = "ethicist"

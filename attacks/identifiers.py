@@ -421,7 +421,7 @@ class RanksOfValues:
     def without_refused_kinds(self) -> RanksOfValues:
         """Return the ranks without those kinds of personal data whose control failed.
 
-        The tests of all kinds share one significance level.
+        The controls of all kinds share one significance level.
         """
         by_kind = self.mask_kinds()
         p_values = {}

@@ -116,10 +116,10 @@ def _list_least_errors(
 
 
 def measure_reach_share(trace: TrainingTrace, claim: LoopClaim) -> float:
-    """Return the length of the records' contributions over the length that the claim implies.
+    """Compare the length of the records' contributions with the length that the claim implies.
 
-    Return 1 if this share is within two standard errors of 1/2, or above. Otherwise return at least
-    1 / mean batch size, the share of a loop that averages the gradients of a batch.
+    Return the ratio of the two lengths, but 1 if it may be above 1/2 (by two standard errors). The
+    ratio is at least 1 / mean batch size, as for a loop that averages a batch's gradients.
     """
     steps = trace.measured_steps
     estimate = estimate_mean_reach(steps)

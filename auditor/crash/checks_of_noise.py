@@ -260,9 +260,9 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
 
 
 def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
-    """Return the degrees of freedom that the records' gradients leave to a step's noise.
+    """Count the degrees of freedom that the records' gradients leave to a step's noise.
 
-    of: the elements of the noise for which to count.
+    of: the part of the noise to consider.
     """
     return float((step.spread[of] ** 2).sum())
 

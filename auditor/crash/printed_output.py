@@ -77,7 +77,7 @@ class _Tee(io.TextIOBase):
 
 
 def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, str] | None:
-    """Return the first line whose numbers differ, as it is in either text; None if none differs.
+    """Return both texts' versions of the first line in which numbers differ; None if there is none.
 
     again: the text of a repeated training. Numbers that also differ from this text are ignored,
     because they may be times.

@@ -419,10 +419,10 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
 def _bound_observed_epsilon(
     runs: WatchedTrainings, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
 ) -> tuple[float, float]:
-    """Return the 95% interval for epsilon, from those for the noise multiplier and sampling rate.
+    """Return the 95% interval for epsilon that follows from the noise multiplier and sampling rate.
 
-    noise: the noise multiplier and its interval. more: fields of the claim. The errors of the two
-    are independent; the quick accountant computes the effect of each.
+    noise: the noise multiplier and its interval. more: fields of the claim. Noise multiplier and
+    sampling rate have independent errors; the quick accountant computes the effect of each.
     """
 
     middle = runs.compute_noise_epsilon(noise[0], quick=True, **more)

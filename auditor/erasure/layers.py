@@ -54,7 +54,7 @@ class Layer:
     text_bytes: lengths of the texts that the layer can show, in bytes; None for all.
     quotes: whether the layer has only a sample of the records; the control is then the kept records
         that are found.
-    doubt: why not finding a deleted record proves nothing, or "".
+    doubt: why the absence of a deleted record proves nothing, or "".
     """
 
     name: str

@@ -39,7 +39,7 @@ CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 def yield_look_sizes(n: int) -> Iterator[int]:
     """Yield how many secrets have been queried at each look at the results.
 
-    They depend only on n, the total number of secrets.
+    These numbers depend only on n, the total number of secrets.
     """
     at = _FIRST
     while at < n:

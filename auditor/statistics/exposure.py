@@ -67,7 +67,8 @@ class WeightedDraws:
 
     The first `n_from_q` draws are from a distribution q, the others uniform.
     nll: (n,) by the model, in nats; log_q: (n,) log q of each draw.
-    counts: (n,) True if the draw is a text in the space, tokenized as the tokenizer would.
+    counts: (n,) True if the draw is a text in the space and has the tokens that the tokenizer gives
+    it.
     """
 
     texts: tuple[str, ...]

@@ -42,9 +42,9 @@ class HashedNGrams:
         return np.diff(self.starts)
 
     def find_hashes(self, hashes: Hashes, n: int) -> tuple[Ints, Ints]:
-        """Return the range of keys that match each hash, as two arrays low and high, (k,) each.
+        """Find the sorted keys that match each hash: keys[low:high], for arrays low, high, (k,).
 
-        The hash's upper bits are those of keys[low:high]. n: the length of the n-grams.
+        A key matches if its upper bits are those of the hash. n: the length of the n-grams.
         """
         keys = self._sort_keys(n)
         return (

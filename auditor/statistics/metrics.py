@@ -623,9 +623,9 @@ def find_metric(name: str) -> Metric:
 
 
 def is_builtin_metric(name: str) -> bool:
-    """Return whether this metric, or NAME if it is called NAME_nonmembers, is built in.
+    """Return whether a metric is built in; the non-members' NAME_nonmembers counts as NAME.
 
-    Any other name may be a plug-in's.
+    A name that is not built in may be a plug-in's.
     """
     return find_metric(name).unit != ""  # which no entry is without
 

@@ -122,9 +122,9 @@ def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
 def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], seed: int) -> Floats:
     """Return each record's mean log p by the model's n-grams, minus that by other records' n-grams.
 
-    The result has shape (records,), in nats. The other records are a random four fifths, without
-    the record itself, chosen without labels. If the model saw no record, scores of members and
-    non-members are therefore exchangeable.
+    The result has shape (records,), in nats. The other records exclude the record itself and are a
+    random four fifths of the records; labels are not used. If the model saw no record, scores of
+    members and non-members are therefore exchangeable.
     """
     fold = (
         make_keyed_generator("folds of released text", seed, len(records)).permutation(

@@ -252,7 +252,7 @@ def choose_strongest_score(
 def _select_strongest_adjusted_auc(
     scores: Mapping[str, CandidateScore], member: Bools, widening: float
 ) -> tuple[Measurement, Floats] | None:
-    """Return the adjusted AUC whose interval is farthest from chance, and its parts, (records,).
+    """Return the adjusted AUC whose interval is farthest from chance, and its (records,) parts.
 
     Return None if no score has weights.
     """

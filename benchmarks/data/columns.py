@@ -311,7 +311,7 @@ def join_nested_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
 def _filled_sides(
     layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds
 ) -> tuple[Conversation, ...] | None:
-    """Return the row's conversations as read from Arrow; None if the row is unusable.
+    """Return the row's conversations as Arrow would read them; None if the row is unusable.
 
     kinds: the Arrow types of the columns.
     """

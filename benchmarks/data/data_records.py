@@ -97,7 +97,7 @@ class RecordSource:
 
     @property
     def parts_left_out(self) -> dict[str, list[int]]:
-        """The row of each unusable part, if the row also has usable parts, keyed by reason."""
+        """The rows of unusable parts whose rows also have usable parts, keyed by reason."""
         return _group_rows_by_reason(
             [(row, reason) for row, reason in self.unusable if row in self.usable_rows]
         )

@@ -211,7 +211,7 @@ def count_lines(path: Path, end: int) -> int:
 def open_parquet(path: Path) -> Iterator[parquet.ParquetFile]:
     """Open a Parquet file.
 
-    Raise NotStreamable if the file has a duplicate column, or if reading fails, even inside the
+    Raise NotStreamable if the file has a duplicate column, or if reading it fails, also inside the
     with-block.
     """
     import pyarrow

@@ -40,8 +40,8 @@ class BaseLabRecipe:
     the cache.
 
     block, prefix_length, suffix_length: lengths in tokens.
-    repeats: tuples of the copies of a record, the number of attacked records with as many copies,
-        and the number of further ones that the attacker knows.
+    repeats: tuples (c, a, k): there are a attacked records, and k records that the attacker knows,
+        with c copies each.
     others: number of private records that occur once and are not attacked.
     private_*: settings for training the attacked model (rank 0: all parameters); lora_*: for
         training the ensemble's `members`.

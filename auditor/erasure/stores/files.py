@@ -17,7 +17,7 @@ class FileStore(Store):
         return True
 
     def describe(self) -> list[str]:
-        """Return the stores of other kinds in the folder, whose libraries were not asked."""
+        """Name the stores of other kinds in the folder; their libraries were not used."""
         facts = ["its files only"]
         for path in sorted(self.path.glob("*")):  # none in a file
             kind = next(kind for kind in list_store_kinds().values() if kind.recognises(path))

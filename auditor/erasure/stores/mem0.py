@@ -1,4 +1,4 @@
-"""Read mem0: the history of memories, the last messages, and the vector stores next to them."""
+"""Read mem0: the history of memories, the last messages, and vector stores in the same folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAYERS = {"history": ("history of memories", False), "messages": ("last message
 
 
 class Mem0Store(SQLiteStore):
-    """A history database of mem0, or a folder with one and perhaps with vector stores."""
+    """Read a history database of mem0, or a folder that has one and perhaps vector stores."""
 
     name = "mem0"
     remedies: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -51,7 +51,7 @@ class Mem0Store(SQLiteStore):
 
     @cached_property
     def _vector_stores(self) -> dict[str, Store]:
-        """The stores of other kinds in the folder, by name."""
+        """The stores of other kinds in the folder, keyed by name."""
         if not self.path.is_dir():
             return {}
         kinds = [kind for name, kind in list_store_kinds().items() if name not in ("files", "mem0")]
@@ -67,7 +67,7 @@ class Mem0Store(SQLiteStore):
         return stores
 
     def _split_name(self, layer: str) -> tuple[str, Store | None]:
-        """Return the layer's name in its vector store, and the store (None: in none of them)."""
+        """Return a layer's name in its vector store, and the store (None if it has no store)."""
         for name, store in self._vector_stores.items():
             file = layer.removeprefix(BYTES)
             if layer.startswith(BYTES) and (file == name or file.startswith(f"{name}/")):
@@ -110,7 +110,7 @@ class Mem0Store(SQLiteStore):
 
 
 def _is_history(path: Path) -> bool:
-    """Return whether this is a database of mem0's events and messages."""
+    """Return whether the file is a database of mem0's events and messages."""
     return (
         SQLiteStore.recognises(path)
         and b"old_memory" in (start := read_start(path, 2**16))

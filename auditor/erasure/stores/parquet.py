@@ -56,7 +56,7 @@ class ParquetStore(Store):
 
 
 def list_text_columns(path: Path) -> list[str]:
-    """Return the names of the text columns, with or without a dictionary."""
+    """Return the names of the text columns, dictionary-encoded or not."""
     schema = parquet.read_schema(path)
     return [field.name for field in schema if is_text(_get_value_type(field.type))]
 

@@ -253,7 +253,7 @@ class PostgreSQLStore(Store):
         return ""
 
     def _has_compressed_pages(self, files: Iterable[Path]) -> bool:
-        """Test if files of the log contain a compressed page of this database."""
+        """Test whether files of the log contain a compressed page of this database."""
         with self._begin() as connection:
             (number,) = connection.execute(_DATABASE).fetchone()
         database = int(number).to_bytes(4, sys.byteorder)
@@ -387,7 +387,7 @@ class PostgreSQLStore(Store):
 
 
 def _is_consistent(header: re.Match[bytes]) -> bool:
-    """Test if these bytes may be the header of a compressed page."""
+    """Test whether these bytes may be the header of a compressed page."""
     flags, *numbers = [part or b"\0" for part in header.group(1, 2, 3, 4, 6)]
     data, page, offset, hole = [int.from_bytes(part, sys.byteorder) for part in numbers]
     if data and not flags[0] & _HAS_DATA:
@@ -425,7 +425,7 @@ def _ask_least(connection: Any, question: str, limit: int) -> int:
 def _split_lengths(layer: Layer, limit: int, doubt: str) -> Iterator[Layer]:
     """Yield the layer twice: for short texts, and for texts that PostgreSQL may compress or move.
 
-    limit: length of the shortest long text, in bytes; doubt: why not finding a long text proves
+    limit: length of the shortest long text, in bytes; doubt: why the absence of long texts proves
         nothing, or "".
     """
     if layer.kinds == (WORDS,):  # words are keys of their own
