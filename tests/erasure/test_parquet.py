@@ -35,6 +35,9 @@ def test_a_dictionary_keeps_values_of_dropped_rows(tmp_path: Path) -> None:
     clean = examine(tmp_path, deleted, kept, str(path))
     assert not clean.n_left
     assert verdicts_by_layer(clean)["dictionaries", "text"] == "gone"
+    plain = tmp_path / "plain.parquet"
+    frame.assign(text=frame["text"].astype(object)).to_parquet(plain, compression=None)
+    assert examine(tmp_path, deleted, kept, str(plain)).verdict == "gone"
 
 
 def test_rows_that_are_still_in_a_folder_of_files_are_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.stores.lancedb import is_text, read_arrow
 from auditor.erasure.stores.sqlite import read_start
+from auditor.erasure.windows import TEXT
 
 _AT_ONCE = 10_000  # rows
 
@@ -35,7 +36,7 @@ class ParquetStore(Store):
 
     def list_library_layers(self) -> Iterator[Layer]:
         yield Layer("rows", self._read_rows, other_texts=True)
-        yield Layer("dictionaries", self._read_dictionaries, other_texts=True)
+        yield Layer("dictionaries", self._read_dictionaries, (TEXT,), other_texts=True)
 
     def _read_rows(self) -> Iterator[Piece]:
         for path in filter(_is_parquet, self.list_files()):
