@@ -180,7 +180,7 @@ def pytest_collection_finish() -> None:
 
 
 ASKED = (
-    "_rows_agree_behind",
+    "_rows_agree_after",
     "_shared_prefix_is_exact",
     "_joined_rows_are_exact",
     "_records_are_exact",

@@ -102,7 +102,7 @@ class CanarySpace:
         return [[f"{word} " for word in words]] * (n_blocks - 1) + [list(words)]
 
     @property
-    def common_beginning(self) -> str:
+    def common_prefix(self) -> str:
         """Text before the first slot, with which every text starts."""
         return self._head_and_choice_blocks[0]
 
@@ -129,13 +129,13 @@ class CanarySpace:
 
     def texts(self) -> Iterator[str]:
         for choices in product(*self.choice_blocks):
-            yield self.common_beginning + "".join(choices)
+            yield self.common_prefix + "".join(choices)
 
     def draw(self, noise: np.random.Generator) -> str:
         """Draw a text uniformly at random, using `noise`."""
         # Uniform over texts: because no choice of a block begins another, a text has only one
         # composition.
-        return self.common_beginning + "".join(
+        return self.common_prefix + "".join(
             block[int(noise.integers(len(block)))] for block in self.choice_blocks
         )
 
@@ -150,19 +150,19 @@ class CanarySpace:
         return state
 
     def is_complete_text_state(self, state: State) -> bool:
-        return state[0] == len(self._next_characters_by_beginning)
+        return state[0] == len(self._next_characters)
 
     def list_transitions(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield each possible next character, with the parser's state after reading it."""
         if not self.is_complete_text_state(state):
-            block, beginning = state
-            for character in self._next_characters_by_beginning[block][beginning]:
-                longer = beginning + character
-                unfinished = longer in self._next_characters_by_beginning[block]
+            block, prefix = state
+            for character in self._next_characters[block][prefix]:
+                longer = prefix + character
+                unfinished = longer in self._next_characters[block]
                 yield character, (block, longer) if unfinished else (block + 1, "")
 
     @cached_property
-    def _next_characters_by_beginning(self) -> list[dict[str, str]]:
+    def _next_characters(self) -> list[dict[str, str]]:
         """Possible next characters after each prefix of a string.
 
         The list has one map for the text before the first slot (if any), then one map for each
@@ -171,8 +171,8 @@ class CanarySpace:
         tables: list[dict[str, str]] = []
         # No character leads out of the block of an empty head.
         for block in (
-            ((self.common_beginning,), *self.choice_blocks)
-            if self.common_beginning
+            ((self.common_prefix,), *self.choice_blocks)
+            if self.common_prefix
             else self.choice_blocks
         ):
             following: dict[str, set[str]] = {}

@@ -39,7 +39,7 @@ def is_safe_mode() -> bool:
 
 
 def refuse_unsafe(description: str) -> None:
-    """Raise AuditError inside a `safe_mode` block. `description` names the refused action."""
+    """Raise AuditError if called inside a `safe_mode` block. `description` names the action."""
     if is_safe_mode():
         raise RefusedBySafeMode(errno.EPERM, f"--safe: {description}, which --no-safe allows")
 

@@ -119,7 +119,7 @@ class TokenGuide:
         """Return the largest number of tokens that a text can have after the head."""
         # A token writes at least one character.
         longest = sum(max(map(len, block)) for block in self.space.choice_blocks)
-        return len(self.space.common_beginning) + longest - len(self._head_text)
+        return len(self.space.common_prefix) + longest - len(self._head_text)
 
 
 Pick = Callable[[Ints, int, Tensor, Floats], Ints]

@@ -27,11 +27,10 @@ _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bi
 
 
 def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
-    """Attach the PEFT adapter in `folder` to the model `base`, in place.
+    """Attach the PEFT adapter in `folder` to the model `base`, in place, and return the result.
 
-    The new adapter gets the name `adapter`. It is added to `onto` if that model, which already has
-    an adapter, is given. Raise AuditError if the weights of the adapter do not fit those of the
-    base.
+    The new adapter gets the name `adapter`. To add it to a model that already has an adapter, pass
+    this model as `onto`. Raise AuditError if the adapter's weights do not fit those of the base.
     """
     from peft import PeftConfig, PeftModel
 

@@ -204,7 +204,7 @@ class LanguageModel(ABC):
         self,
         texts: Sequence[tuple[int, ...]],
         last: Sequence[int],
-        begun: Sequence[int] | None = None,
+        prefix_lengths: Sequence[int] | None = None,
     ) -> None:
         """Announce texts that will be scored soon, so that they can share a batch.
 
@@ -213,7 +213,7 @@ class LanguageModel(ABC):
         Args:
             texts: token ids.
             last: for each text, the number of trailing positions to score.
-            begun: for each text, the length of the prefix that will be completed. None means all
+            prefix_lengths: for each text, the length of the prefix to be completed. None means all
                 tokens up to the first scored position.
         """
 

@@ -119,7 +119,7 @@ class HiddenStateCache:
         return logits
 
     @torch.no_grad()
-    def logits_and_layers_behind_prefixes(
+    def find_cached_prefix(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
         """Return logits (B, V) after prefixes (B, n), and layers with their keys and values.
@@ -149,7 +149,7 @@ class HiddenStateCache:
         last: Sequence[int],
         device: torch.device,
         keys: bool = False,
-        begun: Sequence[int] | None = None,
+        prefix_lengths: Sequence[int] | None = None,
     ) -> None:
         """Read texts of different lengths in shared batches, before they are queried.
 
@@ -158,14 +158,14 @@ class HiddenStateCache:
         Args:
             last: for each text, the number of trailing positions to be queried.
             keys: whether to cache keys and values too, for completions.
-            begun: for each text, the length of the prefix to be completed. None means all tokens up
-                to the first queried position.
+            prefix_lengths: for each text, the length of the prefix that will be completed. None
+                means all tokens up to the first queried position.
         """
-        beginnings = begun or [
+        lengths_to_complete = prefix_lengths or [
             len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)
         ]
         # Each text once.
-        ranges = dict(zip(texts, zip(last, beginnings, strict=True), strict=True))
+        ranges = dict(zip(texts, zip(last, lengths_to_complete, strict=True), strict=True))
         unread = []
         for text, (n_last, begin) in ranges.items():
             tokens = torch.tensor(text)
@@ -173,7 +173,7 @@ class HiddenStateCache:
                 unread.append((tokens, n_last, begin))
         if len(unread) < 2:  # a single text is read when it is queried
             return
-        for groups in _split_by_length(_group_by_beginning(unread)):
+        for groups in _split_by_length(_group_nested_texts(unread)):
             size = max(1, _TOGETHER // len(groups[-1][-1][0]))
             read = partial(self._read_and_cache_batch, groups, device, keys)
             for _ in BatchSizeLimit(size).run_pieces_within_memory(len(groups), read):
@@ -214,7 +214,7 @@ class HiddenStateCache:
         # Copies: a view of a row would keep the states of the whole batch in memory.
         text_states = [states[slot, : len(text) - missing].clone() for slot, text, *_ in texts]
         names = [_digest_text_key(text) for _, text, *_ in texts]
-        self._hold_where_room(names, text_states)
+        self._cache_states(names, text_states)
         last_states = []
         for (_, _, last, _), state in zip(texts, text_states, strict=True):
             last_states.append(state[-last:])
@@ -258,7 +258,7 @@ class HiddenStateCache:
     def _read_and_hold(self, texts: Tensor, last: int, names: list[bytes]) -> Tensor:
         logits, states = self._logits_and_hidden_states(texts, last, last)
         if states is not None:
-            self._hold_where_room(names, list(states))
+            self._cache_states(names, list(states))
         return logits
 
     def _logits_and_hidden_states(
@@ -284,7 +284,7 @@ class HiddenStateCache:
         # The last states: a shared prefix may have been read in a pass before.
         return logits, outputs[-1] if self._right else None
 
-    def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
+    def _cache_states(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
         """Cache the hidden states of all these texts, or of none if memory is too small."""
         if (new := sum(state.nbytes for state in states)) <= self._remaining_bytes(
             states[0].device, _SHARE
@@ -301,14 +301,14 @@ class HiddenStateCache:
         )
 
 
-def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
+def _group_nested_texts(texts: Sequence[TextRange]) -> list[list[TextRange]]:
     """Group texts so that each text in a group starts with the previous one.
 
     Groups are sorted by the length of their last text, which is the longest.
     """
     groups: list[list[TextRange]] = []
     before: list[int] = []
-    # In lexicographic order, a text follows its beginnings.
+    # In lexicographic order, a text follows its lengths_to_complete.
     for tokens, entry in sorted(((entry[0].tolist(), entry) for entry in texts), key=itemgetter(0)):
         if before and tokens[: len(before)] == before:
             groups[-1].append(entry)
@@ -319,7 +319,7 @@ def _group_by_beginning(texts: Sequence[TextRange]) -> list[list[TextRange]]:
 
 
 def _split_by_length(groups: Sequence[list[TextRange]]) -> list[list[list[TextRange]]]:
-    """Split groups of texts into batches that padding makes longer by at most a quarter.
+    """Split groups of texts into batches whose texts differ in length by at most a quarter.
 
     `groups` are sorted by length. Small batches are not split, because each forward pass has a
     fixed cost.

@@ -102,14 +102,12 @@ class HuggingFaceRows(Rows):
         """Return the next-token logits (sequences, width, V) after tokens (sequences, n)."""
         if cache is None:
             self._offsets = self.model.activation.compute_offsets(tokens)
-        return self._next_logits_of_input(
-            self.model.input_behind_soft_prompt(tokens, prompt), cache
-        )
+        return self._next_logits_of_input(self.model.prepend_soft_prompt(tokens, prompt), cache)
 
     def _next_logits_of_input(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> Tensor:
         """Return next-token logits (sequences, width, V) after an input that continues the cache.
 
-        `input_ids` is a result of `input_behind_soft_prompt`.
+        `input_ids` is a result of `prepend_soft_prompt`.
         """
         self._total = None
         with self.model.activation.apply_offsets(self._offsets):
@@ -184,12 +182,12 @@ class SlotRows(HuggingFaceRows):
             logits, self.layers = before
             self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
             return
-        model_input = self.model.input_behind_soft_prompt(prefixes, prompt)
-        begun, self.layers = self.model.layers_with_shared_prefix(
+        model_input = self.model.prepend_soft_prompt(prefixes, prompt)
+        n_cached, self.layers = self.model.layers_with_shared_prefix(
             model_input, 1, total, is_plain_forward
         )
         self.cache = Cache(layers=list(self.layers))
-        self._logits = self._next_logits_of_input(model_input[:, begun:], self.cache)
+        self._logits = self._next_logits_of_input(model_input[:, n_cached:], self.cache)
 
     def log_probs(self) -> Tensor:
         distribution = super().log_probs()
@@ -362,10 +360,13 @@ class HuggingFaceModel(LanguageModel):
         self._seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
 
     def read_ahead(
-        self, texts: Sequence[Tokens], last: Sequence[int], begun: Sequence[int] | None = None
+        self,
+        texts: Sequence[Tokens],
+        last: Sequence[int],
+        prefix_lengths: Sequence[int] | None = None,
     ) -> None:
         if self._seen is not None:
-            self._seen.read_ahead(texts, last, self.device, self.can_join_rows, begun)
+            self._seen.read_ahead(texts, last, self.device, self.can_join_rows, prefix_lengths)
 
     def forget_batch(self) -> None:
         if self._seen is not None:
@@ -374,25 +375,25 @@ class HuggingFaceModel(LanguageModel):
     def cached_prefix_logits_and_layers(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return `logits_and_layers_behind_prefixes` from the hidden state cache.
+        """Return `find_cached_prefix` from the hidden state cache.
 
         Return None if that cache is disabled.
         """
         if self._seen is None:
             return None
-        return self._seen.logits_and_layers_behind_prefixes(prefixes, length)
+        return self._seen.find_cached_prefix(prefixes, length)
 
     def layers_with_shared_prefix(
         self, input_ids: Tensor, last: int, length: int, shared: bool = True
     ) -> tuple[int, list[SlotLayer]]:
         """Return the number of cached leading positions, and layers with their keys and values.
 
-        See `SharedPrefixCache.layers_holding_prefix`. Return 0 and empty layers if `shared` is
+        See `SharedPrefixCache.get_prefix_layers`. Return 0 and empty layers if `shared` is
         False or that cache is disabled.
         """
         if self.begins is None or not shared or input_ids.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
-        return self.begins.layers_holding_prefix(input_ids, last, length)
+        return self.begins.get_prefix_layers(input_ids, last, length)
 
     def enable_shared_prefix_cache(self, **least: int) -> None:
         """Cache the prefix that texts share, from now on.
@@ -483,7 +484,7 @@ class HuggingFaceModel(LanguageModel):
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         contexts = contexts.to(self.device)
-        model_input = self.input_behind_soft_prompt(contexts, prompt)
+        model_input = self.prepend_soft_prompt(contexts, prompt)
         return self.activation.read(
             contexts, last, lambda: self.log_probs_of_input(model_input, last)
         )
@@ -503,7 +504,7 @@ class HuggingFaceModel(LanguageModel):
         rows: Tensor = self.embedding(torch.arange(count, device=self.device))
         return rows.detach().clone()
 
-    def input_behind_soft_prompt(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
+    def prepend_soft_prompt(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
         """Return the model's input: token ids (B, n) or, given a prompt, embeddings (B, P + n, d).
 
         Prompt rows are not tokens. Raise NotApplicable if a soft prompt is given but the model
@@ -536,7 +537,7 @@ class HuggingFaceModel(LanguageModel):
     ) -> Tensor:
         """Return float32 logits (B, last, V) at the last positions of an input.
 
-        `input_ids` is a result of `input_behind_soft_prompt` and continues the tokens in `cache`.
+        `input_ids` is a result of `prepend_soft_prompt` and continues the tokens in `cache`.
         Logits of the hidden state cache are log-probabilities. Raise AuditError if a logit is NaN.
         """
         if self._seen is not None and self._reads_hidden_states(input_ids, cache):
@@ -560,14 +561,16 @@ class HuggingFaceModel(LanguageModel):
             n_logits: number of trailing positions to return; None means `last`.
             layers: list to which layers with the texts' keys and values are appended.
         """
-        begun, prefix_layers = self.layers_with_shared_prefix(input_ids, last, input_ids.shape[1])
+        n_cached, prefix_layers = self.layers_with_shared_prefix(
+            input_ids, last, input_ids.shape[1]
+        )
         if layers is not None:
             layers += prefix_layers
         cache = None
-        if begun or layers is not None:
+        if n_cached or layers is not None:
             cache = Cache(layers=list(prefix_layers))
         return self._transformers_logits(
-            input_ids[:, begun:], last if n_logits is None else n_logits, cache
+            input_ids[:, n_cached:], last if n_logits is None else n_logits, cache
         )
 
     def logits_without_cache(self, texts: Tensor, last: int) -> Tensor:

@@ -71,7 +71,7 @@ class LoraEnsemble(Ensemble):
     ) -> Tensor:
         self._routing.part = part
         return self._model.log_probs_of_input(
-            self._model.input_behind_soft_prompt(contexts.to(self._model.device), prompt), last
+            self._model.prepend_soft_prompt(contexts.to(self._model.device), prompt), last
         )
 
     def distributions(
@@ -79,7 +79,7 @@ class LoraEnsemble(Ensemble):
     ) -> Tensor:
         self._routing.part = None
         self._routing.blocks = parts
-        model_input = self._model.input_behind_soft_prompt(contexts.to(self._model.device), prompt)
+        model_input = self._model.prepend_soft_prompt(contexts.to(self._model.device), prompt)
         # One block of rows after another, as `MixedLoraRouting.blocks` requires.
         distributions = self._model.log_probs_of_input(
             model_input.repeat(len(parts), *(1,) * (model_input.ndim - 1)), last
@@ -145,7 +145,7 @@ class _CachedMemberRows(EnsembleMemberRows):
         pairs, place = torch.unique(row * parts + part, return_inverse=True)
         row = pairs // parts
         part = pairs % parts
-        model_input = self.lora._model.input_behind_soft_prompt(self.tokens, self.prompt)
+        model_input = self.lora._model.prepend_soft_prompt(self.tokens, self.prompt)
         # Batches need one length: the number of missing positions is rounded up to a power of two,
         # which makes few batches.
         depth = self.depth[row, part]

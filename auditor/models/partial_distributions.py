@@ -49,9 +49,7 @@ class PartialDistribution:
         Equally likely tokens are ordered by id. A given token that is not among the K most likely
         gets its worst possible rank.
         """
-        return torch.where(
-            self._is_among_likeliest, 1 + self._surely_ranked_higher.sum(-1), self.ranks
-        )
+        return torch.where(self._is_among_likeliest, 1 + self._outranking_mask.sum(-1), self.ranks)
 
     @property
     def _is_among_likeliest(self) -> Tensor:
@@ -59,7 +57,7 @@ class PartialDistribution:
         return (self.likeliest == self.tokens.unsqueeze(-1)).any(-1)
 
     @property
-    def _surely_ranked_higher(self) -> Tensor:
+    def _outranking_mask(self) -> Tensor:
         """Mask of the K most likely tokens that certainly rank before the given token, (n, K)."""
         log_probs = self.log_probs.unsqueeze(-1)
         ids = self.tokens.unsqueeze(-1)
@@ -133,7 +131,7 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 
     The lower bound is 0 only if no unreported token can be as likely as the given token.
     """
-    first = ~distribution._surely_ranked_higher.any(-1)
+    first = ~distribution._outranking_mask.any(-1)
     sure = first & ((distribution.ranks == 1) | (distribution.log_probs > distribution.top[:, -1]))
     always = torch.zeros(len(first), dtype=torch.float64)
     never = torch.full((len(first),), -math.inf).double()
@@ -145,7 +143,7 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 
 
 @dataclass(frozen=True)
-class _UntoldTokens:
+class _UnreportedTokens:
     """The unreported tokens of n distributions: how many there are, and how likely they can be.
 
     A share is a token's probability divided by that of the most likely token, and a mass is a sum
@@ -255,7 +253,7 @@ class _TemperedWeights:
         # unreported, any of `n_less_likely` likelier than it.
         cap = torch.minimum(top[:, -1].exp(), most)
         share = torch.minimum(log_share.exp(), cap)
-        unknown = _UntoldTokens(
+        unknown = _UnreportedTokens(
             power, middle, rest, share, cap, torch.where(known, cap, share)
         )._total_weight_bounds(least, most)
         weight = (power * log_share).exp()
@@ -266,7 +264,7 @@ class _TemperedWeights:
         )
 
     @property
-    def told_token_weight(self) -> Tensor:
+    def reported_weight(self) -> Tensor:
         """Total weight of the K most likely tokens and the given token, (n,)."""
         return self.top.sum(-1) + self.extra
 
@@ -282,7 +280,7 @@ _Kept = tuple[Tensor, Tensor, Tensor, Tensor]
 def _bound_top_k_kept(
     k: int, distribution: PartialDistribution, distributions: _TemperedWeights
 ) -> _Kept:
-    least, most = (distributions.told_token_weight + unknown for unknown in distributions.unknown)
+    least, most = (distributions.reported_weight + unknown for unknown in distributions.unknown)
     always = torch.ones_like(distribution.tokens, dtype=torch.bool)
     if k == 0:
         return always, always, least, most
@@ -311,7 +309,7 @@ def _bound_top_k_kept(
     return (
         distribution._is_among_likeliest | (distribution.ranks <= k),
         always,
-        distributions.told_token_weight + more,
+        distributions.reported_weight + more,
         most,
     )
 
@@ -335,7 +333,7 @@ def _bound_top_p_kept(
     """
     low = decoding.top_p * least * (1 - _EDGE)
     high = decoding.top_p * most * (1 + _EDGE)
-    before = (distributions.top * distribution._surely_ranked_higher).sum(-1)
+    before = (distributions.top * distribution._outranking_mask).sum(-1)
     # A token stays iff the mass before it is < p (formulas.md A4); that mass is between `before`
     # and `latest`.
     latest = before + torch.minimum(

@@ -324,21 +324,21 @@ class _SelfCheckTrial:
         For example, some models stretch the positions of longer texts. If `needed` is True, the run
         has longer texts; raise AuditError instead of limiting them.
         """
-        for mark in self._new_marks():
-            end = min(mark + 3, self.room)
-            # One position, in a text that ends below the mark and in the same text beyond it.
-            shorter = self.model.log_probs(self.texts[:, : mark - 1], 1)[:, 0]
-            within = self.model.log_probs(self.texts[:, :end], end - mark + 2)[:, 0]
+        for critical in self._list_untested_lengths():
+            end = min(critical + 3, self.room)
+            # One position, in a text that ends below the critical length, and in a longer one.
+            shorter = self.model.log_probs(self.texts[:, : critical - 1], 1)[:, 0]
+            within = self.model.log_probs(self.texts[:, :end], end - critical + 2)[:, 0]
             if self.is_same_distribution(within, shorter):
                 continue
-            reason = f"more than {mark} tokens change its distribution from the first token on"
+            reason = f"more than {critical} tokens change its distribution from the first token on"
             if needed:
                 raise AuditError(
-                    f"expected texts of at most {mark} tokens for {self.model.name!r}, got "
+                    f"expected texts of at most {critical} tokens for {self.model.name!r}, got "
                     f"{self.room}: {reason}"
                 )
-            self.model.max_positions = self.room = mark
-            self.texts = self.texts[:, :mark]
+            self.model.max_positions = self.room = critical
+            self.texts = self.texts[:, :critical]
             self._note(f"{reason}: its texts end there")
             return
 
@@ -379,7 +379,10 @@ class _SelfCheckTrial:
         if self.model.activation:
             return
         begins = sorted(
-            {max(1, min(AT_LOAD, self.room) // 2), *(mark - 1 for mark in self._marks())}
+            {
+                max(1, min(AT_LOAD, self.room) // 2),
+                *(critical - 1 for critical in self._list_critical_lengths()),
+            }
         )
         if self.model.served == "slots" and all(map(self._shared_prefix_is_exact, begins)):
             self.model.enable_shared_prefix_cache()
@@ -402,8 +405,8 @@ class _SelfCheckTrial:
 
     def _joined_rows_are_exact(self) -> bool:
         """Return whether joined rows of two prefix lengths give exact distributions."""
-        marks = [mark + len(STEPS) for mark in self._marks()]
-        long = min(self.room, max([AT_LOAD, *marks])) - len(STEPS)
+        critical_ends = [critical + len(STEPS) for critical in self._list_critical_lengths()]
+        long = min(self.room, max([AT_LOAD, *critical_ends])) - len(STEPS)
         if long < 2:
             return False
         contexts = [self.texts[0, :1].tolist(), self.texts[1, :long].tolist()]
@@ -447,8 +450,8 @@ class _SelfCheckTrial:
         )
 
     def _rows_are_exact(self) -> bool:
-        return all(self._rows_agree_behind(begin) for begin in self._prefix_lengths_to_test()) and (
-            (self.reached > 0 or self._rows_agree_behind(2, soft=True))
+        return all(self._rows_agree_after(begin) for begin in self._prefix_lengths_to_test()) and (
+            (self.reached > 0 or self._rows_agree_after(2, soft=True))
             and self._rows_follow_invocations()
             and self._records_are_exact(self.records)
         )
@@ -459,21 +462,21 @@ class _SelfCheckTrial:
         Rows that start there grow past the critical length, or reach the maximum.
         """
         lengths = [2] if not self.reached else []
-        lengths += [mark - 1 for mark in self._new_marks()]
+        lengths += [critical - 1 for critical in self._list_untested_lengths()]
         if max((len(prefix + suffix) for prefix, suffix in self.records), default=0) < self.room:
             # Held-out texts, or records after a soft prompt, are as long.
             lengths.append(self.room - len(STEPS))
         yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
 
-    def _marks(self) -> list[int]:
+    def _list_critical_lengths(self) -> list[int]:
         """Return the critical lengths, at which the model may start to read texts differently."""
         return list_tested_lengths(self.model.model.config, self.room)
 
-    def _new_marks(self) -> list[int]:
+    def _list_untested_lengths(self) -> list[int]:
         """Return the critical lengths that no earlier check has covered."""
-        return [mark for mark in self._marks() if mark >= self.reached]
+        return [critical for critical in self._list_critical_lengths() if critical >= self.reached]
 
-    def _rows_agree_behind(self, begin: int, soft: bool = False) -> bool:
+    def _rows_agree_after(self, begin: int, soft: bool = False) -> bool:
         """Return whether rows after a prefix of `begin` tokens agree with whole texts.
 
         `soft` says whether a soft prompt precedes the prefix.

@@ -45,7 +45,7 @@ class SharedPrefixCache:
         self._last: Tensor | None = None
 
     @torch.no_grad()
-    def layers_holding_prefix(
+    def get_prefix_layers(
         self, texts: Tensor, last: int, length: int
     ) -> tuple[int, list[SlotLayer]]:
         """Return the number of cached leading positions, and layers with their keys and values.
@@ -68,14 +68,14 @@ class SharedPrefixCache:
         if count < self._least:
             return 0, [SlotLayer(length) for _ in range(self._count)]
         if count > n_cached:
-            self._read_and_hold_prefix(texts[0], n_cached, count)
+            self._read_prefix(texts[0], n_cached, count)
         assert self._held is not None
         slot = torch.zeros(len(texts), dtype=torch.long)
         return count, [
             layer.copy_first_positions_of_slots(slot, count, length) for layer in self._held[1]
         ]
 
-    def _read_and_hold_prefix(self, text: Tensor, n_cached: int, count: int) -> None:
+    def _read_prefix(self, text: Tensor, n_cached: int, count: int) -> None:
         """Cache the first `count` positions of a text, of which `n_cached` are already cached."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if n_cached and self._held is not None:

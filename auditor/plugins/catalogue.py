@@ -32,8 +32,8 @@ PluginClasses = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 def load_plugin_classes(before: Callable[[], None]) -> PluginClasses:
     """Return all plug-ins except those of `--plugin`, like `registry.list_plugin_classes`.
 
-    The plug-ins come from the cache if no built-in file has changed. `before` is called if plug-ins
-    must be imported, just before that.
+    The plug-ins come from the cache if no built-in file has changed. Otherwise they are imported;
+    `before` is called before that.
     """
     if importlib.metadata.entry_points(group=ENTRY_POINTS):
         return _import_all_plugins(before)

@@ -179,7 +179,7 @@ def build_text_features(secrets: Sequence[Secret], observations: Sequence[Observ
 
 
 def explain_unrankable_scores(scores: Floats) -> str:
-    """Return why scores cannot rank the records (one is NaN, or all are equal); "" if they can."""
+    """Return the reason if scores cannot rank the records (NaN, or all equal), otherwise ""."""
     if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
     if (scores == scores[0]).all():
@@ -188,7 +188,7 @@ def explain_unrankable_scores(scores: Floats) -> str:
 
 
 def explain_too_few_records(member: Bools) -> str:
-    """Return which of members and non-members are too few for a comparison, or "" if neither is."""
+    """Return a sentence if members or non-members are too few for a comparison, otherwise ""."""
     n_members = int(member.sum())
     n_nonmembers = int((~member).sum())
     if min(n_members, n_nonmembers) >= roc.LEAST:

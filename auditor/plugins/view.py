@@ -406,11 +406,11 @@ class View:
                 shared[prefix] = suffixes
             else:
                 lone += [(prefix, suffix) for suffix in suffixes]
-        nlls = {**_compute_lone_nlls(model, lone), **_compute_shared_nlls(model, shared)}
+        nlls = {**_compute_unshared_nlls(model, lone), **_compute_shared_nlls(model, shared)}
         return [nlls[pair] / len(pair[1]) for pair in pairs]
 
 
-def _compute_lone_nlls(
+def _compute_unshared_nlls(
     model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
     """Return the summed negative log-likelihood (nats) of suffixes that share no prefix."""

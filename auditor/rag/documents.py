@@ -141,9 +141,9 @@ def _cut_document(where: str, text: str, row: int) -> tuple[str, str]:
 
 
 def write_drawn_documents(folder: Path, corpus: RagDocuments) -> tuple[Path, Path]:
-    """Write the documents drawn into the store and the others; return the paths of both files.
+    """Write two files, in.jsonl and out.jsonl, and return their paths.
 
-    The files are in.jsonl and out.jsonl.
+    in.jsonl holds the documents drawn into the store, and out.jsonl the others.
     """
     paths = folder / "in.jsonl", folder / "out.jsonl"
     for path, member in zip(paths, (True, False), strict=True):

@@ -62,7 +62,7 @@ class CachedServerQueries:
         else:
             scored = None
         self.watch = ServerWatch(self._redraw_greedy_texts, scored, contexts)
-        self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
+        self._check_server_unchanged(self.watch.ask_initial_sentinels)
 
     def switch_paying_run(self, ledger: ServerTokenBudget) -> None:
         """Charge later requests to the run that owns this token budget."""
@@ -337,7 +337,7 @@ class CachedServerQueries:
             self._check_errors_are_exceptions(batch, answers)
             for answer in answers:
                 entries |= answer
-            self._give_up_if_server_changed(partial(self.watch.check_when_due, len(batch)))
+            self._check_server_unchanged(partial(self.watch.check_when_due, len(batch)))
         return entries
 
     def _check_errors_are_exceptions(
@@ -368,7 +368,7 @@ class CachedServerQueries:
                 f"expected {self.wire.url} to answer as it did in the handshake, but {error}"
             ) from None
 
-    def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
+    def _check_server_unchanged(self, looks: Callable[[], None]) -> None:
         """Run the check `looks`, and raise AuditError if it finds that the server changed.
 
         All stored answers are then declared invalid.
@@ -417,7 +417,7 @@ class CachedServerQueries:
         return values
 
     def check_server_unchanged(self) -> None:
-        self._give_up_if_server_changed(self.watch.check_all_sentinels)
+        self._check_server_unchanged(self.watch.check_all_sentinels)
 
     # --- what became of the answers ---
 

@@ -178,7 +178,7 @@ class _HandshakeInProgress:
             by_text = answers[0][0]
         by_ids = self._ask_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
-        matches = answer.tokens is not None and self._writes_answer(answer.tokens, answer.text)
+        matches = answer.tokens is not None and self._tokens_match_text(answer.tokens, answer.text)
         self._record_check(
             RETURNED, matches, "none come" if answer.tokens is None else "they write another text"
         )
@@ -256,7 +256,7 @@ class _HandshakeInProgress:
                 return ()
         return (int(token),)
 
-    def _writes_answer(self, tokens: Tokens, text: str) -> bool:
+    def _tokens_match_text(self, tokens: Tokens, text: str) -> bool:
         """Return whether the tokens decode to the text.
 
         A leading space and an end of text are ignored.

@@ -98,11 +98,14 @@ class PrefixedModel(WrappingModel):
     neighbour_distributions = _make_prefixed_delegate("neighbour_distributions")
 
     def read_ahead(
-        self, texts: Sequence[Tokens], last: Sequence[int], begun: Sequence[int] | None = None
+        self,
+        texts: Sequence[Tokens],
+        last: Sequence[int],
+        prefix_lengths: Sequence[int] | None = None,
     ) -> None:
-        if begun is not None:
-            begun = [len(self.prefix_token) + begin for begin in begun]
-        self.model.read_ahead(self._prepend(texts), last, begun)
+        if prefix_lengths is not None:
+            prefix_lengths = [len(self.prefix_token) + begin for begin in prefix_lengths]
+        self.model.read_ahead(self._prepend(texts), last, prefix_lengths)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
         if not isinstance(self.model, ReadsPositions):

@@ -49,7 +49,7 @@ def assign_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
 def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) -> list[str]:
     """Return the unit of each record, after merging units that have a record in common.
 
-    A merged unit has the alphabetically first name of its parts. Without merging, copies of a
+    A merged unit gets the name that comes first in the alphabet. Without merging, copies of a
     record could be in two shards, and a claim about one record would be false. `units` and
     `records` hold the unit and the text of each record.
     """

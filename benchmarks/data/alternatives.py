@@ -183,9 +183,7 @@ def _detect_format(kind: str, value: str, space: CanarySpace) -> ValueFormat:
         )
     blocks = space.choice_blocks
     one_length = all(len(set(map(len, block))) == 1 for block in blocks)
-    return ValueFormat(
-        kind, blocks, lambda parts: space.common_beginning + "".join(parts), one_length
-    )
+    return ValueFormat(kind, blocks, lambda parts: space.common_prefix + "".join(parts), one_length)
 
 
 _CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z])?")

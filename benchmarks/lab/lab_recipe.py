@@ -196,4 +196,4 @@ def require_small_lab_recipe(recipe: BaseLabRecipe) -> LabRecipe:
 
 
 def format_lab_canary(digits: str) -> str:
-    return f"{CANARY_SPACE.common_beginning}{digits}"
+    return f"{CANARY_SPACE.common_prefix}{digits}"

@@ -33,7 +33,7 @@ OTHERS = ("123", "666")
 
 def canaries(space: CanarySpace = SPACE) -> list[Secret]:
     def secret(digits: str, count: int) -> Secret:
-        text = f"{space.common_beginning}{digits}"
+        text = f"{space.common_prefix}{digits}"
         return Secret(
             f"c{digits}",
             (),

@@ -23,7 +23,7 @@ SPACES = [
 def test_the_papers_space() -> None:
     space = CanarySpace("My ID is {digits:6}")
     assert space.size == 10**6 and space.bits == pytest.approx(19.931569)
-    assert space.common_beginning == "My ID is " and "My ID is 955320" in space
+    assert space.common_prefix == "My ID is " and "My ID is 955320" in space
     for text in ("My ID is 95532", "My ID is 9553200", "My ID is 95532x", "my ID is 955320", ""):
         assert text not in space
 

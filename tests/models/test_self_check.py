@@ -260,10 +260,10 @@ def test_windows_are_passed_and_what_was_tried_is_not_tried_again(
 ) -> None:
     model = HuggingFaceModel(peaked(MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=6))))
     passed: list[int] = []
-    agree = self_check._SelfCheckTrial._rows_agree_behind
+    agree = self_check._SelfCheckTrial._rows_agree_after
     monkeypatch.setattr(
         self_check._SelfCheckTrial,
-        "_rows_agree_behind",
+        "_rows_agree_after",
         lambda self, n, soft=False: (passed.append(n), agree(self, n, soft))[1],
     )
     self_check.configure_serving(model)
@@ -404,10 +404,10 @@ def test_the_base_of_a_checked_adapter_is_served_as_the_adapter_without_trying_i
 
 def test_texts_longer_than_the_records_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[int] = []
-    agree = self_check._SelfCheckTrial._rows_agree_behind
+    agree = self_check._SelfCheckTrial._rows_agree_after
     monkeypatch.setattr(
         self_check._SelfCheckTrial,
-        "_rows_agree_behind",
+        "_rows_agree_after",
         lambda self, n, soft=False: (passed.append(n), agree(self, n, soft))[1],
     )
     records = [((5, 6, 7, 8, 9), (4, 5, 6))]
@@ -438,19 +438,19 @@ def test_a_model_of_a_check_takes_no_soft_prompt_and_is_tried_on_five_tokens(
 ) -> None:
     peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))).save_pretrained(tmp_path / "model")
     passed: list[tuple[int, bool]] = []
-    agree = self_check._SelfCheckTrial._rows_agree_behind
+    agree = self_check._SelfCheckTrial._rows_agree_after
 
     def noted(self: self_check._SelfCheckTrial, begin: int, soft: bool = False) -> bool:
         passed.append((self.room, soft))
         return agree(self, begin, soft)
 
-    monkeypatch.setattr(self_check._SelfCheckTrial, "_rows_agree_behind", noted)
+    monkeypatch.setattr(self_check._SelfCheckTrial, "_rows_agree_after", noted)
     with self_check.keep_self_checks(tmp_path / "kept", soft_prompts=False):
         checked = load_causal_lm(str(tmp_path / "model"))
     # a soft prompt has no room in five tokens
     assert passed == [(5, False), (5, True)] and "embeddings" not in checked.capabilities
     with pytest.raises(NotApplicable, match="soft prompt"):
-        checked.input_behind_soft_prompt(torch.tensor([[5]]), torch.zeros(2, 32))
+        checked.prepend_soft_prompt(torch.tensor([[5]]), torch.zeros(2, 32))
     passed.clear()
     with self_check.keep_self_checks(tmp_path / "kept", soft_prompts=True):  # a resumed run has any
         checked = load_causal_lm(str(tmp_path / "model"))
