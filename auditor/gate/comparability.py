@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from auditor.conclusions.outcomes import RunOutcomes
@@ -47,9 +47,19 @@ def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
     """
     ordered = sorted(secrets, key=lambda s: s.id)
     # never change this: digests are compared across versions of this program
-    public = [(s.id, s.prefix, len(s.suffix), s.member, s.repeats) for s in ordered]
-    answers = hashlib.sha256(repr([s.suffix for s in ordered]).encode()).hexdigest()[:2]
-    return f"{hashlib.sha256(repr(public).encode()).hexdigest()}-{answers}"
+    public = ((s.id, s.prefix, len(s.suffix), s.member, s.repeats) for s in ordered)
+    return f"{_digest_list(public)}-{_digest_list(s.suffix for s in ordered)[:2]}"
+
+
+def _digest_list(items: Iterable[Any]) -> str:
+    """Return the SHA-256 digest of the text `repr(list(items))`, which may be long."""
+    digest = hashlib.sha256(b"[")
+    separator = ""
+    for item in items:
+        digest.update(f"{separator}{item!r}".encode())
+        separator = ", "
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> None:

@@ -160,10 +160,8 @@ class RunContext:
         the checks are added to the benchmark's notes.
         """
         lengths = list(map(len, self.benchmark.heldout))
-        for query in self.challenge.queries:
-            lengths.append(sum(query.lengths))
-        for canary in self.benchmark.canaries:
-            lengths.append(sum(canary.lengths))
+        for secret in (*self.benchmark.secrets, *self.benchmark.canaries):
+            lengths.append(sum(secret.lengths))
         # The site's model adds no prefix token, so the pairs include it.
         before = self.prefix_token.tokens
         pairs = []
@@ -222,7 +220,7 @@ class RunContext:
             (self.site.public_model, prompt),
             (self.site.reference_model, None),
         )
-        for n_prefix, length in {query.lengths for query in self.challenge.queries}:
+        for n_prefix, length in {secret.lengths for secret in self.benchmark.secrets}:
             for model, soft_prompt in models_with_prompts:
                 if model is not None:
                     model.check_text_fits(n_prefix, length, soft_prompt, prefix_token)

@@ -8,6 +8,7 @@ label or that of a related record. No language model is needed.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -154,10 +155,13 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
 
     counts = [len(text) for text in texts]
     sizes = np.log1p(np.column_stack([counts, lengths]))
-    words, of = np.unique([token for text in texts for token in text], return_inverse=True)
-    at = np.repeat(np.arange(len(texts)), counts)
+    tokens = np.fromiter(itertools.chain.from_iterable(texts), np.int64, count=sum(counts))
+    words = np.unique(tokens)
+    of = np.searchsorted(words, tokens)
+    ends = np.concatenate([[0], np.cumsum(counts)])
     # how often each word is in each text
-    bag = scipy.sparse.csr_array((np.ones(len(at)), (at, of)), shape=(len(texts), len(words)))
+    bag = scipy.sparse.csr_array((np.ones(len(of)), of, ends), shape=(len(texts), len(words)))
+    bag.sum_duplicates()
     # Weights of words by how rare they are come from all texts: they tell no label.
     bag = TfidfTransformer(sublinear_tf=True).fit_transform(bag)
     return scipy.sparse.hstack(

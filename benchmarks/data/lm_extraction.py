@@ -47,19 +47,19 @@ class LMExtraction(Benchmark):
         split = SplitOptions(plan.known_fraction, plan.limit, seed)
         sizes = (vocab_size, plan.prefix_length, plan.suffix_length)
         folders = list_data_files(plan)
-        self._sources = {
-            flag: _read_array_source(flag, name, *sizes) for flag, name in folders.items()
-        }
-        counts = split_records_into_benchmark(self, self._sources, split, _LABEL)
+        sources = dict[str, RecordSource]()
+        # Rows of token ids by option: the records would take several times the memory.
+        self._rows = dict[str, NDArray[Any]]()
+        for flag, name in folders.items():
+            sources[flag], self._rows[flag] = _read_array_source(flag, name, *sizes)
+        counts = split_records_into_benchmark(self, sources, split, _LABEL)
         name = Path(folders["--data"]).resolve().name
         self.description = f"LM-Extraction arrays of {name}: {counts}"
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Yield every row, including rows beyond --limit."""
-        source = self._sources.get("--data" if members else "--nonmembers")
-        records = () if source is None else source.records
-        for record in records:
-            yield record.prefix + record.suffix, None
+        for row in self._rows.get("--data" if members else "--nonmembers", ()):
+            yield tuple(row.tolist()), None
 
 
 def find_array_row(secret: str) -> int | None:
@@ -84,8 +84,8 @@ def _list_array_stems(folder: Path, ending: str) -> set[str]:
 
 def _read_array_source(
     flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None
-) -> RecordSource:
-    """Read every row of the two arrays.
+) -> tuple[RecordSource, NDArray[Any]]:
+    """Read every row of the two arrays, as records and as an array (rows, tokens).
 
     Repeats are None: the arrays do not say how often a row was trained on.
     """
@@ -104,6 +104,7 @@ def _read_array_source(
     prefixes = map(tuple, prefix[:, prefix.shape[1] - p :].tolist())
     suffixes = map(tuple, suffix[:, :s].tolist())
     records = tuple(map(DataRecord, range(len(prefix)), prefixes, suffixes))
+    rows = np.hstack([prefix[:, prefix.shape[1] - p :], suffix[:, :s]])
     notes = [
         f"{label}: {stem}, {len(records)} examples, the last {p} of {prefix.shape[1]} prefix "
         f"tokens and the first {s} of {suffix.shape[1]} suffix tokens"
@@ -112,7 +113,7 @@ def _read_array_source(
         notes.append(
             f"{label}: not used, since the other half is missing: {', '.join(sorted(unpaired))}"
         )
-    return RecordSource(label, records, notes=tuple(notes))
+    return RecordSource(label, records, notes=tuple(notes)), rows
 
 
 def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:

@@ -178,20 +178,19 @@ def _set_attacked_records(
 
     members, nonmembers: the records in the order of attack. copies: copies of each row.
     """
-    asking_order = []
-    for record in members:
-        asking_order.append(_get_record_id(label, record))
-    for record in nonmembers:
-        asking_order.append(_get_record_id("nonmember", record))
     secrets = []
     for record in _sort_file_order(members):
-        secret = _build_record_secret(label, record, record.repeats, member=True)
-        secrets.append(replace(secret, copies=copies[record.row]))
+        secrets.append(
+            _build_record_secret(label, record, record.repeats, True, copies[record.row])
+        )
     heldout = []
     for record in _sort_file_order(nonmembers):
-        secrets.append(_build_record_secret("nonmember", record, 0, member=False))
+        secrets.append(_build_record_secret("nonmember", record, 0, False))
         heldout.append(record.prefix + record.suffix)
-    benchmark.asking_order = tuple(asking_order)
+    benchmark.asking_order = (
+        *_list_ids_in_order(members, secrets[: len(members)]),
+        *_list_ids_in_order(nonmembers, secrets[len(members) :]),
+    )
     benchmark.secrets = tuple(set_user_membership(secrets, source))
     benchmark.heldout = tuple(heldout)
 
@@ -290,8 +289,21 @@ def _get_record_id(label: str, record: DataRecord) -> str:
     return f"{row}-{record.part:04d}"
 
 
+def _list_ids_in_order(records: Sequence[DataRecord], secrets: Sequence[Secret]) -> list[str]:
+    """Return the ids of the records' secrets. The secrets are in file order."""
+    ids = [""] * len(records)
+    file_order = sorted(range(len(records)), key=lambda i: _get_file_place(records[i]))
+    for place, secret in zip(file_order, secrets, strict=True):
+        ids[place] = secret.id
+    return ids
+
+
 def _build_record_secret(
-    label: str, record: DataRecord, repeats: int | None, member: bool
+    label: str,
+    record: DataRecord,
+    repeats: int | None,
+    member: bool,
+    copies: int | None = None,
 ) -> Secret:
     row = f"{label}-{record.row:06d}"
     secret = Secret(
@@ -303,6 +315,7 @@ def _build_record_secret(
         group=record.group,
         wording=record.wording,
         user=record.user,
+        copies=copies,
     )
     if record.part is None:
         return secret
@@ -328,7 +341,7 @@ def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> lis
         is_trained = user in trained or (
             user is not None and unread is not None and unread.contains_user(user)
         )
-        marked.append(replace(secret, user_trained=is_trained))
+        marked.append(replace(secret, user_trained=True) if is_trained else secret)
     return marked
 
 
@@ -421,7 +434,11 @@ def _select_copied_rows(
 
 
 def _sort_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
-    return sorted(records, key=lambda record: (record.row, record.part or 0))
+    return sorted(records, key=_get_file_place)
+
+
+def _get_file_place(record: DataRecord) -> tuple[int, int]:
+    return record.row, record.part or 0
 
 
 def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
