@@ -350,7 +350,7 @@ class ExtractionProbability(DistributionProbe):
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, list[float]]:
+    ) -> dict[str, Floats]:
         numbers = dict[str, Floats]()
         for end, log_p in _list_log_prob_columns(observations):
             numbers[f"extraction_probability{end}"] = compute_any_sample_probability(log_p, 1)
@@ -370,7 +370,7 @@ class ExtractionProbability(DistributionProbe):
             numbers |= self._bound_brackets(observations)
             for name, mask in self._mask_one_in_n(observations).items():
                 numbers[name] = mask.astype(np.float64)
-        return {name: values.tolist() for name, values in numbers.items()}
+        return numbers
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         exact = _has_exact_probability(observations)

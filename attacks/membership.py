@@ -408,12 +408,12 @@ class Membership(AncestralProbe):
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, list[float]]:
+    ) -> dict[str, Floats]:
         """Return each secret's scores, from which all numbers of the probe can be computed."""
         main = _align_record_scores(self.score, observations)
         sound = self._select_usable_scores(observations)
         columns = {"": main, **self._target_free_baseline_scores(observations), **sound}
-        return {name_score_column(name): scores.tolist() for name, scores in columns.items()}
+        return {name_score_column(name): scores for name, scores in columns.items()}
 
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed

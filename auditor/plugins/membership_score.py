@@ -134,13 +134,13 @@ class MembershipScore(AncestralProbe):
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, list[float]]:
-        scores = value_column(observations, _SCORE).tolist()
+    ) -> dict[str, Floats]:
+        scores = value_column(observations, _SCORE)
         values = {name_score_column(""): scores, name_score_column(self.score_name): scores}
         blind = value_column(observations, "blind")
         if np.isnan(blind).any():
             return values
-        return {**values, name_score_column("blind"): blind.tolist()}
+        return {**values, name_score_column("blind"): blind}
 
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed

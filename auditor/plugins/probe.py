@@ -218,7 +218,7 @@ class Probe(Method):
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, list[float]]:
+    ) -> Mapping[str, Sequence[float] | Floats]:
         """Return one number per secret for each measurement that is the mean of such numbers.
 
         The mean is over members. Runs are compared pairwise by these numbers, so a measurement

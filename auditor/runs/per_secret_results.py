@@ -107,7 +107,7 @@ class PerSecretCollector:
         row = self._keep_cell_row(key, build_observation_row(probe, secrets, observations))
         self._columns += [
             *row.list_columns(key),
-            *_build_observation_columns(key, secrets, observations),
+            *_build_observation_columns(key, row, observations),
         ]
         if candidates := probe.membership_candidates(secrets, observations):
             self.scored[key] = ScoredRow(row.ids, score_records(secrets), candidates)
@@ -193,22 +193,25 @@ def build_observation_row(
 ) -> RowValuesBySecret:
     numbers = {}
     for name, values in probe.per_secret_values(secrets, observations).items():
-        numbers[name] = np.array(values, dtype=float)
+        numbers[name] = np.asarray(values, dtype=float)
     ids, member, repeats = list_secret_facts(secrets)
     return RowValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)
 
 
 def _build_observation_columns(
-    key: CellKey, secrets: Sequence[Secret], observations: Observed
+    key: CellKey, row: RowValuesBySecret, observations: Observed
 ) -> Iterator[Column]:
-    all_facts = list_secret_facts(secrets)  # shared by all columns of all secrets
+    """Yield the observations as columns, which share the facts of the same secrets in `row`."""
     for name in observations.names:
         values, present = observations.find_column(name)
-        facts = all_facts
+        ids = row.ids
+        member = row.member
+        repeats = row.repeats
         if not present.all():
-            facts = list_secret_facts(list(compress(secrets, present)))
             values = values[present]
-        ids, member, repeats = facts
+            ids = tuple(compress(ids, present))
+            member = member[present]
+            repeats = tuple(compress(repeats, present))
         yield Column(table.OBSERVED, key, name, ids, values, member, repeats)
 
 

@@ -133,12 +133,13 @@ def _measure_audit(
     collector = PerSecretCollector(folder)
     # Not while preparing: a check counts only the secrets asked so far.
     benchmark.notes += audit.personal_data_of_secrets.notes
-    facts = secret_details.build_fact_columns(
-        (*benchmark.secrets, *benchmark.canaries),
-        aliases.salt_fingerprint(aliases.load_alias_salt()),
-        {canary.id for canary in benchmark.canaries},
+    folder.save_secret_facts(
+        secret_details.build_fact_columns(
+            (*benchmark.secrets, *benchmark.canaries),
+            aliases.salt_fingerprint(aliases.load_alias_salt()),
+            {canary.id for canary in benchmark.canaries},
+        )
     )
-    folder.save_secret_facts(facts)
     greedy = _measure_greedy_recall(audit, targets.undefended, clock)
     records = list[TargetRecord]()
     findings = list[Finding]()

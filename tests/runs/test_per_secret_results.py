@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from auditor.conclusions.outcomes import list_secret_facts
+from auditor.conclusions.outcomes import RowValuesBySecret, list_secret_facts
 from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
 from auditor.plugins.probe import Observed, Probe
@@ -88,9 +89,11 @@ def test_columns_of_a_probe_share_their_facts_and_only_gaps_have_their_own() -> 
         Observation(secret.id, numbers) for secret, numbers in zip(SECRETS, values, strict=True)
     ]
     other = CellKey("undefended", "white-box", "other")
-    p, q = _build_observation_columns(other, SECRETS, Observed(observations))
-    assert (p.ids, p.member, p.repeats) == list_secret_facts(SECRETS)
+    ids, member, repeats = list_secret_facts(SECRETS)
+    row = RowValuesBySecret(ids, np.array(member), repeats, {})
+    p, q = _build_observation_columns(other, row, Observed(observations))
+    assert p.ids is ids and p.member is row.member and p.repeats is repeats
     assert (q.ids, list(q.values)) == (p.ids[1:], [1.0] * 7)
     whole = [Observation(secret.id, {"p": 0.5, "q": 1.0}) for secret in SECRETS]
-    p, q = _build_observation_columns(other, SECRETS, Observed(whole))
+    p, q = _build_observation_columns(other, row, Observed(whole))
     assert p.ids is q.ids and p.member is q.member and p.repeats is q.repeats
