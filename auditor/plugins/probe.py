@@ -48,13 +48,13 @@ class Observed(Sequence[Observation]):
         self, observations: Iterable[Observation] = (), facts: Mapping[str, float] | None = None
     ) -> None:
         self.facts = dict(facts or {})
+        self._ids: list[str] = []
+        # by name: the values, NaN if missing, and whether each is present
+        self._columns: dict[str, tuple[array[float], bytearray]] = {}
         if isinstance(observations, Observed):
             self._ids = observations._ids
             self._columns = observations._columns
             return
-        self._ids = list[str]()
-        # by name: the values, NaN if missing, and whether each is present
-        self._columns: dict[str, tuple[array[float], bytearray]] = {}
         for i, observation in enumerate(observations):
             self._ids.append(observation.secret)
             for name, value in observation.values.items():
@@ -62,8 +62,8 @@ class Observed(Sequence[Observation]):
                 _pad_column(values, present, i)
                 values.append(value)
                 present.append(True)
-        for column in self._columns.values():
-            _pad_column(*column, len(self._ids))
+        for values, present in self._columns.values():
+            _pad_column(values, present, len(self._ids))
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -107,7 +107,7 @@ class Observed(Sequence[Observation]):
         return column, np.asarray(memoryview(present).toreadonly()).view(bool)
 
     def add_columns(
-        self, columns: Mapping[str, Floats], places: Ints | slice = slice(None)
+        self, columns: Mapping[str, Floats | Ints], places: Ints | slice = slice(None)
     ) -> Observed:
         """Return the observations with values added by name, (places,) each.
 

@@ -311,7 +311,7 @@ def test_non_members_set_the_floor_and_the_threshold() -> None:
     assert value(numbers, "extracted_1_0.01") == pytest.approx(1 / 3)
     assert value(numbers, "extracted_1_0.01_nonmembers") == pytest.approx(2 / 4)
     per_secret = usual.per_secret_values(mixed, low)
-    assert per_secret["extracted_1_0.01"] == [1, 0, 0, 1, 1, 0, 0]
+    assert list(per_secret["extracted_1_0.01"]) == [1, 0, 0, 1, 1, 0, 0]
     assert not any(m.name.startswith("extracted") for m in measured)
     few = replace(probe, alpha=0.05).measurements(mixed, completed)
     note = next(m for m in few if m.name == "conformal_share")
