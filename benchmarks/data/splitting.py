@@ -188,8 +188,8 @@ def _set_attacked_records(
         secrets.append(_build_record_secret("nonmember", record, 0, False))
         heldout.append(record.prefix + record.suffix)
     benchmark.asking_order = (
-        *_list_ids_in_order(members, secrets[: len(members)]),
-        *_list_ids_in_order(nonmembers, secrets[len(members) :]),
+        *_order_secret_ids(members, secrets[: len(members)]),
+        *_order_secret_ids(nonmembers, secrets[len(members) :]),
     )
     benchmark.secrets = tuple(set_user_membership(secrets, source))
     benchmark.heldout = tuple(heldout)
@@ -289,7 +289,7 @@ def _get_record_id(label: str, record: DataRecord) -> str:
     return f"{row}-{record.part:04d}"
 
 
-def _list_ids_in_order(records: Sequence[DataRecord], secrets: Sequence[Secret]) -> list[str]:
+def _order_secret_ids(records: Sequence[DataRecord], secrets: Sequence[Secret]) -> list[str]:
     """Return the ids of the records' secrets. The secrets are in file order."""
     ids = [""] * len(records)
     file_order = sorted(range(len(records)), key=lambda i: _get_file_place(records[i]))
