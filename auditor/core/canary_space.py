@@ -163,7 +163,7 @@ class CanarySpace:
 
     @cached_property
     def _next_characters(self) -> list[dict[str, str]]:
-        """Possible next characters after each prefix of a string.
+        """Possible next characters after each prefix of a string, keyed by the prefix.
 
         The list has one map for the text before the first slot (if any), then one map for each
         block.

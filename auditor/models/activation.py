@@ -115,9 +115,9 @@ class ActivatedTexts:
 
 
 def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
-    """Return, for each position (B, n), where the last invocation that ends at or before it starts.
+    """Return the start of the last complete invocation up to each position, (B, n).
 
-    `texts` are token ids (B, n). The start is -1 if no invocation ends by then.
+    The start is -1 if there is no complete invocation. `texts` are token ids (B, n).
     """
     size = len(invocation)
     starts = texts.new_full(texts.shape, -1)

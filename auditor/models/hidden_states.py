@@ -234,10 +234,10 @@ class HiddenStateCache:
     def _compute_log_probs_ahead(
         self, names: Sequence[bytes], states: Sequence[Tensor], vocab_size: int
     ) -> None:
-        """Compute the head for many texts at once: for one text after another it takes longer.
+        """Compute the head for many texts at once, which is faster than one text after another.
 
-        names: cache keys of the texts; states: (last, d) of each text. Nothing is computed if
-        memory is short, because the results would be dropped before they are queried.
+        `names` are the cache keys of the texts, and `states` holds (last, d) for each. If memory is
+        short, compute nothing, because the results would be dropped before they are queried.
         """
         device = states[0].device
         lengths = torch.tensor(list(map(len, states)))

@@ -52,10 +52,10 @@ _kept_in: ContextVar[tuple[Path, bool] | None] = ContextVar("kept self-checks", 
 
 @contextmanager
 def keep_self_checks(folder: Path, soft_prompts: bool) -> Iterator[None]:
-    """Store the results of all self-checks inside this context in `folder`.
+    """Store in `folder` the results of all self-checks made during the block.
 
-    The models' weights must not change. Without `soft_prompts`, the models take none, which then
-    need no check.
+    The models' weights must not change. If `soft_prompts` is False, the models take no soft
+    prompts, so none are checked.
     """
     token = _kept_in.set((folder, soft_prompts))
     try:

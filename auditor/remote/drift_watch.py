@@ -266,7 +266,7 @@ class ServerWatch:
     ) -> list[tuple[ScoredText, Sequence[float]]]:
         """Score each text again without its last tokens, and return (text, new scores).
 
-        An unchanged server gives the remaining tokens equal scores.
+        If the server has not changed, the remaining tokens get the same scores as before.
         """
         assert self.score is not None  # otherwise nothing was scored
         noise = make_keyed_generator("cut again", self._checks, len(scored_texts))

@@ -397,11 +397,10 @@ class _HandshakeInProgress:
         return dialect
 
     def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
-        """Return whether log-probabilities are computed before the bias for forcing is added.
+        """Return whether log-probabilities are unaffected by the bias that forces a token.
 
-        The server forces a token by a bias. Only log-probabilities without it describe the model.
-        The test forces the second most likely token: its log-probability must be the same as
-        without the bias, not that of a certain token.
+        Only then do they describe the model. The test forces the second most likely token: its
+        log-probability must be the same as without the bias, not that of a certain token.
         """
         if not answer:
             return False
