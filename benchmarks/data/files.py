@@ -309,7 +309,7 @@ def _build_record_source(
     if columns.PII in table.columns:
         records = _add_personal_data_marks(records, table)
     part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
-    notes = [f"{table.label}: {rule}"]
+    notes = [*table.list_split_notes(), f"{table.label}: {rule}"]
     for why, count in counts.remarks.items():
         notes.append(f"{table.label}: {why} ({plural(count, row_noun)})")
     source = RecordSource(

@@ -102,6 +102,7 @@ def read_released_records(
     excluded = set(map(words, without))
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
         table, texts = read_row_texts(flag, name)
+        sentences += table.list_split_notes()
         repeats = columns.list_row_repeat_counts(table) if member else [0] * table.rows
         marks: Sequence[tuple[Mark, ...]] = [()] * table.rows
         if columns.detect_column_layout(table) in columns.PLAIN:

@@ -64,6 +64,7 @@ class RecordTable:
         texts, or images, videos or sound.
     first_row: number of the first row, if the table is a part of a file; errors give row numbers in
         the file.
+    unread_splits: names of the data set's other splits, which are not read.
     """
 
     label: str
@@ -72,6 +73,14 @@ class RecordTable:
     column: Callable[[str], Sequence[Any]]
     texts: tuple[str, ...] = ()
     first_row: int = 0
+    unread_splits: tuple[str, ...] = ()
+
+    def list_split_notes(self) -> list[str]:
+        """Return a sentence about the splits that are not read, if any."""
+        if not self.unread_splits:
+            return []
+        names = ", ".join(self.unread_splits)
+        return [f"{self.label}: only the split train is read, not {names}"]
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
@@ -110,7 +119,12 @@ def _read_any_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable
                 lambda column: plain.select_columns([column])[:].column(0),
             )
             return RecordTable(
-                label, tuple(dataset.column_names), dataset.num_rows, values.__getitem__, texts
+                label,
+                tuple(dataset.column_names),
+                dataset.num_rows,
+                values.__getitem__,
+                texts,
+                unread_splits=_list_unread_splits(path, dataset),
             )
     if reader is None:
         got = path.suffix or "no ending"
@@ -458,6 +472,15 @@ def _refuse_mixed_files(where: str, folder: Path) -> None:
             f"{where}: expected data files of one format in this folder, got "
             f"{', '.join(sorted(endings))}: give one file, or a folder for each format"
         )
+
+
+def _list_unread_splits(folder: Path, train: datasets.Dataset) -> tuple[str, ...]:
+    """Return the names of a data set's splits other than `train`."""
+    names = list(train.info.splits or ())
+    if any((folder / file).is_file() for file in SAVED):  # `info` may name splits of its origin
+        saved = folder / "dataset_dict.json"
+        names = json.loads(saved.read_text())["splits"] if saved.is_file() else []
+    return tuple(name for name in names if name != "train")
 
 
 def _select_train_split(where: str, name: str, splits: Mapping[str, Any]) -> Any:

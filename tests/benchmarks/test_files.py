@@ -270,6 +270,24 @@ def test_a_data_set_without_a_train_split_names_the_folders_of_its_splits(tmp_pa
     assert len(build(folder).secrets) == 1
 
 
+def test_splits_that_are_not_read_are_named(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"text": [" one two three"] * 2})
+    splits = datasets.DatasetDict({"train": rows, "test": rows, "validation": rows})
+    splits.save_to_disk(str(tmp_path / "saved"))
+    for folder in ("saved", "files"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    for name in splits:
+        write(tmp_path / "files" / f"{name}.jsonl", [{"text": " one two three"}])
+    for folder in ("saved", "files"):
+        (note,) = [
+            note for note in build(str(tmp_path / folder)).notes if "the split train" in note
+        ]
+        assert "only the split train is read, not" in note
+        assert "test" in note and "validation" in note
+    only = build(str(tmp_path / "saved" / "train")).notes
+    assert not [note for note in only if "the split train" in note]
+
+
 def test_a_folder_with_files_of_several_formats_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [{"text": " one two three"}])
     (tmp_path / "dataset_infos.json").write_text("{}")  # a clone of a data set has this
