@@ -92,8 +92,8 @@ def assign_folds(secrets: Sequence[Secret]) -> Ints:
 def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
     """Return each prefix that identifies a text's origin, such as a shared prompt; otherwise None.
 
-    A prefix that is short, or shared by over a fifth of the texts, is only a common phrase. A group
-    of so many texts would not fit into one fold.
+    A prefix that is short, or shared by over a fifth of the texts, is only a common phrase. Texts
+    that share it are not grouped, because so large a group would not fit into one fold.
     """
     counts = Counter(prefixes)
     most = len(prefixes) / FOLDS

@@ -73,7 +73,7 @@ def _estimate_relearned_share(before: Floats, after: Floats, again: Floats) -> M
 
     The share is negative if relearning removed even more. before, after, again: (secrets,) values
     before unlearning, after it, and after relearning. Return None if a bootstrap cannot estimate
-    the error: with few secrets, if nothing was restored, or if nothing is forgotten in some
+    the error: if there are few secrets, if nothing was restored, or if nothing is forgotten in some
     resample.
     """
     forgotten = before - after

@@ -52,7 +52,7 @@ def _is_chinese(number: str) -> bool:
 
 
 def _is_korean(number: str) -> bool:
-    """Return whether a Korean number has a valid check digit, or a hyphen if it needs none.
+    """Return whether a Korean number has a valid check digit, or may lack one and has a hyphen.
 
     For people born since October 2020, all digits after the digit of sex and century are random.
     The same may hold for foreigners (5 to 8), because their numbers do not show the date of issue.

@@ -323,7 +323,7 @@ def _build_record_secret(
 
 
 def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
-    """Set whether any record (known ones included) of each secret's user was trained on.
+    """Record whether any of each secret's user's records, known ones included, was trained on.
 
     Raise AuditError if the attacked records belong to fewer than `people.LEAST` people.
     """
