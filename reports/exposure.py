@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from auditor.conclusions import secret_details as detailed
 from auditor.conclusions.secret_details import SecretDetails
-from auditor.core.result import AuditResult
+from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series
 from auditor.reports.topics import CHECK, Topic, title_attack_row
@@ -16,15 +17,7 @@ from auditor.statistics.exposure import bound_null_exposure_tail
 
 
 def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    members = {secret.id for secret in details.secrets if secret.member}
-    exposures = []
-    for f in phrases.sort_findings(result):
-        values = []
-        for id, bits in details.exposure.get(f.cell_key, {}).items():
-            if id in members and math.isfinite(bits):
-                values.append(bits)
-        if values:
-            exposures.append((f, values))
+    exposures = list(_list_member_exposures(result, details))
     if not exposures:
         return []
     n = min(len(values) for _, values in exposures)  # fewer canaries widen the band
@@ -76,6 +69,20 @@ def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> 
         null=Series("", null),
     )
     return [Figures([figure])]
+
+
+def _list_member_exposures(
+    result: AuditResult, details: SecretDetails
+) -> Iterator[tuple[Finding, list[float]]]:
+    """Yield each finding with the finite exposures of its members, in bits."""
+    members = {secret.id for secret in details.secrets if secret.member}
+    for f in phrases.sort_findings(result):
+        values = []
+        for id, bits in details.exposure.get(f.cell_key, {}).items():
+            if id in members and math.isfinite(bits):
+                values.append(bits)
+        if values:
+            yield f, values
 
 
 TOPICS = (

@@ -65,14 +65,18 @@ def render_markdown_report(
     """
     result = phrases.make_result_printable(result)
     doc = build_markdown_document(result, details, texts)
-    plain = []
-    for section in doc.sections:
-        if section.id in _AT_ONCE:
-            plain.append(section)
-    rest = []
+    visible = []
+    folded = []
+    # Unfolded sections show tables and lists: their paragraphs come last, folded.
+    notes: list[Block] = [FactList("", doc.glossary)]
     for section in doc.sections:
         if section.id not in _AT_ONCE:
-            rest.append(section)
+            folded.append(section)
+            continue
+        visible += [f"### {escape(section.title)}", *_render_unfolded_sections(section)]
+        for block in section.blocks:
+            if isinstance(block, Paragraph):
+                notes.append(block)
     parts = [
         f"## {escape(phrases.shorten(doc.title, _MOST_TEXT))}",
         f"**{escape(doc.warning)}**" if doc.warning else "",
@@ -84,8 +88,7 @@ def render_markdown_report(
     n_left = len(doc.standings) - _MOST_STANDINGS
     if n_left > 0:
         parts += [f"… and {format_count(n_left, 'more target')}, in report.html."]
-    for section in plain:
-        parts += [f"### {escape(section.title)}", *_render_unfolded_sections(section)]
+    parts += visible
     facts = " · ".join(map(": ".join, doc.facts))
     parts.append(escape(phrases.shorten(facts, _MOST_TEXT)))
     violations = _format_claim_violations(result)[:_MOST_CLAIMS]
@@ -100,13 +103,7 @@ def render_markdown_report(
             escape(changes.write_headline(since)),
             render_truncated_table(changes.build_paired_change_table(since)),
         ]
-    # Unfolded sections show tables and lists above: their paragraphs come last, folded.
-    notes: list[Block] = [FactList("", doc.glossary)]
-    for section in plain:
-        for block in section.blocks:
-            if isinstance(block, Paragraph):
-                notes.append(block)
-    return _fit_comment(parts, [Section("reading", "How to read this", tuple(notes)), *rest])
+    return _fit_comment(parts, [Section("reading", "How to read this", tuple(notes)), *folded])
 
 
 def _format_target_severity(standing: TargetSummary) -> str:

@@ -142,8 +142,12 @@ def weigh_claim_against_audits(
     claim = target.claim
     rows = result.select_findings(target.name, setting, attack)
     claimed = None
-    if claim is not None and math.isfinite(claim.epsilon.get(claim.relation, math.inf)):
-        claimed = claim.epsilon[claim.relation]
+    usual = BOUNDS
+    if claim is not None:
+        if math.isfinite(claim.epsilon.get(claim.relation, math.inf)):
+            claimed = claim.epsilon[claim.relation]
+        if claim.queries is not None:
+            usual = BOUNDS_OF_TOKENS
     comparable: list[tuple[Finding, Audited, float]] = []
     unheld: list[UncomparableBound] = []
     for row, audit in _select_distinct_epsilon_audits(rows):
@@ -170,14 +174,10 @@ def weigh_claim_against_audits(
             refuted |= dict.fromkeys(row.violations)
         if row.attack in probes and row.not_applicable:
             unmeasured[f"{row.attack}: {row.not_applicable}"] = None
-    usual = result.list_measuring_methods(
-        BOUNDS if claim is None or claim.queries is None else BOUNDS_OF_TOKENS
-    )
     return ClaimEvidence(
         *(target, claimed, target.nominal_epsilon, tuple(bounds), tuple(unheld)),
-        refuted=tuple(refuted),
-        unmeasured=tuple(unmeasured),
-        usual=next(iter(usual), ""),
+        *(tuple(refuted), tuple(unmeasured)),
+        usual=next(iter(result.list_measuring_methods(usual)), ""),
     )
 
 

@@ -248,17 +248,11 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter, command: st
             measured[m.name] = m
         rows.append(UtilityRow(defense.name, dict(at), to_json(defense), measured))
     records = f"{'member' if options.on == 'members' else 'held-out'} records"
-    counts = texts.hidden_token_counts
-    description = (
-        f"{len(texts.texts):,} texts, masked {options.restarts} times; |V| = "
-        f"{texts.target.vocab_size:,}; max T = {counts.max()} predicted tokens of a text, mean T = "
-        f"{counts.mean():.3g}."
-    )
     return Utility(
         model=plan.target.model or LABS[plan.target.lab].name,
         data=Path(plan.data.data).name if plan.data.data is not None else records,
         rows=tuple(rows),
-        notes=(description, *texts.notes),
+        notes=(_describe_masked_texts(texts), *texts.notes),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
         command=command,
@@ -267,6 +261,15 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter, command: st
         environment=describe_environment(plan.loading.device),
         weights=plan_weights.digest_plan_files(plan),
         seconds=time.perf_counter() - start,
+    )
+
+
+def _describe_masked_texts(texts: MaskedTexts) -> str:
+    counts = texts.hidden_token_counts
+    return (
+        f"{len(texts.texts):,} texts, masked {texts.options.restarts} times; |V| = "
+        f"{texts.target.vocab_size:,}; max T = {counts.max()} predicted tokens of a text, mean T = "
+        f"{counts.mean():.3g}."
     )
 
 

@@ -106,15 +106,20 @@ def reproduce_paper_plans(
                 entries.append(ledger.build_ledger_row(plan, statement, places))
     if any(claims.values()):
         write_ledger_files(out, paper, scale, entries, other)
-    section_texts = []
+    _write_sections_page(out, paper)
+    return run_tables, entries, failures
+
+
+def _write_sections_page(out: Path, paper: Paper) -> None:
+    """Write a page of the sections of all plans, if there are any."""
+    texts = []
     for plan in paper.plans:
         section = out / plan / _SECTION
         if section.is_file():
-            section_texts.append(section.read_text(encoding="utf-8"))
-    if section_texts:
-        page = "\n".join([published_promises.INTRO, *section_texts]).rstrip()
+            texts.append(section.read_text(encoding="utf-8"))
+    if texts:
+        page = "\n".join([published_promises.INTRO, *texts]).rstrip()
         disk.replace_atomically(out / PAGE, f"{page}\n")
-    return run_tables, entries, failures
 
 
 class RunStudy:

@@ -381,10 +381,9 @@ def cut_answers_into_secrets(
     longest = cut.lengths.suffix or LENGTH
     share = get_known_share(knows)
     ends = find_token_ends(rendered.offsets, len(rendered.text))
+    system_prompt = None
     if knows == SYSTEM:
         system_prompt = _system_turn_only_prompt(cut.tokenizer, conversation, form)
-    else:
-        system_prompt = None
     for answer in rendered.answers if system_prompt is None else rendered.usable_answers[:1]:
         if isinstance(answer, UnusableConversation):
             yield str(answer)
@@ -407,30 +406,30 @@ def cut_answers_into_secrets(
             if not at < last or (first == at and at > 0):
                 yield CUT_WITHIN_CHARACTER
                 continue
-            prefix = rendered.tokens[first:at]
-            wording = cut_wording(rendered.text, ends, first, at, last)
-            row_text = ""
-            if system_prompt is not None:
-                prefix = tuple(
-                    cut.tokenizer(system_prompt, add_special_tokens=False, verbose=False)[
-                        "input_ids"
-                    ]
-                )
-                row_text = wording.prefix_and_suffix_text
-                wording = replace(wording, prefix=system_prompt)
-            if not prefix:
-                yield "an answer with nothing before it"
-                continue
-            yield DataRecord(
+            record = DataRecord(
                 0,
-                prefix,
+                rendered.tokens[first:at],
                 rendered.tokens[at:last],
                 group=answer.role,
-                wording=wording,
+                wording=cut_wording(rendered.text, ends, first, at, last),
                 suffix_start=at,
-                row_text=row_text,
                 answer_tokens=end - start if place == middle else 0,
             )
+            if system_prompt is not None:
+                record = _replace_prefix(record, cut.tokenizer, system_prompt)
+            yield record if record.prefix else "an answer with nothing before it"
+
+
+def _replace_prefix(record: DataRecord, tokenizer: Any, text: str) -> DataRecord:
+    """Return the record after another prefix, with the text that it has in its row."""
+    wording = record.wording
+    assert wording is not None  # every answer has one
+    return replace(
+        record,
+        prefix=tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]),
+        wording=replace(wording, prefix=text),
+        row_text=wording.prefix_and_suffix_text,
+    )
 
 
 def _system_turn_only_prompt(

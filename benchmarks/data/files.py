@@ -6,7 +6,7 @@ rows and columns, never their content.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -102,36 +102,17 @@ class Files(Benchmark):
         shared = cutting.measure_shared_beginnings(self.tokenizer, table)
         self._kinds = _find_all_nested_kinds(table, unread)
         cut = Cutting(
-            self.tokenizer,
-            lengths,
-            plan.knows,
-            form,
-            plan.turns,
-            shared,
-            self._kinds,
-            trained,
-            room,
+            *(self.tokenizer, lengths, plan.knows, form, plan.turns),
+            *(shared, self._kinds, trained, room),
         )
-        self.unread_columns = columns.build_unread_text_columns(
-            table,
-            columns.detect_column_layout(table),
-            list(reader.named_columns("--data").values()),
-        )
+        layout = columns.detect_column_layout(table)
+        user_columns = list(reader.named_columns("--data").values())
+        self.unread_columns = columns.build_unread_text_columns(table, layout, user_columns)
         members = _build_record_source("--data", table, cut, reader, unread)
-        sources = {"--data": members}
-        for flag, name in self._files.items():
-            if flag == "--data":
-                continue
-            source = _read_record_source(flag, name, cut, reader, members.unread)
-            if (source.form is None) != (members.form is None):
-                raise AuditError(
-                    f"expected conversations in both or neither of {members.label} and "
-                    f"{source.label}"
-                )
-            sources[flag] = source
+        sources = _read_other_sources(members, self._files, cut, reader)
         if "--nonmembers" in sources:
             nonmember_source = drop_member_copies(sources["--nonmembers"], members)
-            if columns.detect_column_layout(table) == ("text",) and not lengths.are_given:
+            if layout == ("text",) and not lengths.are_given:
                 nonmember_source, self.doubts = match_nonmember_lengths(
                     nonmember_source, members, split
                 )
@@ -238,6 +219,26 @@ def _find_all_nested_kinds(table: RecordTable, unread: UnreadRows | None) -> col
     return kinds
 
 
+def _read_other_sources(
+    members: RecordSource, files: Mapping[str, str], cut: Cutting, reader: TableReader
+) -> dict[str, RecordSource]:
+    """Return the members, and the records of the other files, by flag.
+
+    Raise AuditError if only some files hold conversations.
+    """
+    sources = {"--data": members}
+    for flag, name in files.items():
+        if flag == "--data":
+            continue
+        source = _read_record_source(flag, name, cut, reader, members.unread)
+        if (source.form is None) != (members.form is None):
+            raise AuditError(
+                f"expected conversations in both or neither of {members.label} and {source.label}"
+            )
+        sources[flag] = source
+    return sources
+
+
 def _read_record_source(
     flag: str, name: str, cut: Cutting, reader: TableReader, members: UnreadRows | None
 ) -> RecordSource:
@@ -268,19 +269,10 @@ def _build_record_source(
         form = cut.form or cutting.choose_table_rendering(cut.tokenizer, table)
     parts, counts = cutting.cut_rows_into_parts(table, replace(cut, form=form))
     rule = counts.rule
+    repeats = [1] * table.rows
     if flag == "--data":  # copies of known pairs and non-members are not used
-        if unread is None:
-            repeats = columns.list_row_repeat_counts(table)
-        else:
-            repeats = list(unread.copies)
-        if form is None:
-            of_rows = _FROM_TEXTS
-        else:
-            of_rows = _FROM_CONVERSATIONS
-        counted = _FROM_ROWS if unread is None else of_rows
-        rule += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else counted}"
-    else:
-        repeats = [1] * table.rows
+        repeats, origin = _count_row_repeats(table, form, unread)
+        rule += f"; repeat counts {origin}"
     named = reader.named_columns(flag)
     needed = flag == "--data"
     groups = list(columns.list_row_groups(table, named.get("group_column"), needed))
@@ -325,6 +317,21 @@ def _build_record_source(
     if unread is None:
         return source
     return _restore_row_numbers(source, unread)
+
+
+def _count_row_repeats(
+    table: RecordTable, form: ChatRendering | None, unread: UnreadRows | None
+) -> tuple[list[int], str]:
+    """Return the copies of each row, and a phrase on their origin."""
+    if unread is None:
+        repeats = columns.list_row_repeat_counts(table)
+        origin = _FROM_ROWS
+    else:
+        repeats = list(unread.copies)
+        origin = _FROM_TEXTS if form is None else _FROM_CONVERSATIONS
+    if columns.REPEATS in table.columns:
+        origin = _FROM_COLUMN
+    return repeats, origin
 
 
 def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSource:

@@ -14,6 +14,7 @@ from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret
 from auditor.core.plan_parts import DataPlan
+from auditor.core.result import RecordCounts
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.plugins.benchmark import Benchmark
 from auditor.statistics import people
@@ -112,15 +113,8 @@ def split_records_into_benchmark(
         unseen, n_dropped = _select_untrained_nonmembers(nonmembers, trained, notes)
     copies = {row: copies_of_all[row] for row in _list_distinct_row_numbers(attacked)}
     members_in_order = _select_members(attacked, lost, copies, split, notes)
-    population = Counter(map(format_copies, copies.values()))
-    if members.unread is not None:
-        population += members.unread.by_copies
-    not_attacked = {
-        AUXILIARY: len(copies_of_all) - len(copies),
-        BY_LIMIT: len(copies) - len(_list_distinct_row_numbers(members_in_order)),
-    }
-    member_counts = members.count_records({}, not_attacked, members_in_order)
-    counts = {"members": replace(member_counts, by_copies=dict(population))}
+    n_known = len(copies_of_all) - len(copies)
+    counts = {"members": _count_members(members, members_in_order, n_known, copies)}
     others_in_order: list[DataRecord] = []
     if nonmembers is not None:
         others_in_order = _select_copied_rows(unseen, {}, "non-member", split, notes)
@@ -146,6 +140,21 @@ def split_records_into_benchmark(
         if records:
             phrases.append(plural(len(records), word))
     return ", ".join(phrases)
+
+
+def _count_members(
+    source: RecordSource,
+    attacked: Sequence[DataRecord],
+    n_known: int,
+    copies: Mapping[int, int | None],
+) -> RecordCounts:
+    """Return the counts of the members' rows. copies: copies of each row before the limit."""
+    population = Counter(map(format_copies, copies.values()))
+    if source.unread is not None:
+        population += source.unread.by_copies
+    n_beyond_limit = len(copies) - len(_list_distinct_row_numbers(attacked))
+    counts = source.count_records({}, {AUXILIARY: n_known, BY_LIMIT: n_beyond_limit}, attacked)
+    return replace(counts, by_copies=dict(population))
 
 
 def _select_members(
