@@ -163,9 +163,8 @@ def _find_paired_difference(
     if not members or not np.isfinite([new_values, other]).all():
         return None
     if metric == documents.RECALL:
-        new_values, other = (
-            _find_greatest_values(values, members, records) for values in (new_values, other)
-        )
+        new_values = _find_greatest_values(new_values, members, records)
+        other = _find_greatest_values(other, members, records)
     return replace(paired_difference(new_values, other), unit=find_metric(metric).unit)
 
 

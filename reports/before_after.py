@@ -105,10 +105,8 @@ def _build_metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
 
 
 def _build_perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
-    before, after = (
-        result.target(UNDEFENDED).perplexity
-        for result in (change.result_before, change.result_after)
-    )
+    before = change.result_before.target(UNDEFENDED).perplexity
+    after = change.result_after.target(UNDEFENDED).perplexity
     if before is None or after is None:
         return ()
     if change.perplexity:
@@ -126,15 +124,17 @@ def _build_perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str
 
 
 def _build_comparison_facts(change: BeforeAfter) -> Facts:
-    before, after = (
-        severity.rate_severity(assess_signals(result), UNDEFENDED).word
-        for result in (change.result_before, change.result_after)
-    )
+    before = _rate_undefended(change.result_before)
+    after = _rate_undefended(change.result_after)
     return (
         ("severity", f"{before} before, {after} after"),
         ("predicted", _describe_predicted_recall(change)),
         ("promised", _describe_promised_epsilon(change.result_after)),
     )
+
+
+def _rate_undefended(result: AuditResult) -> str:
+    return severity.rate_severity(assess_signals(result), UNDEFENDED).word
 
 
 def _describe_predicted_recall(change: BeforeAfter) -> str:

@@ -57,11 +57,12 @@ def render_decision_markdown(decision: Decision) -> str:
     if rows := build_ruling_table_rows(decision):
         parts += [render_truncated_table(make_table("gate", "", HEAD, rows, NUMERIC))]
     # The table has no column of reasons: list them for rows without numbers.
-    reasons = [f"{r.cell_title}: {r.reason}" for r in _sort_rulings(decision) if not r.n][
-        :_MOST_SAID
-    ]
-    parts += [f"- {escape_for_markdown(_shorten_printable(text))}" for text in reasons]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    reasons = []
+    for r in _sort_rulings(decision):
+        if not r.n:
+            text = _shorten_printable(f"{r.cell_title}: {r.reason}")
+            reasons.append(f"- {escape_for_markdown(text)}")
+    return "\n\n".join(filter(None, (*parts, *reasons[:_MOST_SAID]))) + "\n"
 
 
 def _shorten_printable(text: str) -> str:

@@ -263,10 +263,10 @@ def _signal_counts_paragraph(e: EdpbEvidence) -> str:
     If none is shown, the sentence counts the tested and untested kinds.
     """
     signal_assessment = assess_signals(e.result)
-    return " ".join(
-        _describe_signal_count(e.result, signal_assessment, target)
-        for target in signal_assessment.targets
-    )
+    sentences = []
+    for target in signal_assessment.targets:
+        sentences.append(_describe_signal_count(e.result, signal_assessment, target))
+    return " ".join(sentences)
 
 
 def _describe_signal_count(result: AuditResult, assessment: LeakAssessment, target: str) -> str:

@@ -42,7 +42,7 @@ def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> I
     in_text_only = False
     for target in result.targets:
         if claim := target.claim:
-            rows = _build_claim_table_rows(claim)
+            rows = list(_build_claim_table_rows(claim))
             groups.append(Group(f"{target.title}: {claim.theorem}", rows))
             notes.append(f"{target.title}: {_format_claim_details(claim)}.")
             in_text_only = in_text_only or not claim.any_access
@@ -79,20 +79,20 @@ def _format_claimed_tokens(claim: Claim) -> str:
     return tokens
 
 
-def _build_claim_table_rows(claim: Claim) -> tuple[tuple[str, ...], ...]:
-    tokens = _format_claimed_tokens(claim)
-    return tuple(
-        (
-            phrases.format_relation(name) + (" (set up for)" if name == claim.relation else ""),
+def _build_claim_table_rows(claim: Claim) -> Iterator[tuple[str, ...]]:
+    for name, epsilon in claim.epsilon.items():
+        relation = phrases.format_relation(name)
+        if name == claim.relation:
+            relation += " (set up for)"
+        yield (
+            relation,
             phrases.format_number(epsilon),
             phrases.format_number(claim.spent_epsilon.get(name, math.nan)),
             phrases.format_number(claim.delta),
             claim.unit,
-            tokens,
+            _format_claimed_tokens(claim),
             claim.status,
         )
-        for name, epsilon in claim.epsilon.items()
-    )
 
 
 def _build_adversary_access_blocks(result: AuditResult) -> Iterator[Block]:

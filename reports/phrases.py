@@ -48,10 +48,10 @@ def _make_strings_printable(value: Any) -> Any:
         return make_printable_line(value)
     if isinstance(value, Mapping):
         # Keys equal after cleaning merge, and the last value stays.
-        return {
-            make_printable_line(str(key)): _make_strings_printable(item)
-            for key, item in value.items()
-        }
+        printable = {}
+        for key, item in value.items():
+            printable[make_printable_line(str(key))] = _make_strings_printable(item)
+        return printable
     if isinstance(value, list):
         return list(map(_make_strings_printable, value))
     return value
@@ -101,11 +101,13 @@ def format_interval(m: Measurement) -> str:
     """Return the interval of a measurement: `[46–57]`, `[−52 to −41]`, `[10.9–11.5]`."""
     if math.isnan(m.low) or math.isnan(m.high) or m.unit == "count":
         return NOTHING
-    low, high = (
+    if m.unit in metrics.SHARES:
         # Limits have the decimals of the value before them.
-        format_percent(v, m.value) if m.unit in metrics.SHARES else format_number(v, "#")
-        for v in (m.low, m.high)
-    )
+        low = format_percent(m.low, m.value)
+        high = format_percent(m.high, m.value)
+    else:
+        low = format_number(m.low, "#")
+        high = format_number(m.high, "#")
     if "−" in low + high:
         return f"[{low} to {high}]"
     return f"[{low}–{high}]"
@@ -314,10 +316,13 @@ def select_any_sample_recall(
 
     suffix: "_nonmembers" selects the numbers of non-members. Return {} if not measured.
     """
-    # removesuffix("") changes nothing: for members, non-members' names then match no number.
-    numbers = metrics.EXPECTED_ANY_OF.parse_numbers
-    candidates = ((numbers(m.name.removesuffix(suffix)), m) for m in finding.measurements)
-    return dict(sorted((int(n[0]), m) for n, m in candidates if n and m.name.endswith(suffix)))
+    recalls = {}
+    for m in finding.measurements:
+        # removesuffix("") changes nothing: for members, non-members' names then match no number.
+        numbers = metrics.EXPECTED_ANY_OF.parse_numbers(m.name.removesuffix(suffix))
+        if numbers and m.name.endswith(suffix):
+            recalls[int(numbers[0])] = m
+    return dict(sorted(recalls.items(), key=lambda item: item[0]))
 
 
 def format_suffix_lengths(m: Measurement) -> str:

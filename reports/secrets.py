@@ -62,12 +62,7 @@ def build_secret_list(
 
     texts: private text to show, keyed by secret id.
     """
-    secret_ids = {secret.id for secret in details.secrets}
-    measured = []
-    for f in phrases.sort_findings(result):
-        # rows of generations concern no secret
-        if f.cell_key in details.rows and secret_ids & {*details.rows[f.cell_key].ids}:
-            measured.append(f)
+    measured = _list_measured_rows(result, details)
     if not details.secrets or not measured:
         return None
     best = find_strongest_attack_row(result, UNDEFENDED) or measured[0]
@@ -112,6 +107,16 @@ def build_secret_list(
         **tokens,
     }
     return Secrets(data, tuple(notes))
+
+
+def _list_measured_rows(result: AuditResult, details: SecretDetails) -> list[Finding]:
+    """Return the findings with results of secrets; rows of generations concern no secret."""
+    secret_ids = {secret.id for secret in details.secrets}
+    measured = []
+    for f in phrases.sort_findings(result):
+        if f.cell_key in details.rows and secret_ids & {*details.rows[f.cell_key].ids}:
+            measured.append(f)
+    return measured
 
 
 def _select_worst_secrets(details: SecretDetails, row: RowValuesBySecret) -> SecretDetails:

@@ -429,50 +429,48 @@ def _select_measurement(
         recorded = finding.measurement(rule.metric)
         known = suggest_metrics(rule.metric, [m.name for m in finding.measurements])
     if recorded is None:
-        return (
-            f"this row has no {rule.metric_with_part if rule.kind else rule.metric}{known}",
-            False,
-        )
+        name = rule.metric_with_part if rule.kind else rule.metric
+        return f"this row has no {name}{known}", False
     if not find_metric(rule.metric).bounded:
         return f"{rule.metric} has no interval, so a limit can be neither held nor broken", False
-    if values_by_cell is None:
-        row_values = None
-    else:
-        row_values = values_by_cell.get(finding.cell_key)
-    if row_values is None:
-        recomputed = None
-    else:
+    row_values = (values_by_cell or {}).get(finding.cell_key)
+    recomputed = None
+    if row_values is not None:
         recomputed = row_values.remeasure_metric(rule.metric, count, rule.kind)
     if count is not None:
         if not finding.by_repeats or (recomputed is None and finding.main is not recorded):
             return f"this row has no {rule.metric} by repeat count", False
         if str(count) not in finding.by_repeats:
-            return (
-                f"this row has no {rule.metric_with_part} (repeat counts: "
-                f"{', '.join(finding.by_repeats)})",
-                False,
-            )
-        if finding.main is not recorded:
-            recorded = None
-        else:
+            counts = ", ".join(finding.by_repeats)
+            return f"this row has no {rule.metric_with_part} (repeat counts: {counts})", False
+        if finding.main is recorded:
             recorded = finding.by_repeats[str(count)]
-    decisive = recomputed or recorded
-    if recomputed is not None and recorded is not None and recomputed.unit not in SHARES:
-        # except for shares the recorded interval may be wider than the secrets imply; it never
-        # narrows
-        decisive = replace(
-            recorded,
-            value=recomputed.value,
-            low=min(recomputed.low, recorded.low),
-            high=max(recomputed.high, recorded.high),
-        )
+        else:
+            recorded = None
+    decisive = _join_recorded_interval(recomputed, recorded)
     if decisive is None or math.isnan(decisive.value) or decisive.n == 0:
         return f"{rule.metric_with_part} is not a number: nothing was measured", False
     # counts of queries and records, as claim_violations, are no mean over secrets
     is_count = decisive.unit == "count"
+    is_derived = recomputed is not None or values_by_cell is None or is_count
+    return replace(decisive, name=rule.metric), is_derived
+
+
+def _join_recorded_interval(
+    recomputed: Measurement | None, recorded: Measurement | None
+) -> Measurement | None:
+    """Return the recomputed number, with an interval that contains the recorded interval.
+
+    Except for shares, the recorded interval may be wider than the secrets imply; it never narrows.
+    """
+    if recomputed is None or recorded is None or recomputed.unit in SHARES:
+        return recomputed or recorded
     return replace(
-        decisive, name=rule.metric
-    ), recomputed is not None or values_by_cell is None or is_count
+        recorded,
+        value=recomputed.value,
+        low=min(recomputed.low, recorded.low),
+        high=max(recomputed.high, recorded.high),
+    )
 
 
 def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:

@@ -45,12 +45,10 @@ def _list_written_forms(name: str) -> set[str]:
     }
 
 
-_MONTHS = {
-    form: month
-    for month, names in enumerate(_MONTH_NAMES, 1)
-    for name in names.split()
-    for form in _list_written_forms(name)
-}
+_MONTHS: dict[str, int] = {}
+for _month, _names in enumerate(_MONTH_NAMES, 1):
+    for _name in _names.split():
+        _MONTHS |= dict.fromkeys(_list_written_forms(_name), _month)
 
 # Words about a person, never a part of a longer word.
 _BORN = (

@@ -405,10 +405,9 @@ def list_row_groups(table: RecordTable, column: str | None, needed: bool) -> Seq
     """
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
-    values = [
-        _name_cell_group(table, row, column, value)
-        for row, value in enumerate(table.column(column))
-    ]
+    values = []
+    for row, value in enumerate(table.column(column)):
+        values.append(_name_cell_group(table, row, column, value))
     check_few_groups(table, column, len(set(values)))
     return values
 

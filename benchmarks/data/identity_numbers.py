@@ -277,7 +277,8 @@ def find_card_number_places(text: str) -> Iterator[tuple[int, int]]:
 
     for match in _CARD.finditer(text):
         digits = re.sub("[^0-9]", "", match[0])
-        if any(
-            start.match(digits) and len(digits) in lengths for start, lengths in _ISSUED
-        ) and luhn.is_valid(digits):
+        is_issued = False
+        for start, lengths in _ISSUED:
+            is_issued |= bool(start.match(digits)) and len(digits) in lengths
+        if is_issued and luhn.is_valid(digits):
             yield match.span()

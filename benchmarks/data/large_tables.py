@@ -412,9 +412,8 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
         copies = np.zeros(len(distinct), np.int64)
         np.add.at(copies, of_row, scan.numbers[columns.REPEATS])
     by_row = np.argsort(first)
-    chosen = _choose_rows(
-        copies[by_row], order.draw_order(len(first)), order.size, order.copied_first
-    )
+    random_order = order.draw_order(len(first))
+    chosen = _choose_rows(copies[by_row], random_order, order.size, order.copied_first)
     if order.required is not None:
         if _find_table_layout(order.required) is None:
             raise NotStreamable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -111,9 +110,10 @@ def sample_data_conversations(
     if (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = make_keyed_generator("text form", table.rows).permutation(table.rows).tolist()
-    usable = (
-        conversation
-        for _, conversation in columns.parse_row_conversations(table, layout, order, kinds)
-        if not isinstance(conversation, UnusableConversation) and conversation.is_learnt
-    )
-    return list(islice(usable, count))
+    usable = []
+    for _, conversation in columns.parse_row_conversations(table, layout, order, kinds):
+        if not isinstance(conversation, UnusableConversation) and conversation.is_learnt:
+            usable.append(conversation)
+        if len(usable) == count:
+            break
+    return usable
