@@ -263,9 +263,8 @@ def _build_record_source(
     also occurs in it is unusable.
     """
     layout = columns.detect_column_layout(table)
-    if layout in columns.PLAIN:
-        form = None
-    else:
+    form = None
+    if layout not in columns.PLAIN:
         form = cut.form or cutting.choose_table_rendering(cut.tokenizer, table)
     parts, counts = cutting.cut_rows_into_parts(table, replace(cut, form=form))
     rule = counts.rule
@@ -273,15 +272,7 @@ def _build_record_source(
     if flag == "--data":  # copies of known pairs and non-members are not used
         repeats, origin = _count_row_repeats(table, form, unread)
         rule += f"; repeat counts {origin}"
-    named = reader.named_columns(flag)
-    needed = flag == "--data"
-    groups = list(columns.list_row_groups(table, named.get("group_column"), needed))
-    users = list(columns.list_row_users(table, named.get("user_column"), needed))
-    if unread is not None:
-        for i in unread.of_several_groups:
-            groups[i] = SEVERAL
-        for i in unread.of_several_users:
-            users[i] = None
+    groups, users = _read_groups_users(flag, table, reader, unread)
     is_member = [False] * table.rows
     if flag == "--nonmembers" and members is not None:
         is_member = members.contain_rows(table, layout)
@@ -304,19 +295,30 @@ def _build_record_source(
     notes = [*table.list_split_notes(), f"{table.label}: {rule}"]
     for why, count in counts.remarks.items():
         notes.append(f"{table.label}: {why} ({plural(count, row_noun)})")
+    texts = counts.texts if flag == "--data" else ()
     source = RecordSource(
-        table.label,
-        tuple(records),
-        tuple(unusable),
-        tuple(notes),
-        part_noun,
-        form,
-        counts.row_tokens,
-        counts.texts if flag == "--data" else (),
+        *(table.label, tuple(records), tuple(unusable), tuple(notes)),
+        *(part_noun, form, counts.row_tokens, texts),
     )
     if unread is None:
         return source
     return _restore_row_numbers(source, unread)
+
+
+def _read_groups_users(
+    flag: str, table: RecordTable, reader: TableReader, unread: UnreadRows | None
+) -> tuple[list[str | None], list[str | None]]:
+    """Return the group and the user of each row. A user is None if copies differ in user."""
+    named = reader.named_columns(flag)
+    needed = flag == "--data"
+    groups = list(columns.list_row_groups(table, named.get("group_column"), needed))
+    users = list(columns.list_row_users(table, named.get("user_column"), needed))
+    if unread is not None:
+        for i in unread.of_several_groups:
+            groups[i] = SEVERAL
+        for i in unread.of_several_users:
+            users[i] = None
+    return groups, users
 
 
 def _count_row_repeats(

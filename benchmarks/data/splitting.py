@@ -97,9 +97,8 @@ def split_records_into_benchmark(
     members = sources["--data"]
     known, nonmembers, forget = map(sources.get, ("--known", "--nonmembers", "--forget"))
     notes: list[str] = []
-    for source in (members, known, nonmembers, forget):
-        if source:
-            notes += _record_source_notes(source)
+    for source in filter(None, (members, known, nonmembers, forget)):
+        notes += _record_source_notes(source)
     unique = _list_distinct_records(members)
     lost = set[int]() if forget is None else _list_forgotten_rows(forget, unique)
     copies_of_all = count_row_copies(unique, notes)
@@ -131,15 +130,7 @@ def split_records_into_benchmark(
     benchmark.forgotten = frozenset(
         _get_record_id(label, record) for record in members_in_order if record.row in lost
     )
-    phrases = []
-    for word, records in (
-        ("member", members_in_order),
-        ("auxiliary record", known_records),
-        ("non-member", others_in_order),
-    ):
-        if records:
-            phrases.append(plural(len(records), word))
-    return ", ".join(phrases)
+    return _describe_numbers(members_in_order, known_records, others_in_order)
 
 
 def _count_members(
@@ -507,6 +498,20 @@ def _list_distinct_row_numbers(records: Iterable[DataRecord]) -> list[int]:
 
 
 # --- notes ---
+
+
+def _describe_numbers(
+    members: Sequence[DataRecord], known: Sequence[DataRecord], nonmembers: Sequence[DataRecord]
+) -> str:
+    phrases = []
+    for word, records in (
+        ("member", members),
+        ("auxiliary record", known),
+        ("non-member", nonmembers),
+    ):
+        if records:
+            phrases.append(plural(len(records), word))
+    return ", ".join(phrases)
 
 
 def plural(count: int, word: str) -> str:
