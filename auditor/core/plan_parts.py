@@ -356,10 +356,10 @@ class DefensePlan:
 class EngineOptions:
     """The engine: this process, or workers of a Ray cluster, each with GPUs or a share of a GPU.
 
-    engine (local|ray): Work in this process, or on workers of Ray. workers: Workers of --engine
-    ray. [default: one per processor here] ray_address (HOST:PORT|auto): Ray cluster to use.
-    [default: one started on this machine] gpus_per_worker: GPUs of each worker; a fraction shares
-    one. [default: 0]
+    engine (local|ray): Work in this process, or on workers of Ray.
+    workers: Workers of --engine ray. [default: one per processor here]
+    ray_address (HOST:PORT|auto): Ray cluster to use. [default: one started on this machine]
+    gpus_per_worker: GPUs of each worker; a fraction shares one. [default: 0]
     """
 
     panel: ClassVar[str] = "compute"
