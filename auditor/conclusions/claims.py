@@ -32,7 +32,7 @@ TOO_WEAK: Verdict = "audit too weak to tell"
 
 @dataclass(frozen=True)
 class BoundAgainstClaim:
-    """Epsilon bound of an audit, next to the epsilon that the claim promises.
+    """An audit's epsilon bound, and the epsilon that the claim promises.
 
     Args:
         row: target, setting and probe of the audit.
@@ -58,7 +58,7 @@ class UncomparableBound:
     Args:
         row: target, setting and probe of the audit.
         audit: the audit.
-        reason: the difference, as a phrase.
+        reason: a phrase that names the difference.
     """
 
     row: CellKey
@@ -73,13 +73,12 @@ class ClaimEvidence:
     Args:
         target: record of the target.
         claimed: epsilon for the claim's neighbouring relation; None if no finite claim exists.
-        nominal: epsilon that a paper would print. It promises nothing, but is tested without a
-        claim.
+        nominal: epsilon that a paper would print; no promise, but tested if no claim exists.
         bounds: audits that test the claim.
         unheld: audits that cannot test the claim.
-        refuted: sentences about failures of the claim found without an audit.
+        refuted: sentences about violations of the claim that were found without an audit.
         unmeasured: sentences about audits that could not run.
-        usual: probe that audits this kind of claim; "" in an older record.
+        usual: name of the probe that audits this kind of claim; "" in older records.
     """
 
     target: TargetRecord
@@ -98,9 +97,9 @@ class ClaimEvidence:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Verdict on the claim or, without a claim, on the nominal epsilon.
+        """Verdict on the claim, or on the nominal epsilon if no claim exists.
 
-        None without claim and nominal epsilon, or without evidence.
+        None if neither exists, or if no audit tested the claim.
         """
         if self.refuted or any(bound.audit.epsilon > bound.promised for bound in self.bounds):
             return CONTRADICTED
@@ -135,9 +134,9 @@ def weigh_claim_against_audits(
     setting: str | None = None,
     attack: str | None = None,
 ) -> ClaimEvidence:
-    """Return the evidence on a target's claim at this significance level.
+    """Return the evidence for and against a target's claim at this significance level.
 
-    setting, attack: if given, only audits of this setting or probe count.
+    setting, attack: if given, use only audits in this setting or by this probe.
     """
     claim = target.claim
     rows = result.select_findings(target.name, setting, attack)
@@ -182,9 +181,9 @@ def weigh_claim_against_audits(
 
 
 def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
-    """Return each finding with an (epsilon, delta) bound, paired with the audit of this bound.
+    """Return each finding that has an (epsilon, delta) audit, paired with this audit.
 
-    Equal audits in several findings of a probe count once.
+    If several findings of one probe have the same audit, return only one of them.
     """
     pairs: dict[tuple[str, str, Audited], tuple[Finding, Audited]] = {}
     for row in rows:
@@ -201,9 +200,9 @@ def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, 
 def _find_game_epsilon(
     claim: Claim | None, row: Finding, audit: Audited, nominal: float | None
 ) -> float | str:
-    """Return the epsilon that the claim promises for the audit's setup, or the reason for none.
+    """Return the epsilon that the claim promises for the audit's setup, or why it promises none.
 
-    claim: None if no finite claim exists; `nominal` then counts.
+    claim: None if no finite claim exists; `nominal` is then returned.
     """
     if claim is None:
         return math.inf if nominal is None else nominal
@@ -215,7 +214,7 @@ def _find_game_epsilon(
 
 
 def find_promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str:
-    """Return the claim's epsilon for this neighbouring relation and unit, or the reason for none.
+    """Return the claim's epsilon for this neighbouring relation and unit, or why it has none.
 
     A guarantee at the claim's delta also holds at any larger delta. An audit at a larger delta can
     therefore refute the claim.

@@ -48,9 +48,9 @@ class WeightedMetric:
 def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
     """Return the sum of coefficient x metric over the parts, with its 95% interval.
 
-    The sum is averaged over the seeds that every part has. The interval comes from resampled
-    secrets or held-out texts, in pairs, if the metrics are of the same secrets or texts. For other
-    metrics, such as epsilon, the intervals of the parts are combined as if independent (MOVER).
+    The sum is averaged over the seeds that every part has. If all metrics are of the same secrets
+    or held-out texts, a paired bootstrap over these gives the interval. For other metrics, such as
+    epsilon, the intervals of the parts are combined as if independent (MOVER).
     name: the name of the sum. Raise AuditError if a part lacks its metric.
     """
     of_members = []
@@ -155,7 +155,7 @@ def _measure_perplexity_contrast(
 
 
 def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
-    """Return a probe's value for each member, keyed by secret id.
+    """Return a probe's value for each member, keyed by secret id; {} if values are missing.
 
     The mean of these values is the metric, for example `exposure(count=16)`.
     """
@@ -198,7 +198,7 @@ def _measure_probe_contrast(
 # Cache few matrices: over 10,000 secrets a matrix takes 160 MB.
 @functools.lru_cache(maxsize=4)
 def _draw_resample_counts(n: int) -> Draws:
-    """Return (1 + resamples, n): how often each resample contains each of n secrets.
+    """Return the count of each of n secrets in each resample, of shape (1 + resamples, n).
 
     Row 0 is the sample itself. All contrasts over n secrets share these counts.
     """

@@ -31,7 +31,7 @@ def is_auc_above_chance(m: Measurement) -> bool:
 
 
 def has_unlike_sides(finding: Finding) -> bool:
-    """Test if a score that does not query the target separates members from non-members."""
+    """Test if any score separates members from non-members without a query to the target."""
     for control in CONTROLS:
         m = finding.measurement(name_auc(control))
         if m is not None and is_auc_above_chance(m):
@@ -40,8 +40,8 @@ def has_unlike_sides(finding: Finding) -> bool:
 
 
 def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
-    """Return a doubt if some score separates members from non-members without a query to the
-    model.
+    """Return a doubt if any score separates members from non-members without a query to the
+    target.
     """
 
     def highest(control: str) -> Measurement | None:
@@ -97,10 +97,10 @@ def _format_auc(m: Measurement) -> str:
 def list_contradiction_doubts(
     result: AuditResult, target: str, greedy: Measurement | None
 ) -> Iterator[Doubt]:
-    """Yield doubts from numbers of a target that contradict each other.
+    """Yield a doubt for each pair of a target's numbers that contradict each other.
 
-    Causes may be a filter, a truncation or another distribution. greedy: share of secrets that
-    greedy decoding of the undefended model extracts.
+    The cause may be a filter, a truncation or a different distribution. greedy: share of secrets
+    that greedy decoding of the undefended model extracts.
     """
     rows = [f for f in result.select_findings(target) if not f.not_applicable]
     attacks = [f for f in rows if is_measured(f.measurement(RECALL))]
@@ -115,8 +115,8 @@ def list_contradiction_doubts(
 def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
     """Explain that an attack has fewer hits than the probe's probabilities allow; "" if they agree.
 
-    A binomial tail bounds the lower tail of the number of hits. This holds for k <= n p - 1 hits of
-    n independent secrets with mean probability p (Hoeffding 1956, Theorem 4). A match of any guess
+    P(at most k hits) is bounded by a binomial tail. This holds for k <= n p - 1 hits among n
+    independent secrets with mean probability p (Hoeffding 1956, Theorem 4). A match of any guess
     counts as a hit.
     """
     untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")

@@ -37,7 +37,7 @@ class FrontierModel:
         label: label of the point in plots.
         line: name of the defense, whose points form a line.
         claim: privacy claim of the defense.
-        cells: results over the seeds, by (setting, attack).
+        cells: results over the seeds, keyed by (setting, attack).
     """
 
     name: str  # of the target
@@ -48,7 +48,7 @@ class FrontierModel:
 
     @property
     def heldout(self) -> Mapping[int, Mapping[str, Sequence[float]]]:
-        """The `tokens` and the nll (nats) of each held-out text, by seed."""
+        """Token count and nll (nats) of each held-out text, by seed and column name."""
         return next((cell.heldout for cell in self.cells.values()), {})
 
     def is_same_model(self, other: FrontierModel) -> bool:
@@ -67,9 +67,9 @@ class FrontierModel:
 def list_frontier_models(
     runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None
 ) -> list[FrontierModel]:
-    """Return the undefended model of these runs and the defended models, without controls.
+    """Return the undefended model of these runs, then the defended models, without controls.
 
-    variant, at: name and swept options of the runs' grid point, for the labels of defenses.
+    variant, at: name and swept options of the runs' grid point, which label the defenses.
     """
     first, _ = next(iter(runs.values()))
     replicates = list(read_replicates(runs))
@@ -111,7 +111,7 @@ def list_frontier_models(
 def _list_swept_options(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
     """Yield labels of this model's swept options, such as `weight 0.9`.
 
-    at: swept values by option. defenses: names of the defenses in the plan.
+    at: swept values, keyed by option. defenses: names of the defenses in the plan.
     """
     for key, value in at.items():
         plugin, dot, option = key.partition(".")
@@ -141,7 +141,7 @@ def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 def merge_frontier_models(
     places: Sequence[Sequence[FrontierModel]],
 ) -> list[FrontierModel]:
-    """Return the models of several grid points, without repeated labels or undefended models.
+    """Return one undefended model, then the distinct defended models of several grid points.
 
     places: models of each grid point. Return [] if the undefended models differ, because the points
     then have different targets.
@@ -179,7 +179,7 @@ def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
 
 
 def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierModel]:
-    """Return the distinct models. Labels of defenses with equal titles get the defenses' names."""
+    """Return the models; append the defense's name to titles that several defenses share."""
     names_by_line: dict[str, set[str]] = {}
     for model in models:
         names_by_line.setdefault(model.line, set()).add(model.name)
@@ -196,8 +196,8 @@ def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierMod
 def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     """Yield each leakage metric with each (setting, attack) that measures the metric.
 
-    Text-only settings count only if no white-box setting has the metric. A probe's metric comes
-    with the one probe that lists the metric earliest.
+    Text-only settings are used only if no white-box setting has the metric. If several probes
+    measure a metric, use only the probe that lists this metric earliest.
     """
     for name in LEAKS:
         rows = []
@@ -218,9 +218,9 @@ def _list_measured_metrics(cell: Replicates) -> list[str]:
 
 
 def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
-    """Return each model's perplexity divided by the undefended model's on the same texts, by label.
+    """Return each model's perplexity relative to the undefended model's, keyed by label.
 
-    Models without these texts are omitted.
+    Both perplexities are of the same held-out texts; models without these texts are omitted.
     """
     # Ratios are paired by text over all seeds: each seed needs the same number of texts.
     tokens = _map_heldout_losses(models[0], "tokens")
@@ -243,7 +243,7 @@ def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Mea
 
 
 def _map_heldout_losses(model: FrontierModel, column: str) -> dict[int, tuple[float, ...]]:
-    """Return the column of the held-out texts, by seed."""
+    """Return this column of the held-out texts, keyed by seed."""
     return {seed: tuple(losses[column]) for seed, losses in model.heldout.items()}
 
 
@@ -287,7 +287,7 @@ def _explain_missing_point(
 ) -> str:
     """Return the reason why the model has no point on this frontier; "" if it has a point.
 
-    ratio: perplexity ratio to the undefended model, by label.
+    ratio: perplexity relative to the undefended model, keyed by label.
     """
     if model.label not in ratio:
         return "no perplexity of the texts that the undefended model predicts"
@@ -369,7 +369,7 @@ def _build_frontier_point(
 def _flag_least_leaking_points(
     points: Sequence[FrontierPoint], leaks: Sequence[ModelLeakage]
 ) -> list[FrontierPoint]:
-    """Flag the points that may leak least, among the points shown to be within the perplexity
+    """Flag the points that may leak least among those significantly within the perplexity
     margin.
     """
     indices = []
@@ -389,8 +389,7 @@ def _flag_least_leaking_points(
 
 
 def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Mark the corners of the convex frontier, with the logarithm of perplexity as x.
-
+    """Mark the corners of the convex frontier of leakage against log perplexity.
     A user who chooses at random between two models gets a point on the line between them.
     """
     indices = []

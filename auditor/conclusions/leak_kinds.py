@@ -43,9 +43,9 @@ class LeakReading:
         row: target, setting, and attack or probe of the measurement.
         can_show_leak: False if the number can raise suspicion but not show a leak.
         either_way: True for an AUC, which shows a leak below one half too.
-        part: group of the data, if not all.
-        count: repeat count of the secrets, if not all.
-        looks: numbers that share the significance level.
+        part: group of the data that the number covers; "" for all.
+        count: repeat count of the secrets that the number covers; "" for all.
+        looks: how many numbers share the significance level.
         max_provable: largest value that an audit could have proved.
         blind: the same number computed without a model.
     """
@@ -72,7 +72,7 @@ class LeakReading:
     def is_above_baseline(self) -> bool:
         """True if the number is significantly above its baseline, given both intervals.
 
-        If `either_way`, a number significantly below the baseline counts too.
+        If `either_way`, also True if the number is significantly below the baseline.
         """
         m = self.corrected
         if self.excess is not None:
@@ -87,7 +87,7 @@ class LeakReading:
 
     @property
     def corrected(self) -> Measurement:
-        """The number with its interval corrected for all `looks`. This interval decides."""
+        """The number with its interval corrected for `looks` tests; this interval decides."""
         return widen_leak_measurement(self.measured, self.looks)
 
     @property
@@ -98,7 +98,7 @@ class LeakReading:
     def is_suspected(self) -> bool:
         """True if the number is above its baseline but shows no leak.
 
-        Either the difference is not significant, or the number cannot show a leak alone.
+        Either the difference is not significant, or the number cannot show a leak by itself.
         """
         m = self.measured
         if m.unit in ("share", "count"):
@@ -130,7 +130,7 @@ class LeakReading:
 def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
     """Return the smallest share of n secrets that is significantly above the baseline.
 
-    Return NaN if even the share 1 is not. looks: numbers that share the significance level.
+    Return NaN if even a share of 1 is not. looks: how many numbers share the significance level.
     """
 
     factor = _compute_look_factor(looks)
@@ -195,13 +195,13 @@ def read_nonmember_leaks(
 ) -> Iterator[LeakReading]:
     """Yield the number with this name, with the non-members' number as its baseline.
 
-    alone: whether the number can show a leak by itself. bounds: the numbers are lower bounds, so
-    their difference bounds nothing.
+    alone: whether the number can show a leak by itself. bounds: True if both numbers are lower
+    bounds, whose difference is no bound.
     """
     m = finding.measurement(name)
     if not is_measured(m):
         return
-    # bounds of one kind are compared with each other: the upper end of a beam may be near 1
+    # Compare lower bounds with lower bounds: the upper bound of a beam search may be near 1.
     if bounds:
         upper = name
     else:
@@ -221,9 +221,9 @@ def read_nonmember_leaks(
 def read_repeat_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield the number with this name for each repeat count, with its baseline.
+    """Yield the number with this name at each repeat count, next to the baseline.
 
-    The numbers share a significance level. Yield nothing if there is only one repeat count.
+    The numbers share one significance level. Yield nothing for fewer than two repeat counts.
     """
     shares = {}
     for count, m in finding.by_repeats.items():
@@ -236,9 +236,9 @@ def read_repeat_leaks(
 def read_group_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield the number with this name for each group of the data, with its baseline.
+    """Yield the number with this name for each group of the data, next to the baseline.
 
-    The numbers share a significance level. Yield nothing if there is only one group.
+    The numbers share one significance level. Yield nothing for fewer than two groups.
     """
     for group, reading in _read_shared_level(finding, finding.by_group, baseline, name):
         yield replace(reading, part=f"group {group}")
@@ -266,10 +266,8 @@ def _read_shared_level(
 
 
 def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
-    """Return the numbers with a significance level shared by all (Bonferroni), not a level for
-    each.
-    """
-    # k readings that share a level over k looks use one level together.
+    """Correct the numbers so that all share one significance level (Bonferroni)."""
+    # k readings that already share a level count as a single test.
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.can_show_leak))
     adjusted = []
     for reading in readings:

@@ -66,19 +66,16 @@ def _read_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _read_record_leaks(finding: Finding, of_secrets: str, of_records: str) -> Iterator[LeakReading]:
-    """Yield the extracted share of records.
-
-    Yield the share of secrets if every secret is a whole record.
-    """
+    """Yield the extracted share of records, or of secrets if every secret is a whole record."""
     # Parts of one record are not independent: an interval over them is too narrow to show anything.
     has_parts = is_measured(finding.measurement(of_records))
     yield from read_nonmember_leaks(finding, of_records if has_parts else of_secrets)
 
 
 def _read_copies_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the extracted share of the records with each number of copies.
+    """Yield the extracted share of records for each number of copies.
 
-    The shares have a common significance level. Yield nothing for a single number of copies.
+    All shares use one significance level. Yield nothing if only one number of copies occurs.
     """
     shares = {}
     for stratum in finding.strata:
@@ -106,7 +103,7 @@ def _read_near_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
     """Yield the mean probability that one sample, or any of n samples, extracts the secret.
 
-    Also yield the shares of secrets with a high probability, which a mean may hide.
+    Also yield the share of secrets with a high probability, which the mean may hide.
     """
     for name in (EXACT, f"{EXACT}{AT_LEAST}"):
         yield from read_nonmember_leaks(finding, name)
@@ -216,10 +213,10 @@ CANARIES = LeakKind(
 
 
 def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the ranks of personal data, then the strongest membership score over all members and by
+    """Yield the ranks of personal data, then the strongest membership score: overall, and by
     copies.
 
-    The intervals hold for all scores and groups together. If members and non-members differ in
+    The intervals are simultaneous over all scores and groups. If members and non-members differ in
     kind, only the adjusted AUC decides. If that AUC is at chance, the AUC of all records is only a
     hint.
     """
@@ -254,8 +251,8 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
 def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
     """Return the strongest score's AUC, then its AUCs by number of copies if there are several.
 
-    Intervals allow for the choice of the strongest score. Records of older versions have the AUC of
-    a score chosen beforehand; there the strongest is selected with a Bonferroni correction, which
+    Intervals allow for the choice of the strongest score. Runs of older versions recorded the AUC
+    of a score chosen beforehand; for them, choose the strongest with a Bonferroni correction, which
     is wider.
     """
     main = finding.measurement(name_auc(""))
@@ -286,8 +283,7 @@ def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str
 
 
 def _list_person_inference(finding: Finding) -> list[Measurement]:
-    """Return the AUC of the test whether a person's data was trained on, from other records of the
-    person.
+    """Return the AUC of inferring from a person's other records whether their data was trained on.
 
     Return [] if the reference model alone identifies these people.
     """

@@ -68,12 +68,13 @@ class RowValuesBySecret:
     Args:
         ids: secret ids.
         member: True for members.
-        repeats: copies of each secret in the training data; None if unknown.
-        values: numbers by metric; for an attack also the "score" of first guesses.
+        repeats: number of copies of each secret in the training data; None if unknown.
+        values: numbers, keyed by metric; for an attack also the "score" of first guesses.
         outcome: judged guesses of an attack; None for a probe.
-        kinds: share of a secret's personal data in its first guess, by kind; NaN without such data.
+        kinds: share of each secret's personal data that its first guess has, keyed by kind; NaN if
+        the secret has none.
         score_is_probability: True if an attack's score is a probability.
-        anytime: True if the sample size depended on the results; then only betting bounds are
+        anytime: True if the sample size depended on the results; only betting bounds are then
         valid.
     """
 
@@ -136,7 +137,7 @@ class RowValuesBySecret:
         }
 
     def remeasure_kinds(self, name: str, kinds: Iterable[str]) -> dict[str, Measurement]:
-        """Return the metric of each of these kinds of personal data, as far as it has values."""
+        """Return the metric for each of these kinds of personal data; omit kinds without values."""
         measured = {}
         for kind in kinds:
             if m := self.remeasure_metric(name, kind=kind):
@@ -148,8 +149,8 @@ class RowValuesBySecret:
     ) -> Measurement | None:
         """Recompute a metric with its interval; None if values are missing.
 
-        count: only members with this repeat count. kind: only this kind of personal data. A metric
-        named for non-members uses the non-members.
+        count: use only members with this repeat count. kind: use only this kind of personal data.
+        Metrics of non-members, such as `recall_nonmembers`, use the non-members.
         """
         metric = find_metric(name)
         if self.anytime:
@@ -185,8 +186,7 @@ class RowValuesBySecret:
     def build_anytime_evidence(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> BoundedNumber | None:
-        """Return the metric with bounds that are valid however often they are computed as secrets
-        arrive.
+        """Return the metric with bounds that stay valid if recomputed after every secret.
 
         Return None if the metric is not a mean of shares, or if no secrets exist. count, kind:
         as in `remeasure_metric`.
@@ -214,7 +214,7 @@ class RowValuesBySecret:
     def _list_kind_shares(self, kind: str, metric: Metric) -> Floats:
         """Return the extracted share of each secret's personal data of this kind.
 
-        Secrets without such data are left out. A metric counted by record has one share for each
+        Secrets without such data are omitted. If the metric counts records, return one share per
         record: the highest among the record's secrets.
         """
         shares = self.kinds.get(kind, np.full(len(self.ids), np.nan))
@@ -232,8 +232,8 @@ class RowValuesBySecret:
     ) -> dict[str, float]:
         """Return the values of this metric, keyed by secret id; {} if no values exist.
 
-        members: True for members, False for non-members. count: only secrets with this repeat
-        count.
+        members: True for members, False for non-members. count: select only secrets with this
+        repeat count.
         """
         # Not strict: a missing number gives no rows.
         rows = zip(
@@ -248,7 +248,7 @@ class RowValuesBySecret:
         }
 
     def keep_one_metric(self, name: str, others: bool) -> RowValuesBySecret:
-        """Return the members' results with only this metric. others: keep the non-members too."""
+        """Return the members' results with only this metric. others: keep non-members as well."""
         indices = np.flatnonzero(self.member | others)
         ids = tuple(self.ids[i] for i in indices)
         repeats = tuple(self.repeats[i] for i in indices)
@@ -257,15 +257,15 @@ class RowValuesBySecret:
         )
 
     def order_metric_values(self, members: bool, count: int | None) -> dict[str, Floats]:
-        """Return the values of each metric, keyed by name, ordered by secret id.
+        """Return the values of each metric in order of secret id, keyed by metric name.
 
-        members: True for members, False for non-members. count: only secrets with this repeat
-        count.
+        members: True for members, False for non-members. count: select only secrets with this
+        repeat count.
         """
         is_selected = self.member == members
         if count is not None:
             is_selected &= np.array([times == count for times in self.repeats], dtype=bool)
-        # By id, so that two runs on the same secrets pair place by place.
+        # Ordered by id, so that equal indices of two runs mean the same secret.
         indices = self._order_by_id[is_selected[self._order_by_id]]
         return {name: values[indices] for name, values in self.values.items()}
 
@@ -277,8 +277,7 @@ class RowValuesBySecret:
 def align_rows(
     rows: Iterable[RowValuesBySecret], name: str, members: bool
 ) -> tuple[list[str], Floats]:
-    """Return the k secret ids that have this metric in all `rows`, then the values (rows, k).
-
+    """Return the k secret ids that have this metric in all `rows`, and values of shape (rows, k).
     members: True for members, False for non-members.
     """
     columns = [row.values_by_secret(name, members) for row in rows]
@@ -294,14 +293,14 @@ class RunOutcomes:
         name: name of the run.
         result: the run's `result.json`.
         outcomes: results by target, setting, and attack or probe; empty if the folder has no table.
-        listed: ids of the attacked secrets, from other files of the folder.
+        listed: ids of the attacked secrets, read from other files of the folder.
         edits: changes to the folder since the run ended; None if the folder has no manifest.
     """
 
     name: str
     result: AuditResult
     outcomes: Mapping[CellKey, RowValuesBySecret]  # empty: the folder has no table
-    # the attacked secrets, by the other files of the folder
+    # the attacked secrets, read from the other files of the folder
     listed: AnsweredSecretIds = field(default=NOT_KEPT, repr=False)
     edits: FolderEdits | None = NO_EDITS  # since the run ended; None: no manifest
 
@@ -368,10 +367,9 @@ def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
 
 
 def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
-    """Return the TPR at a false-positive rate, or the partial AUC, with bounds at any significance
-    level.
+    """Return a TPR or a partial AUC with bounds at any significance level.
 
-    Return None for other metrics, or without sufficient scores.
+    Return None for other metrics, or if there are too few scores.
     """
     recorded_metric = find_metric(metric)
     max_fpr = recorded_metric.rate or recorded_metric.below
@@ -400,8 +398,8 @@ def compare_paired_rows(
 ) -> BoundedNumber | str:
     """Return the metric of `new` minus that of `base`, paired by secret.
 
-    Return the reason if the difference cannot be computed. `new` and `base` have the same secrets.
-    count: only members with this repeat count. `_nonmembers` metrics use the non-members.
+    If the difference cannot be computed, return the reason. `new` and `base` have the same secrets.
+    count: use only members with this repeat count. `_nonmembers` metrics use the non-members.
     """
     compared_metric = find_metric(metric)
     if new.anytime or base.anytime:
@@ -440,8 +438,8 @@ def compare_paired_rows(
 def _compare_paired_scores(
     about: Metric, *runs: tuple[Floats, RowValuesBySecret]
 ) -> BoundedNumber | str:
-    """Return the difference of a TPR or an AUC. runs: the members' scores and all results."""
-    # (scores of the members, scores of the non-members) of each run
+    """Return the difference of a TPR or AUC. runs: (members' scores, all results) of both runs."""
+    # (members' scores, non-members' scores) of each run
     new, base = (
         (scores, row.order_metric_values(False, None)[about.scores]) for scores, row in runs
     )
@@ -455,9 +453,9 @@ def _compare_paired_scores(
 def _compare_anytime_valid_rows(
     about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Return the difference on the secrets that both runs queried, if a run may have stopped early.
+    """Return the difference on the secrets that both runs queried; either may have stopped early.
 
-    count: only members with this repeat count.
+    count: use only members with this repeat count.
     """
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return (

@@ -25,9 +25,9 @@ class Replicates:
         target: name of the target.
         setting: access setting.
         attack: name of the attack or probe.
-        rows: results by secret, by seed.
-        measured: measurements of the finding and its target, keyed by name, by seed.
-        heldout: tokens and nll of the target's held-out texts, by seed.
+        rows: results of each secret, keyed by seed.
+        measured: measurements of the finding and its target, keyed by seed and name.
+        heldout: token counts and nll of the target's held-out texts, keyed by seed and column.
         options: options of the attack or probe.
         not_applicable: reason if nothing was measured; otherwise "".
     """
@@ -38,14 +38,14 @@ class Replicates:
     rows: Mapping[int, RowValuesBySecret] = field(default_factory=dict)
     # of the finding and its target
     measured: Mapping[int, Mapping[str, Measurement]] = field(default_factory=dict)
-    # nll by target's text
+    # token counts and nll of the target's held-out texts
     heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     not_applicable: str = ""
 
     @cached_property
     def member_outcomes_by_seed(self) -> Mapping[int, Outcome]:
-        """An attack's judged guesses for the members, by seed."""
+        """An attack's judged guesses for the members, keyed by seed."""
         outcomes = {}
         for seed, row in self.rows.items():
             if row.outcome is not None:
@@ -54,9 +54,9 @@ class Replicates:
 
 
 def read_replicates(runs: Runs) -> Iterator[Replicates]:
-    """Yield the results of each target, setting, and attack or probe, by seed.
+    """Yield the results of each combination of target, setting, and attack or probe.
 
-    Only seeds with numbers are included.
+    Seeds without numbers are left out.
     """
     by_key: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in runs.items():
@@ -108,8 +108,8 @@ def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measu
 def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
     """Yield the target's held-out perplexities, claimed epsilons, and causes of lower likelihood.
 
-    Epsilons are exact, so their intervals have no width. `likelihood_mixing` is a cause's share of
-    the members' likelihood advantage.
+    Epsilons are exact, so their intervals have no width. `likelihood_mixing` is the part of the
+    members' likelihood advantage that mixing explains.
     """
     if target.perplexity:
         yield target.perplexity

@@ -28,16 +28,16 @@ from auditor.statistics import documents, intervals
 
 @dataclass(frozen=True)
 class SecretDetails:
-    """Results of a run by secret; empty if the folder has no such files.
+    """A run's results for each secret; empty if the folder has no such files.
 
     Args:
         secrets: publishable facts of each secret.
-        rows: results by secret, by cell (target, setting, attack or probe).
+        rows: results of each secret, keyed by cell (target, setting, attack or probe).
         tokens: log-probability in nats of each token of the true suffix, by target and secret.
-        heldout: tokens and summed nll in nats of each held-out text, by target.
-        exposure: proven bits by cell and secret, -log2 of the null p-value. They equal the exposure
-        if the rank is exact.
-        records: columns about extracted records of corpus attacks, by cell.
+        heldout: token count and summed nll in nats of each held-out text, keyed by target.
+        exposure: proven bits, -log2 of the null p-value, by cell and secret. They equal the
+        exposure if the rank is exact.
+        records: columns about the records that corpus attacks extracted, keyed by cell.
     """
 
     secrets: tuple[SecretFacts, ...] = ()
@@ -45,14 +45,14 @@ class SecretDetails:
     tokens: Mapping[str, SuffixLogProbs] = field(default_factory=dict)
     heldout: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
-    # in generations, by quantity
+    # columns of the generations, by quantity
     records: Mapping[CellKey, Mapping[str, Column]] = field(default_factory=dict)
 
 
 def build_fact_columns(
     secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the columns of `secrets.json`, by key.
+    """Return the columns of `secrets.json`, keyed by name.
 
     salt: fingerprint of the aliases' salt. canaries: ids of secrets that only probes query.
     """
@@ -87,9 +87,7 @@ def map_aliases(folder: Path) -> dict[str, str]:
 
 
 def read_secret_details(folder: Path) -> SecretDetails:
-    """Read the results by secret of a run folder. Raise AuditError for a file with other
-    content.
-    """
+    """Read a run folder's results for each secret. Raise AuditError for a malformed file."""
     rows = {}
     for cell, row in outcomes.read_row_values(folder).items():
         if row.values:
@@ -117,10 +115,10 @@ def read_secret_details(folder: Path) -> SecretDetails:
 def count_document_extractions(
     details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int, int]]:
-    """Count the extracted parts of each document of members.
+    """Count the extracted parts of each training document.
 
-    Return, by document, three counts: tokens of the longest extracted block, extracted parts,
-    attacked parts.
+    Return three counts, keyed by document: tokens in the longest extracted block, extracted parts,
+    and attacked parts.
     """
     if values_by_secret.outcome is None:
         return {}
@@ -141,9 +139,9 @@ def count_document_extractions(
 def count_person_extractions(
     details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int]]:
-    """Return each person's number of extracted records, then of attacked records, by person.
+    """Return the numbers of extracted and of attacked records, keyed by person.
 
-    The person with most extracted records comes first. Only people with trained records count.
+    The person with the most extracted records comes first. Only training records are counted.
     """
     if values_by_secret.outcome is None:
         return {}
@@ -175,11 +173,10 @@ def measure_length_accuracy(
     values_by_secret: RowValuesBySecret,
     lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
 ) -> dict[int, Measurement]:
-    """Return, for each length L, the share of members whose first guess has the right first L
-    tokens.
+    """Return the share of members whose first guess has the leading L tokens right, keyed by L.
 
-    Only suffixes of at least L tokens count. The last L is the longest suffix. Its share therefore
-    equals the recall if all suffixes have the same length.
+    Only suffixes of at least L tokens count. The last L is the length of the longest suffix. Its
+    share therefore equals the recall if all suffixes have the same length.
     """
     n_tokens_by_id = {}
     for secret in details.secrets:
@@ -230,8 +227,8 @@ class Reliability:
 
     Args:
         bins: guesses grouped by score.
-        error: expected calibration error: mean |score - share right| over the bins, by guesses.
-        brier: mean squared distance of the score from 1 (right) or 0 (wrong).
+        error: expected calibration error: mean |score - share right|, weighted by bin size.
+        brier: mean squared difference between the score and 1 (right) or 0 (wrong).
         n: number of guesses.
     """
 
@@ -242,7 +239,7 @@ class Reliability:
 
 
 def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
-    """Compute the calibration of scores (n,) in [0, 1]. right: (n,), True for correct guesses.
+    """Compute the calibration of scores in [0, 1]. right: True for correct guesses. Both (n,).
 
     Bins have equal width, and empty bins are omitted. Guo et al. 2017, Eq. 3 (expected calibration
     error); Brier 1950. Raise AuditError for a score outside [0, 1].
@@ -265,7 +262,7 @@ def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
 
 
 def compute_survival_function(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Return (x, share of values >= x) for each distinct finite value x, rising. NaN is ignored."""
+    """Return (x, share of values >= x) for each distinct finite x in rising order; ignore NaN."""
     known = np.sort([value for value in values if not math.isnan(value)])
     # Infinities count in the shares, but do not fit on an axis.
     return [(float(x), float(np.mean(known >= x))) for x in np.unique(known) if math.isfinite(x)]

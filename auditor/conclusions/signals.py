@@ -44,7 +44,7 @@ SETTINGS = ("text-only", "white-box")
 
 @dataclass(frozen=True)
 class LeakSignal:
-    """Decision on a kind of leak of a target in an access setting, with the deciding number.
+    """Decision whether a target leaks in one way and access setting, with the deciding number.
 
     Args:
         kind: the kind of leak.
@@ -54,17 +54,17 @@ class LeakSignal:
         measured: the deciding number.
         baseline: its baseline from non-members or chance; None if no baseline exists.
         row: target, setting, and attack or probe of the number.
-        suspected: True if the number suggests a leak without showing one, for example without
-        significance.
+        suspected: True if the number suggests but does not show a leak, for example because it is
+        not significant.
         smallest_detectable: smallest number that would show a leak; NaN if unknown.
-        part: group of the data that the number covers, if not all.
-        count: repeat count of the secrets that the number covers, if not all.
-        reason: reason if the kind was not tested.
+        part: group of the data that the number covers; "" for all.
+        count: repeat count of the secrets that the number covers; "" for all.
+        reason: why the kind was not tested; "" if it was.
         blind: the same number computed without any model.
         worst_stratum: number of copies with the largest extracted share.
         worst_group: group of the data with the largest extracted share.
-        looks: numbers that share the significance level.
-        excess: the part above the non-members, if this part decides.
+        looks: how many numbers share the significance level.
+        excess: the number minus the non-members' number, if this difference decides.
         can_show_leak: whether the number can show a leak by itself.
     """
 
@@ -90,8 +90,8 @@ class LeakSignal:
 
     @property
     def gate_rule(self) -> str:
-        """Gate rule such as `membership_auc=0.6` that fails if this signal is significant; "" if no
-        rule matches the signal.
+        """Gate rule that fails if this signal is significant, such as `membership_auc=0.6`; "" if
+        no rule exists.
         """
         m = self.measured
         limits = dict(self.kind.limits)
@@ -147,9 +147,7 @@ class LeakAssessment:
         return tuple(s for s in self.list_target_signals(target) if s.status != NOT_TESTED)
 
     def list_target_doubts(self, target: str) -> tuple[Doubt, ...]:
-        """Return the contradictions and doubts that forbid the conclusion that the target leaks
-        nothing.
-        """
+        """Return the contradictions and doubts, each of which forbids to report no leakage."""
         return (*self.contradictions.get(target, ()), *self.doubts.get(target, ()))
 
     def shows_no_leakage(self, target: str) -> bool:
@@ -167,8 +165,8 @@ class LeakAssessment:
     def find_gate_signal(self, target: str | None = None) -> LeakSignal | None:
         """Return the most important signal that has a gate rule; None if no signal has a rule.
 
-        Leaks come first, then suspicions, then other signals. Of these, defended targets come
-        first. target: consider only this target.
+        Leaks come first, then suspicions, then other signals; defended targets precede the
+        undefended one. target: if given, consider only this target.
         """
         if target is None:
             candidates = self.signals
@@ -220,8 +218,8 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
     """Yield a signal for each kind of leak and tested access setting.
 
-    An untested kind gives a single signal, with the reason. The signals of released text share the
-    significance level, because they answer a single question.
+    A kind that no setting tested gives one signal, with the reason. The signals of released text
+    share one significance level, because they answer a single question.
     """
     rows = result.select_findings(target)
     readings = []
@@ -255,9 +253,9 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
 def _assess_greedy_decoding(
     result: AuditResult, target: str, rows: Sequence[Finding]
 ) -> Iterator[LeakSignal]:
-    """Yield the signal of greedy decoding, unless the verbatim signal covers it.
+    """Yield the signal of greedy decoding, unless a greedy attack already gives a verbatim signal.
 
-    One measurement is not two signals.
+    One measurement must not count as two signals.
     """
     for row in rows:
         if row.decodes_greedily and is_measured(row.measurement(RECALL)):
@@ -269,10 +267,9 @@ def _assess_greedy_decoding(
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
-    """Return the signal of verbatim extraction, with the records that leak most.
+    """Add the number of copies and the group of records that leak most to a verbatim signal.
 
-    They are the number of copies and the group of the data with the largest extracted share. One
-    extracted record shows a leak of greedy decoding.
+    If the attack decodes greedily, a single extracted record shows a leak.
     """
     rows = [row for row in rows if row.setting == signal.setting]
     groups = filter(None, map(find_worst_group, rows))
@@ -302,23 +299,22 @@ def _build_signal(
 ) -> LeakSignal:
     """Build the signal of a kind of leak in a setting from its most informative number.
 
-    readings: numbers with their baselines. A number that shows a leak comes first, then a number
-    that raises suspicion, then the highest. Among zeros, the number with the widest interval is
-    taken.
+    readings: numbers with their baselines. Prefer a number that shows a leak, then a number that
+    raises suspicion, then the highest number. If all are zero, take the widest interval.
     """
     first = {name: i for i, (name, _) in enumerate(kind.limits)}
     least = min(reading.looks for reading in readings)
 
     def place(reading: LeakReading) -> tuple[bool, bool, bool, bool, int, float, float]:
         m = reading.corrected
-        # Rank AUCs by their certain distance from chance: a small group's AUC is often far by
-        # chance.
+        # Rank AUCs by the near end of their interval: a small group's AUC is often far from one
+        # half by chance.
         if reading.either_way:
             size = max(m.low, 1 - m.high)
         else:
             size = m.value
-        # The least is best: shows a leak, is suspected, can show a leak, has its own level, is
-        # early among the limits, is large; zeros by widest interval.
+        # `min` takes the first that differs: shows a leak, is suspected, can show a leak, has its
+        # own level, is early among the limits, is large (zeros: has the widest interval).
         return (
             not reading.is_shown,
             not (reading.is_shown or reading.is_suspected),
@@ -345,10 +341,9 @@ def _build_signal(
 
 
 def _build_greedy_signal(result: AuditResult) -> LeakSignal:
-    """Return the signal of greedy decoding, over all repeat counts.
+    """Return the signal of greedy decoding over all repeat counts, of the undefended model only.
 
-    Only the undefended model is queried. A single hit shows a leak, unless non-members have an
-    equal share of hits.
+    A single hit shows a leak, unless non-members have at least the same share of hits.
     """
     recall_by_count = {}
     hits = 0
@@ -381,10 +376,7 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
 
 
 def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
-    """Return the reason why no attack or probe measured this kind of leak.
-
-    Return "" if no such attack or probe was requested.
-    """
+    """Return why no attack or probe measured this kind of leak; "" if none was requested."""
     unlike = kind.alike and list_mismatch_doubts(result)
     measuring = result.list_measuring_methods(*kind.measured_by)
     reasons = dict[str, None]()  # an ordered set

@@ -13,25 +13,22 @@ _TAIL = 0.025
 
 
 def count_stratum_hits(stratum: Stratum) -> int:
-    """Return the number of extracted records in a stratum, the records with equal numbers of
-    copies.
-    """
+    """Return the number of extracted records in a stratum."""
     if stratum.extracted.n:
         return round(stratum.extracted.value * stratum.extracted.n)
     return 0
 
 
 def is_partly_asked(finding: Finding) -> bool:
-    """Test if some attackable records were not attacked, because of a limit or lack of time."""
+    """Test if a limit or lack of time left some attackable records unattacked."""
     return any(stratum.extracted.n < stratum.population for stratum in finding.strata)
 
 
 def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
     """Return the extracted share of all attackable records, weighted by stratum.
 
-    A stratum holds the records with equal numbers of copies. Return None without strata. tail:
-    error rate on each side of the interval. The measurement's `n` is the size of the whole
-    population.
+    Return None if no strata exist. tail: error rate on each side of the interval. The measurement's
+    `n` is the size of the whole population.
     """
     if not finding.strata:
         return None
@@ -45,9 +42,9 @@ def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement
 
 
 def find_worst_stratum(finding: Finding) -> Stratum | None:
-    """Return the number of copies, above 1, whose records have the largest extracted share.
+    """Return the stratum of copied records with the largest extracted share.
 
-    The result is a `Stratum`, or None if all shares are 0.
+    Return None if all shares are 0. Records that occur only once are not considered.
     """
     copied = []
     for s in finding.strata:
@@ -59,7 +56,7 @@ def find_worst_stratum(finding: Finding) -> Stratum | None:
 
 
 def find_worst_group(finding: Finding) -> tuple[str, Measurement] | None:
-    """Return the group that leaks most by its lower bound: its name and extracted share.
+    """Return the name and extracted share of the group whose share has the highest lower bound.
 
     Return None if no group's interval lies entirely above the share of all records.
     """

@@ -31,9 +31,9 @@ def summarise_unlearning(
 ) -> Unlearning:
     """Measure the remaining leakage of the forgotten records.
 
-    The white-box results count if there are any, otherwise the text-only results. models: target
-    name by role ("before", "after", "retrained", ...). forgotten: ids of the secrets to forget. The
-    caller adds the steps, rate and texts of relearning.
+    Use the white-box results if any exist, otherwise the text-only results. models: target name,
+    keyed by role ("before", "after", "retrained", ...). forgotten: ids of the secrets to forget.
+    The caller adds the steps, rate and texts of relearning.
     """
     setting = "text-only"
     if result.select_findings(setting="white-box"):
