@@ -28,8 +28,8 @@ def predict_recall(
     """Predict recall with fewer copies, from the recall that was measured at those repeat counts.
 
     repeats, hit: (secrets,) each secret's copies in training, and whether it was extracted.
-    copies_left: (secrets,) the copies to predict for. never: whether each untrained secret was
-    extracted, which gives the recall for 0 copies.
+    copies_left: (secrets,) the copies to predict for.
+    never: whether each untrained secret was extracted, which gives the recall for 0 copies.
 
     The prediction is sum_c w_c r_c over counts c; w_c is the share of secrets with c copies left,
     r_c the recall measured at c. The interval combines the exact intervals of all r_c (MOVER, Zou

@@ -125,8 +125,8 @@ def _count_disjoint_ngrams(at: Ints, n: int) -> int:
 class CorpusCounts:
     """Hold the sizes of the training data and of the held-out texts.
 
-    trained, heldout: the numbers of positions at which an n-gram starts. records, strangers: the
-    numbers of training and of held-out records with at least n tokens.
+    trained, heldout: the numbers of positions at which an n-gram starts.
+    records, strangers: the numbers of training and of held-out records with at least n tokens.
     """
 
     trained: int
