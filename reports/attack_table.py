@@ -56,7 +56,7 @@ class AttackRow:
 
     @property
     def number_text(self) -> str:
-        """Return the attack's main number with its interval, or why there is none.
+        """Return the attack's main number with its interval, or why it has no number.
 
         `29/96 (30% [21–40]) recall` or `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`
         """
@@ -143,8 +143,8 @@ def _find_paired_difference(
 ) -> Measurement | None:
     """Return a metric's value in `new` minus its value in `base`, on the records that both have.
 
-    records: maps each secret's id to its record, which may consist of several secrets. Return None
-    if `new` or `base` is missing.
+    records: record of each secret, keyed by secret id; a record may consist of several secrets.
+    Return None if values are missing.
     """
     if new is None or base is None:
         return None

@@ -1,4 +1,4 @@
-"""Describe how many records were audited, and how extraction depends on copies: "n of N"."""
+"""Describe how many records were audited, and how extraction depends on their copies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from auditor.reports import escaping, phrases
 
 
 def format_stratum(stratum: Stratum) -> str:
-    """Return a clause on the extracted records with one copy count.
-
+    """Return a clause about the extracted records with a given number of copies.
     `all 14 records that occur 16 times are recited`, `3 of the 12 asked ...`
     """
     m = stratum.extracted
@@ -46,8 +45,8 @@ def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str
 def format_strata(finding: Finding) -> str:
     """Return extracted counts by copies, most copies first: `16 copies: 14 of 14; 1 copy: 0 of 27`.
 
-    Sampled copy counts add their population: `0 of 27 asked, of 121`. Return "" if copies were not
-    counted.
+    If only a sample was attacked, add the population: `0 of 27 asked, of 121`. Return "" if copies
+    were not counted.
     """
     parts = []
     for stratum in finding.strata:
@@ -67,7 +66,7 @@ def format_strata(finding: Finding) -> str:
 
 
 def format_audited_share(result: AuditResult) -> str:
-    """Return the numbers of audited and of attackable records, without duplicates: `41 of 135`.
+    """Return how many of the attackable records were audited, without duplicates: `41 of 135`.
 
     Return "" if records were not counted.
     """
@@ -78,8 +77,7 @@ def format_audited_share(result: AuditResult) -> str:
 
 
 def format_coverage(result: AuditResult) -> str:
-    """Return the number of audited records, and of other rows of the data by reason.
-
+    """Return how many records were audited, and how many rows were not, by reason.
     `41 of 135 records audited (150 rows given: 94 not asked ..., 15 auxiliary data)`. The rows
     given include identical copies and auxiliary data; the records do not. Return "" if records were
     not counted.
@@ -107,8 +105,8 @@ def list_missing_attacks(result: AuditResult) -> list[str]:
     """Return `Ethicist did not run on Undefended, white-box: WHY.` for each attack that did not
     run.
 
-    An attack that ran at one access level is missing only at the widest access. An attack that ran
-    at no access level has a sentence without the access.
+    If the attack ran at another access level, report only the widest level. If it ran at none, the
+    sentence names no access level.
     """
     ran = set()
     for f in result.findings:
@@ -136,7 +134,7 @@ def _has_run(finding: Finding) -> bool:
 
 
 def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
-    """Return the reason for each attack that queried no model, by the attack's name."""
+    """Return why each attack that queried no model did not run, keyed by attack."""
     ran = set()
     for f in result.findings:
         if _has_run(f):
@@ -145,19 +143,17 @@ def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
 
 
 def list_copies_phrases(finding: Finding, owner: str) -> list[str]:
-    """Return phrases on extraction by number of copies.
+    """Return phrases about extraction by number of copies.
 
     If only a sample of the records was queried, add the estimate over all records.
-    owner: the data's owner, as the phrases name it.
+    owner: words for the data's owner, used in the phrases.
     """
     of_all = format_weighted_share(finding)
     return [f"recited by copies: {format_strata(finding)} {owner}", *([of_all] if of_all else [])]
 
 
 def describe_asked_records(result: AuditResult) -> str:
-    """Describe the share of records that were queried, separately for records with and without
-    copies.
-
+    """Describe how many records were queried, of those with copies and of the others.
     `41 of 135 records were asked: all 12 that occur more than once, 29 of the 123 others.` Return
     "" if all were queried, or if records were not counted.
     """
@@ -186,9 +182,7 @@ def _count_population(strata: Sequence[Stratum]) -> int:
 
 
 def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
-    """Return the number of queried records with these copy counts: `all 12 that occur more than
-    once`.
-    """
+    """Return how many records of these strata were queried: `all 12 that occur more than once`."""
     n_asked = sum(stratum.extracted.n for stratum in strata)
     if n_asked == _count_population(strata):
         return f"all {which}"
@@ -215,9 +209,7 @@ def format_weighted_share(finding: Finding) -> str:
 
 
 def format_progress_line(result: AuditResult) -> str:
-    """Return a line for the progress display: the numbers of attacked and of extracted records so
-    far.
-    """
+    """Return the progress line: how many records were attacked and extracted so far."""
     row = None
     most = -1
     for finding in result.findings:

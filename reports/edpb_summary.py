@@ -58,7 +58,7 @@ def describe_audited_records(result: AuditResult) -> str:
 def build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
     """Return a table of the Opinion's paragraphs that this test answers or leaves open.
 
-    questions: (paragraph, question, reason for a missing answer, or "" if answered) each.
+    questions: (paragraph, question, "" or the reason why an answer is missing).
     """
     by_paragraph: dict[str, tuple[list[str], list[str]]] = {}
     for paragraph, question, reason in questions:
@@ -80,7 +80,6 @@ def _format_attacked_records(result: AuditResult, side: Literal["members", "nonm
     """Return the number of attacked members or non-members: `41 members`.
 
     If parts of records were attacked, return `33 members (52 parts)`.
-    side: "members" or "nonmembers".
     """
     n_parts = getattr(result.benchmark, side)
     counts = result.benchmark.records.get(side)
@@ -91,7 +90,7 @@ def _format_attacked_records(result: AuditResult, side: Literal["members", "nonm
 
 
 def audit_scope_sentences(r: AuditResult) -> list[str]:
-    """Return sentences on attacked records, methods and cost; return [] if nothing was measured."""
+    """Return sentences about attacked records, methods and cost; [] if nothing was measured."""
     attacks = dict[str, None]()  # ordered sets
     settings = dict[str, None]()
     n_measured = 0

@@ -191,10 +191,9 @@ def _build_calibration_blocks(result: AuditResult, details: SecretDetails) -> It
 def _list_titled_calibrations(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[Finding, str, Reliability]]:
-    """Yield the finding with each calibration of predicted probabilities, and its title.
+    """Yield (finding, title, calibration) for each kind of predicted probability.
 
-    There are two kinds of prediction: guess scores that are probabilities, and exact sampling
-    probabilities.
+    The two kinds are guess scores that are probabilities, and exact sampling probabilities.
     """
     values = details.rows.get(finding.cell_key)
     if values is None or values.outcome is None:
@@ -222,9 +221,9 @@ def _list_titled_calibrations(
 def _list_calibration_chances(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Mapping[str, float]:
-    """Return the exact probability of sampling each secret from its prefix, keyed by secret id.
+    """Return the exact probability that any sample is the secret, keyed by secret id.
 
-    If several attacks share samples, only the first attack has values.
+    If several attacks share their samples, return {} for all but the first.
     """
     access_key = (finding.target, finding.setting, finding.decoding)
     rows = [f for f in result.findings if (f.target, f.setting, f.decoding) == access_key]
@@ -273,7 +272,7 @@ def _build_privacy_utility_blocks(result: AuditResult) -> list[Block]:
 def _build_plugin_measurement_table(result: AuditResult) -> Table:
     """Return a table of numbers that no other section shows.
 
-    These are numbers of plug-ins, and lengths of the longest extracted blocks of documents.
+    These are numbers of plug-ins, and the length of each document's longest extracted block.
     """
     groups = []
     for finding in phrases.sort_findings(result):

@@ -40,7 +40,7 @@ HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", 
 
 
 def describe_frontier(f: Frontier) -> str:
-    """Describe which model leaks least at equal usefulness, if a difference is significant."""
+    """Describe which equally useful models leak least, if any difference is significant."""
     within = []
     unsure = []
     for p in f.points:
@@ -116,9 +116,7 @@ def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
 
 
 def _describe_frontier_basis(f: Frontier) -> str:
-    """Describe how the models were compared: the test, and the numbers of secrets, seeds and
-    models.
-    """
+    """Describe the numbers of secrets, seeds and models compared, and the test."""
     seeds = ""
     if len(f.seeds) > 1:
         seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}"
@@ -243,7 +241,7 @@ def _format_promised_epsilon(p: FrontierPoint) -> str:
 
 
 def _format_least_leaking(f: Frontier, p: FrontierPoint) -> str:
-    """Return whether the model leaks least among equally useful models, in words."""
+    """Return in words whether this model leaks least among equally useful models."""
     # None: not shown to be as useful, so not compared.
     if p.least is None:
         return phrases.NOTHING
@@ -271,7 +269,7 @@ TOPICS = (
 
 
 def build_frontier_row_table(f: Frontier) -> tables.RowTable:
-    """Return a table with a row per model, for reading and LaTeX; the note names the best model."""
+    """Return a table with a row per model, for readers and LaTeX; its note names the best model."""
     title = f"{_format_leak_metric(f)}, at what perplexity"
     head = (*HEAD[:3], phrases.format_metric(f.metric), *HEAD[4:])
     return tables.RowTable(

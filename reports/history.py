@@ -53,7 +53,7 @@ _READING = (
 class _ShownRun:
     """A run on the page.
 
-    change: its comparison with the previous run, or None.
+    change: the comparison of the run with the previous run, or None.
     result: the cleaned result; label: the run's date, commit or checkpoint.
     """
 
@@ -101,9 +101,7 @@ class _ShownRun:
 
 
 def render_history_page(history: History, folder: Path) -> str:
-    """Render a self-contained page. folder: the future folder of the page, from which links
-    start.
-    """
+    """Render a self-contained page. folder: the folder of the page, to which links are relative."""
     sections = []
     lines = []
     for i, line in enumerate(history.lines):
@@ -126,7 +124,10 @@ def render_history_page(history: History, folder: Path) -> str:
 def _build_line_section(
     by: By, reason: str, runs: Sequence[_ShownRun], line: int, folder: Path
 ) -> Section:
-    """Build the section of comparable runs. reason: why they cannot be compared with line 0."""
+    """Build the section of one line of comparable runs.
+
+    reason: why these runs cannot be compared with those of line 0.
+    """
     title = "Leakage"
     blocks: list[Block] = []
     if line:
@@ -181,7 +182,7 @@ def _get_last_part(path: str) -> str:
 
 
 def _shorten_label(by: By, entry: HistoryEntry) -> str:
-    """Return a run's short label for a plot: UTC time, nine digits of the commit, or checkpoint."""
+    """Return a plot label for a run: its UTC time, nine digits of the commit, or checkpoint."""
     if by == "date":
         return f"{entry.time:%m-%d %H:%M}"
     if by == "commit":
@@ -191,7 +192,7 @@ def _shorten_label(by: By, entry: HistoryEntry) -> str:
 
 @dataclass(frozen=True)
 class _MainNumber:
-    """The main number of an attack in one run. place: the run's position on the time axis."""
+    """The main number of an attack in one run. place: position of the run on the time axis."""
 
     place: int
     run: _ShownRun
@@ -210,13 +211,11 @@ class _MainNumber:
 
 
 def _build_leakage_figures(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
-    """Yield a figure per main number and access, white-box first, with a line per attack and
-    model.
-    """
+    """Yield a figure for each main number and access, with a line per attack and model."""
     kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
         for finding in phrases.sort_findings(run.result):
-            # A run without the number has no point, and the others keep their places.
+            # A run without this number leaves a gap on the time axis.
             main = finding.main
             if main is not None and not any(map(math.isnan, (main.value, main.low, main.high))):
                 rows = kinds.setdefault((finding.setting, main.name), {})

@@ -33,9 +33,9 @@ _TRANSCRIPT = (
 
 
 def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> Iterator[Block]:
-    """Return a table of the epsilon that each claim promised and spent, and the claims' audits.
+    """Return a table of each claim's promised and spent epsilon, and a table of the audits.
 
-    Rows differ by neighbouring relation. with_verdicts: whether to judge each claim in a sentence.
+    Each neighbouring relation has a row. with_verdicts: whether to judge each claim in a sentence.
     """
     groups = []
     notes = []
@@ -69,7 +69,7 @@ def _format_claim_details(claim: Claim) -> str:
 def _format_claimed_tokens(claim: Claim) -> str:
     """Return the number of tokens drawn so far, and the number that the claim covers.
 
-    Private training limits no queries, so its claim covers any number.
+    A claim of private training covers any number of tokens.
     """
     if claim.queries is None:
         return "any number"
@@ -199,13 +199,13 @@ def _build_target_cost_blocks(result: AuditResult) -> Iterator[Block]:
 
 def _select_shared_notes(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the notes that occur in all lists, in the order of the first list."""
-    # A single list has nothing to share.
+    # A single list shares no notes.
     first, *rest = notes_by_run or [()]
     return tuple(note for note in first if rest and all(note in other for other in rest))
 
 
 def _list_further_costs(target: TargetRecord) -> list[str]:
-    """Return a model's other perplexities, and its nominal epsilon, which is no promise."""
+    """Return a model's further perplexities, and its nominal epsilon, which promises nothing."""
     costs = []
     for m in target.other_perplexities:
         costs.append(
@@ -250,9 +250,9 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
 def _format_noted_rows(
     titles: Sequence[str], titles_by_setting: Mapping[str, Sequence[str]]
 ) -> str:
-    """Return a suffix with the titles of the attack results that a note concerns.
+    """Return a suffix that names the attack results that a note concerns.
 
-    ` (white-box)` stands for all results at this access; "" stands for all results.
+    Return ` (white-box)` for all results at this access, and "" for all results.
     """
     for setting, setting_titles in titles_by_setting.items():
         if titles == setting_titles:

@@ -1,6 +1,6 @@
 """Plot leakage against perplexity, with a line per defense and the convex frontier.
 
-A shade marks equally useful models.
+Shading marks the range of equally useful models.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CORNERS: Any = {
     "markersize": 10,
 }
 _CORNERS |= {"markerfacecolor": "none", "markeredgewidth": 0.8}
-# Marks of an axis of perplexity ratios.
+# Ticks of an axis of perplexity ratios.
 _RATIOS = (
     0.2,
     0.5,
@@ -66,10 +66,10 @@ _RATIOS = (
 
 
 def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
-    """Draw a line with intervals per defense, the frontier, and a shade over equally useful models.
+    """Draw a line with intervals for each defense, and the frontier; shade equally useful models.
 
-    The models at the frontier's corners have a ring, and a line connects them.
-    paint: maps a colour to the colour that is drawn.
+    Models at the frontier's corners have a ring, and a line connects them.
+    paint: maps a placeholder colour to the colour to draw.
     """
     lines: dict[str, list[Series]] = {}
     corners: list[PlotPoint] = []
@@ -126,10 +126,10 @@ def _draw_defense(axes: Axes, line: Sequence[Series], colour: str, marker: str) 
 
 
 def _build_frontier_line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return points on the frontier, which joins its corners by straight lines in log x.
+    """Return points on the frontier, whose corners are joined by straight lines in log x.
 
-    A random choice between the models at two corners reaches the points between them. x, y:
-    (corners,).
+    A user who chooses at random between the models at two corners gets a point between them.
+    x, y: coordinates of the corners, of shape (corners,).
     """
     # A random choice averages the leaks of the two and, over held-out texts, their
     # log-perplexities. In 24 steps: straight over log x is a bend on this axis.
@@ -143,9 +143,7 @@ def _build_frontier_line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def _scale_ratio(ratio: Any) -> Any:
-    """Return the signed square root of a perplexity ratio's logarithm, which separates ratios close
-    to 1.
-    """
+    """Return sign(log r) sqrt(|log r|) for perplexity ratio r, which spreads ratios close to 1."""
     logs = np.log(np.maximum(ratio, 1e-9))  # matplotlib transforms 0 too, in intermediate steps
     return np.sign(logs) * np.sqrt(np.abs(logs))
 
@@ -167,7 +165,7 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
     axes.set_xscale("function", functions=(_scale_ratio, _unscale_ratio))
     axes.set_xlim(float(_unscale_ratio(low - room)), float(_unscale_ratio(high + room)))
     marks: list[float] = []
-    # Place 1 and the margin first, then marks by their distance to 1.
+    # Put ticks at 1 and the margin first, then others by their distance from 1.
     for mark in sorted(
         _RATIOS, key=lambda mark: (mark != 1, mark != block.shaded_until, abs(math.log(mark)))
     ):
@@ -182,9 +180,10 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
 def build_legend_entries(
     blocks: Sequence[Block], paint: Callable[[str], str] = str
 ) -> tuple[list[Any], list[str]]:
-    """Return legend handles and labels: first defenses by colour and marker, then kinds of points.
+    """Return legend handles and labels: first the defenses, then the kinds of points.
 
-    Points are filled, hollow or ringed. paint: maps a colour to the colour that is drawn.
+    Colour and marker show the defense. Points are filled, hollow or ringed.
+    paint: maps a placeholder colour to the colour to draw.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -163,14 +163,14 @@ def _draw_sample_recall(axes: Axes, block: Block) -> None:
             axes.plot(list(measured), [m.value for m in measured.values()], **line_style_of_group)
     axes.set_xscale("log")
     axes.minorticks_off()
-    # After the scale, which brings formatters of its own.
+    # Set after the scale, which replaces the formatters.
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set(xlabel="Samples", ylabel="Expected recall")
     set_percent_axis(axes)
 
 
 def _draw_share_series(axes: Axes, block: Block) -> None:
-    """Draw shares by number of tokens, with intervals if given, and a line per series."""
+    """Draw shares by number of tokens, with a line per series, and intervals if given."""
     from matplotlib.ticker import MaxNLocator
 
     _draw_series(axes, block)
@@ -200,7 +200,7 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
         axes.fill_between(bits, chance, band, color=GRID, linewidth=0)
     for series, style in zip(block.series, choose_series_styles(block.series), strict=True):
         x, y, *_ = split_points([PlotPoint(0.0, 1.0), *series.points])
-        # y is the share with at least x: it holds up to x, and falls after it.
+        # y is the share with at least x, so the step falls after x.
         axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
     least = min(split_points(block.points)[1], default=0.1)
     axes.set_yscale("log")
@@ -244,7 +244,7 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
-    """Draw as `_draw_lines_over_runs`, but scale the axis to the highest interval.
+    """Draw shares of successive runs on an axis that ends at the highest interval.
 
     A leak of 1% is then visible.
     """
@@ -258,7 +258,7 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_roc(axes: Axes, block: Block) -> None:
-    """Draw ROC staircases on log axes; draw a rate of 0 at half of the smallest other rate."""
+    """Draw ROC curves on log axes; draw a rate of 0 at half of the smallest nonzero rate."""
     x, y, *_ = split_points(block.points)
     least = min(x[x > 0], default=0.01) / 2
     lowest = min(y[y > 0], default=0.01) / 2
@@ -330,8 +330,8 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
     """Return legend handles and labels.
 
-    First come entries that show colour and marker: the labels of series, or the models of findings.
-    Then come entries that show the line style: the kinds of series, or the attacks of findings.
+    The first entries explain colours and markers: labels of series, or models of findings. The
+    others explain line styles: kinds of series, or attacks of findings.
     """
     from matplotlib.lines import Line2D
 
@@ -384,9 +384,7 @@ def _format_inline_svg(file: str, block: Block) -> str:
 
 
 def _theme_svg_tag(tag: str, id: str) -> str:
-    """Return one SVG tag in the page's theme; text between tags belongs to users and is
-    unchanged.
-    """
+    """Return one SVG tag in the page's theme. Do not pass text between tags: users wrote it."""
     # The opening tag that declared `xlink` is gone; in SVG 2 `href` needs no namespace.
     tag = re.sub(r"\s*\n\s*", " ", tag).replace("xlink:href", "href")
     # Ids are page-wide: prefix this plot's ids and their references with its name.

@@ -60,10 +60,10 @@ _SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
 
 
 def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
-    """Return at most LINES lines of `width` columns.
+    """Return the screen, of at most LINES lines of `width` columns.
 
-    folder: the run folder. Its results per secret predict the effect of fewer copies, and its
-    command's remarks are shown.
+    folder: the run folder. The screen also shows the remarks of its command, and predicts the
+    effect of fewer copies from its results per secret.
     """
     remarks = read_command_remarks(folder)
     result, width = (
@@ -100,7 +100,7 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
         if len(top) + len(table) + len(attacks) + len(bottom) <= LINES:
             return Text("\n").join([*top, *table, *attacks, *bottom])
     room = LINES - len(top) - len(bottom)
-    # Its head, one row and its baseline.
+    # The shortest table: its head, one row and its baseline.
     least = _list_verbatim_extraction_lines(result, leaks, width, 0)
     attacks = _attack_table_lines(result, known, width, room - len(least))
     rows = _list_verbatim_extraction_lines(result, leaks, width, room - len(attacks))
@@ -110,7 +110,7 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
 def _build_promise_screen_entries(
     result: AuditResult,
 ) -> tuple[ScreenEntry, ScreenEntry]:
-    """Return the entries on unlearning and on privacy claims, contradicted claims first."""
+    """Return an entry on unlearning, and one on privacy claims with contradicted claims first."""
     forgetting = []
     for item in result.unlearning:
         forgetting.append(unlearning.describe_forgetting(result, item))
@@ -135,7 +135,7 @@ def _build_result_screen_entry(
 ) -> ScreenEntry:
     """Return an entry with the severity of each model, most severe first.
 
-    Models with equal severity share a sentence. If the sentences do not fit, first omit numbers,
+    Models of the same severity share a sentence. If the sentences do not fit, first omit numbers,
     then reasons.
     """
     judged = rate_targets(assessment)
@@ -178,7 +178,7 @@ def _build_result_screen_entry(
 
 
 def _format_first_titles(titles: Sequence[str], names: int) -> str:
-    """Return the first `names` titles, and the number of others: `A, B and 7 more`."""
+    """Return the first `names` titles and the number of the others: `A, B and 7 more`."""
     short = [cut_line(title, _LONGEST) for title in titles[:names]]
     n_left = len(titles) - names
     if n_left > 0:
@@ -192,7 +192,7 @@ def _format_first_titles(titles: Sequence[str], names: int) -> str:
 def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
     """Return `; 3.84x the perplexity (Public model: 4.87x)` for a single defended model.
 
-    The brackets show the last control model of its chain. Return "" for several models, for the
+    In brackets is the last control model of its chain. Return "" for several models, for the
     undefended model, or if a perplexity is unknown.
     """
     costs = {record.name: record.perplexity for record in result.targets}
@@ -223,10 +223,9 @@ def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
 def _list_verbatim_extraction_lines(
     result: AuditResult, assessment: LeakAssessment, width: int, room: int
 ) -> list[Text]:
-    """Return lines on verbatim extraction, one per model and access, then the non-members'
-    baseline.
+    """Return a line on verbatim extraction for each model and access, then the baseline.
 
-    room: the number of lines that fit. If necessary, lines without extraction are omitted first.
+    room: the number of lines that fit. If too many, lines without extraction are omitted first.
     """
     tested = _list_verbatim_signals(assessment)
     if not tested:
@@ -312,7 +311,7 @@ def _format_aligned_row(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal]) -> str:
-    """Return the non-members' counts.
+    """Return the number of extracted non-members of each model.
 
     `of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`
     """
@@ -323,8 +322,7 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
         if isinstance(s.baseline, Measurement):
             known = highest.setdefault(s.target, s.baseline)
             highest[s.target] = max(known, s.baseline, key=lambda m: m.value)
-    # An attack that ranks samples has only one if it decodes greedily: that sample is then its
-    # extraction.
+    # An attack that ranks samples draws only one if it decodes greedily.
     greedily = {True: ", greedy, one sample", False: ""}
     attacks = dict[str, None]()  # an ordered set
     for f in result.findings:
@@ -415,9 +413,9 @@ def _build_other_signals_screen_entry(
 
 
 def _find_highest_recall_row(result: AuditResult, assessment: LeakAssessment) -> Finding | None:
-    """Return the attack result with the highest recall of the first model that has one.
+    """Return the finding with the highest recall on the undefended model.
 
-    The undefended model comes first.
+    If no attack measured that model, use the first measured model.
     """
     for target in assessment.targets:
         if best := find_strongest_attack_row(result, target):
@@ -433,7 +431,7 @@ def _format_tested_target(result: AuditResult, finding: Finding) -> str:
 
 
 def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) -> ScreenEntry:
-    """Return an entry on extraction by group and copies, and on exposure by canary insertions."""
+    """Return an entry on extraction by group and by copies, and on exposure by insertions."""
     best, items = _find_highest_recall_row(result, assessment), list[str]()
     if best is not None and 1 < len(best.by_group) <= _GROUPS:
         counts = _format_hit_counts(best.by_group.items())
@@ -519,8 +517,7 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
 def _build_limitations_screen_entry(
     result: AuditResult, assessment: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
-    """Return an entry on the limits of the run: upper bounds of zero counts, untested kinds of
-    leak, etc.
+    """Return an entry on the run's limits, such as untested kinds and upper bounds on zero counts.
 
     most: maximum number of lines.
     """

@@ -43,10 +43,10 @@ OUTCOMES = {
 
 
 def encode_page_log_probs(log_probs: Sequence[float]) -> str:
-    """Return one character per token for the token's probability.
+    """Encode each token's probability as one character.
 
-    Neighbouring codes are less than 0.07 apart, and closer near 0. The last character means less
-    than 1e-11.
+    The probabilities of neighbouring characters differ by less than 0.07, and by less near 0. The
+    last character means a probability below 1e-11.
     """
     # 1 - p^(1/6): the first code is p = 1, the last p = 0. log 0 is -inf, whose `exp` is 0: the
     # last code, and no error.
@@ -110,7 +110,7 @@ def build_secret_list(
 
 
 def _list_measured_rows(result: AuditResult, details: SecretDetails) -> list[Finding]:
-    """Return the findings with results of secrets; rows of generations concern no secret."""
+    """Return the findings with results by secret, unlike attacks that draw texts freely."""
     secret_ids = {secret.id for secret in details.secrets}
     measured = []
     for f in phrases.sort_findings(result):
@@ -120,9 +120,9 @@ def _list_measured_rows(result: AuditResult, details: SecretDetails) -> list[Fin
 
 
 def _select_worst_secrets(details: SecretDetails, row: RowValuesBySecret) -> SecretDetails:
-    """Keep the `LISTED` secrets that leak most in this attack result, in unchanged order.
+    """Keep the `LISTED` secrets that leak most in this attack result, in their original order.
 
-    Members have priority.
+    Members are kept before non-members.
     """
     codes, scores = _list_row_results(row)
     ranks = np.where(codes == ".", "0", codes).astype(int)
@@ -132,7 +132,7 @@ def _select_worst_secrets(details: SecretDetails, row: RowValuesBySecret) -> Sec
 
 
 def _list_row_results(row: RowValuesBySecret) -> tuple[NDArray[np.str_], Floats]:
-    """Return each secret's outcome code (`OUTCOMES`) and score, (secrets,) each."""
+    """Return each secret's outcome code (`OUTCOMES`) and score, both of shape (secrets,)."""
     outcome = row.outcome
     if outcome is None:
         return np.full(len(row.ids), "."), next(iter(row.values.values()))
@@ -179,7 +179,7 @@ def _build_page_row(
 ) -> dict[str, Any]:
     values = details.rows[finding.cell_key]
     codes, scores = _list_row_results(values)
-    # correct tokens from the start of the suffix
+    # number of correct leading tokens of the suffix
     leads = None
     if values.outcome is not None:
         leads = values.outcome.traits.get("lead")
@@ -216,10 +216,9 @@ def _round_page_number(value: float) -> float | int | None:
 def _build_page_token_views(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
-    """Return the page's token data, the number of suffixes shown, and the number of suffixes
-    measured.
+    """Return the page's token data, and the numbers of shown and of measured suffixes.
 
-    The token data are each suffix's codes and bits, keyed by model, and texts if given. If
+    The token data are each suffix's codes and bits, keyed by model, and its text if given. If
     not all fit into `budget` bytes, keep the suffixes that are most likely under the first,
     undefended model.
     """

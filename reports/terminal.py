@@ -1,4 +1,4 @@
-"""Render a report's sections for a terminal, and shares without a run."""
+"""Render a report's sections, or shares that belong to no run, for a terminal."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _render_terminal_table(table: Table, title: str) -> RichTable:
 
 
 def share_measurement_table(measurements: Iterable[Measurement]) -> RichTable:
-    """Return a table of shares without a run, to three decimals as in a challenge's ranking."""
+    """Return a table of shares, with three decimals as in a challenge's ranking."""
     table = RichTable("", "share", "95% interval", "hits", "n", "note")
     for m in measurements:
         cells = (
