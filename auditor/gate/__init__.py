@@ -1,1 +1,1 @@
-"""Finished runs against limits and against each other; how many secrets a limit takes."""
+"""Judge finished runs by limits, compare runs, and compute how many secrets a gate needs."""

@@ -1,7 +1,8 @@
-"""Build an in-toto statement (v1) about a run or an erasure, and check its folder by a statement.
+"""Build an in-toto statement (v1) about a run or an erasure, and verify a folder against one.
 
-The statement's subject is every file of the models, or of the stores, by SHA-256. Its predicate
-holds digests of the data, the plan, the result and the decision, with tool and date.
+The statement's subject lists every file of the models, or of the stores, with its SHA-256. The
+statement's predicate holds digests of the data, the plan, the result and the decision, the tool and
+the date.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
 
 
 def build_erasure_statement(folder: Path) -> dict[str, Any]:
-    """Build the statement about what `audit erase` examined. Raise AuditError for an examined
-    model."""
+    """Build the statement about the files that `audit erase` examined.
+
+    Raise AuditError if `audit erase` examined a model.
+    """
     stated = read_json_object(folder / ERASURE, "an erasure")
     for name in stated.get("facts", ()):
         if name.startswith("model:"):
@@ -106,7 +109,7 @@ def write_attestation(folder: Path, key: Path | None) -> str:
 
 
 def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
-    """Return a ruling that is held if the key signed the folder's current run and weights.
+    """Return a held ruling if the key signed the folder's current run and weights.
 
     Otherwise the ruling is failed and states the reason. Raise AuditError for an invalid
     attestation or key file.
@@ -156,7 +159,7 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
             yield "it names no files of a run"
             return
         now = manifest.read_gate_digests(folder)
-        # check both: a gate could also read a file added later
+        # check both lists of files: a gate could also read a file added later
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
                 if name in files and name in now:

@@ -1,4 +1,4 @@
-"""Test if two runs can be compared, and explain the obstacles.
+"""Test if two runs can be compared, and list the obstacles.
 
 The model family, the secrets and the attacks must be equal. The checkpoint, the seed, the defenses
 and their options may differ, because runs are compared to study these.
@@ -20,8 +20,8 @@ from auditor.core.plan_fields import COMPARED
 from auditor.core.result import AuditResult, Finding
 from auditor.records.table import TABLE
 
-# Plan fields that decide which secrets are attacked and how, besides those with the rule
-# COMPARED.
+# Plan fields that decide which secrets are attacked and how, in addition to the fields with the
+# rule COMPARED.
 _ASKED_ALIKE = (
     *(
         "data",
@@ -39,11 +39,11 @@ _ASKED_ALIKE = (
 
 
 def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
-    """Return a SHA-256 digest of the facts on secrets that an attacker knows.
+    """Return a SHA-256 digest of what an attacker knows about the secrets.
 
-    They are ids, prefixes, lengths, membership and repeats. The digest also has 8 bits of the
-    suffixes, which detect 255 of 256 other sets of suffixes. More bits would let anyone who knows
-    all suffixes but one confirm a guess of that suffix.
+    The digest covers ids, prefixes, lengths, membership and repeats, and an 8-bit checksum of the
+    suffixes, which misses 1 in 256 changes. A longer checksum would let anyone who knows all
+    suffixes but one confirm a guess of the missing suffix.
     """
     ordered = sorted(secrets, key=lambda s: s.id)
     # never change this: digests are compared across versions of this program
@@ -52,7 +52,7 @@ def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
 
 
 def _digest_list(items: Iterable[Any]) -> str:
-    """Return the SHA-256 digest of the text `repr(list(items))`, which may be long."""
+    """Return the SHA-256 digest of the text `repr(list(items))`, without building the text."""
     digest = hashlib.sha256(b"[")
     separator = ""
     for item in items:
@@ -63,10 +63,10 @@ def _digest_list(items: Iterable[Any]) -> str:
 
 
 def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> None:
-    """Raise AuditError for incomparable runs, with the first difference.
+    """Raise AuditError if the runs cannot be compared.
 
-    The message also has the command of a comparable run. description: noun for the run `base`, for
-    example "baseline".
+    The message states the first difference, and a command that makes a comparable run. description:
+    noun for the run `base`, for example "baseline".
     """
     for candidate in (run, base):
         if not candidate.outcomes:
@@ -117,7 +117,7 @@ def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
 
 
 def _format_flag(flag: str, value: Any) -> list[str]:
-    """Return the words of a command line that set a flag to a plan value."""
+    """Return the command-line words that set a flag to a plan value."""
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
     if isinstance(value, dict):
@@ -146,7 +146,7 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
     )
     data = result.benchmark
     other_data = base_result.benchmark
-    # Check it first: another text form changes the secrets.
+    # Check the text form first: a different form changes the secrets.
     if data.text_form and other_data.text_form:
         yield from _describe_comparison_obstacle(
             "text form (--template, --date)", data.text_form, other_data.text_form
@@ -204,7 +204,7 @@ def _list_barring_secrets(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> 
     new = set(outcome.ids)
     old = set(base_outcome.ids)
     if (outcome.anytime or base_outcome.anytime) and (new <= old or old <= new):
-        return  # one run stopped before the other
+        return  # one run stopped earlier than the other
     if new != old:
         yield f"secrets of {row.title}: {len(new - old)} only here, {len(old - new)} only there"
 

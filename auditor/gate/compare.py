@@ -1,8 +1,8 @@
 """Compare finished runs with the first run, paired by secret. This module renders nothing.
 
-A run is the best for a target, setting and attack only if it leaks significantly less than every
-other run. The test corrects for the runs that could be best (Bonferroni) and for the comparisons
-(Holm). At most 5% of comparisons then mark a run wrongly.
+For each target, setting and attack, a run is the best only if it leaks significantly less than
+every other run. The test corrects for the number of runs (Bonferroni) and of comparisons (Holm).
+The probability of naming any wrong best run is then at most 5%.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from auditor.statistics.holm import adjust_test_level
 
 @dataclass(frozen=True)
 class Comparand:
-    """A run's number, and its difference from the first run's number.
+    """One run's value of a metric, and its difference from the first run's value.
 
     Args:
-        measured: the number; None if the run lacks the number.
+        measured: the value; None if the run has no value.
         delta: the difference, with a two-sided 95% interval.
-        reason: reason for a missing number or difference; otherwise "".
+        reason: why the value or the difference is missing; otherwise "".
     """
 
     measured: Measurement | None
@@ -41,14 +41,14 @@ class Comparand:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A metric of a target, setting, and attack or probe, for all compared runs.
+    """One metric of one target, setting, and attack or probe, for all compared runs.
 
     Args:
         row: target, setting, and attack or probe.
         metric: name of the metric.
-        cells: the number of each run.
-        best_run: index of the run that leaks significantly less than all others; None if there is
-        none.
+        cells: each run's value.
+        best_run: index of the run that leaks significantly less than all others; None if no run
+        does.
     """
 
     row: CellKey
@@ -111,9 +111,10 @@ def _compare_rows(
     findings: Sequence[Finding | None],
     metrics: Sequence[str],
 ) -> Iterator[ComparisonRow]:
-    """Yield a comparison for each metric that a run measured in this row.
+    """Yield a comparison for each metric that at least one run measured in this row.
 
-    findings: the row's finding in each run. metrics: if empty, the main metric of each finding.
+    findings: the row's finding in each run. metrics: the metrics to compare; if empty, the main
+    metric of each finding.
     """
     main_metrics = dict[str, None]()
     for finding in findings:
@@ -130,9 +131,10 @@ def _compare_rows(
 def _mark_least_leaking_runs(
     runs: Sequence[RunOutcomes], lines: Sequence[ComparisonRow]
 ) -> Iterator[ComparisonRow]:
-    """Yield the lines with the run that leaks significantly less than all others, if there is one.
+    """Yield the lines, and set `best_run` if a run leaks significantly less than all others.
 
-    The level is adjusted over the lines (Holm 1979), and divided among the runs within a line.
+    The significance level is adjusted over the lines (Holm 1979), and divided among the runs of a
+    line.
     """
     lowest = list(map(_find_least_leaking_run, lines))
     tests = []
@@ -170,16 +172,16 @@ def _find_least_leaking_run(line: ComparisonRow) -> int:
     values = []
     for cell in line.cells:
         values.append(cell.measured.value if cell.measured else math.inf)
-    # a NaN in min() would win or lose by its position
+    # whether min() returns a NaN depends on its position
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
 
 
 def _compare_rivals(
     runs: Sequence[RunOutcomes], line: ComparisonRow, candidate: int
 ) -> list[BoundedNumber]:
-    """Return the leakage of each other run minus the candidate's, with bounds.
+    """Return, with bounds, the leakage of each other run minus that of the candidate.
 
-    candidate: index of a run. Return [] if any run cannot be compared with the candidate.
+    candidate: index of the candidate run. Return [] if any run cannot be compared with it.
     """
     outcome = runs[candidate].outcomes.get(line.row)
     excesses: list[BoundedNumber] = []
@@ -189,7 +191,7 @@ def _compare_rivals(
         other = run.outcomes.get(line.row)
         if outcome is None or other is None or line.cells[i].measured is None:
             return []  # without a measurement there is no best run
-        # other minus candidate: above 0 if the other run leaks more
+        # rival minus candidate: above 0 if the rival leaks more
         difference = outcomes.compare_paired_rows(line.metric, None, other, outcome)
         if isinstance(difference, str):
             return []

@@ -1,7 +1,7 @@
-"""Check that a result is consistent in itself and with the results of each secret.
+"""Check that a result agrees with itself and with the results of each secret.
 
-A gate reads a few numbers from a file that anyone may have edited or truncated. Facts that are
-recorded twice must therefore be equal.
+A gate reads a few numbers from a file that anyone may have edited or truncated. Therefore every
+value that is recorded twice must be the same in both places.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def find_result_contradictions(
     outcomes: Mapping[CellKey, RowValuesBySecret],
     listed: AnsweredSecretIds = NOT_KEPT,
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield (cell, reason) for each fact of the result that cannot be true.
+    """Yield (cell, reason) for each entry of the result that cannot be true.
 
     A cell names target, setting, and attack or probe. outcomes: results by secret. listed: ids of
     the attacked secrets.
@@ -82,9 +82,9 @@ def find_result_contradictions(
 
 
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
-    """Yield (cell, reason) for each cell of the plan that the result lacks.
+    """Yield (cell, reason) for each planned cell that is missing from the result.
 
-    A cell names target, setting, and attack or probe. Controls have only cells of the widest
+    A cell names target, setting, and attack or probe. Controls are planned only with the widest
     access.
     """
     plan = result.plan
@@ -147,9 +147,9 @@ def _check_planned_secrets(
 def _describe_secret_mismatch(
     values_by_secret: RowValuesBySecret, secrets: Mapping[str, SecretFacts]
 ) -> str:
-    """Describe how the secrets of an attack or probe differ from the run's; "" if they agree.
+    """Describe how the secrets of an attack or probe differ from the run's secrets.
 
-    A probe may have its own secrets.
+    Return "" if they agree. A probe may have its own secrets.
     """
     if values_by_secret.outcome is None and secrets.keys().isdisjoint(values_by_secret.ids):
         return ""
@@ -241,7 +241,7 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
     """Yield a sentence for each game that contradicts the target's claim, measurements or options.
 
-    The compared facts are the claim, the exact epsilon and the tokens of the games.
+    The compared values are the claim, the exact epsilon and the number of tokens in a game.
     """
     for audit in finding.audits:
         if audit.table is None:
@@ -286,11 +286,11 @@ def _list_checked_measurements(finding: Finding) -> Iterator[tuple[str, Measurem
 
 
 def explain_impossible_measurement(m: Measurement) -> str:
-    """Return the reason why no measurement can have these numbers; "" if a measurement can."""
+    """Return why no measurement can have these numbers; "" if they are possible."""
     numbers = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
         return f"{numbers}, of fewer than no secrets"
-    if math.isnan(m.value):  # nothing was measured; no gate passes it
+    if math.isnan(m.value):  # nothing was measured; no gate passes such a measurement
         return ""
     if m.n == 0:
         return f"{numbers}, a number of nothing"
@@ -307,7 +307,7 @@ def explain_impossible_measurement(m: Measurement) -> str:
 def _check_outcomes(finding: Finding, values_by_secret: RowValuesBySecret) -> Iterator[str]:
     """Yield a sentence for each number of the finding that contradicts the results of its secrets.
 
-    Skip numbers that are not computed from secrets.
+    Numbers that are not computed from secrets are skipped.
     """
     if len(set(values_by_secret.ids)) < len(values_by_secret.ids):
         yield f"{_WHERE} holds a secret twice"

@@ -1,14 +1,14 @@
-"""Decide rules on a finished run, alone or against a baseline: held, failed or inconclusive.
+"""Judge each rule on a finished run as held, failed or inconclusive, perhaps against a baseline.
 
 A rule holds if the upper bound is within its limit, and fails if the lower bound is beyond the
-limit. A gate passes only if all rules hold. Upper bounds at 95% each therefore keep the rate of
-false passes within 5% (an intersection-union test). A gate fails if any rule fails. Lower bounds
-are therefore corrected for the number of decisions (Holm), which keeps the rate of false alarms
-within 5%.
+limit. A gate passes only if all rules hold, so upper bounds at 95% each keep the rate of false
+passes within 5% (an intersection-union test). A gate fails if any rule fails, so lower bounds are
+corrected for the number of decisions (Holm), which keeps the rate of false alarms within 5%.
 
-A lower bound of epsilon has no upper bound, because no audit shows that epsilon is small. The rule
-holds if this bound is within the limit and the audit could have exceeded the limit
-(`statistics.audited.explain_powerless_audit`). If the audit could not, the rule is inconclusive.
+Epsilon has only a lower bound, because no audit shows that epsilon is small. A limit on epsilon
+holds if the lower bound is within the limit and the audit could have exceeded the limit
+(`statistics.audited.explain_powerless_audit`). If the audit could not have, the rule is
+inconclusive.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def read_run(folder: Path) -> RunOutcomes:
     for finding in result.findings:
         row = finding.cell_key
         if finding.stopped and row in rows:
-            # stopped depending on the results: only anytime-valid bounds hold
+            # the run stopped depending on its results: only anytime-valid bounds hold
             rows[row] = replace(rows[row], anytime=True)
     answered_ids = attacked_secrets.read_answered_secret_ids(folder)
     edits = manifest.find_folder_edits(folder)
@@ -99,8 +99,8 @@ def apply_policy(
 ) -> Decision:
     """Judge all rules on a run, and return the decision.
 
-    A run that contradicts itself fails. A run also fails if a requested attack applied in no
-    setting of a judged target, unless the policy allows this. attested: `gate.attest`'s ruling on
+    A run that contradicts itself fails. A run also fails if a requested attack did not apply to a
+    judged target in any setting, unless the policy allows this. attested: `gate.attest`'s ruling on
     the attestation. Raise AuditError for an unknown metric and for a missing or incomparable
     baseline.
     """
@@ -124,7 +124,7 @@ def apply_policy(
         assessment = assess_signals(run.result)
         downgrade = partial(objections.downgrade_doubtful_ruling, run.result, assessment)
         rulings = list(map(downgrade, rulings))
-    # "": the entire run
+    # "": a ruling on the entire run
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required_coverage.judge_required_attacks(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
@@ -156,8 +156,8 @@ def _judge_edits(run: RunOutcomes, description: str, is_whole: bool) -> list[Rul
 def _judge_unapplied_attacks(
     result: AuditResult, targets: Collection[str], attack: str | None
 ) -> list[Ruling]:
-    """Return a failed ruling for each requested attack or probe that applied to no judged
-    target.
+    """Return a failed ruling for each requested attack or probe that applied to none of the
+    targets.
     """
     rulings = []
     for target in targets:
@@ -174,8 +174,7 @@ def _judge_unapplied_attacks(
 
 
 def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
-    """Raise AuditError if the policy has no rules, or if a rule needs a baseline and there is
-    none."""
+    """Raise AuditError if the policy has no rules, or if a rule needs a missing baseline."""
     if not policy.rules:
         raise AuditError(
             "expected at least one rule: --max metric=limit, --policy FILE or --baseline RUN, got "
@@ -189,7 +188,7 @@ def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
 def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) -> None:
     """Raise AuditError if a rule's metric is neither in the table of metrics nor in `measured`.
 
-    Without this check, a rule with a mistyped name would pass.
+    This catches a mistyped metric.
     """
     for rule in rules:
         if not is_builtin_metric(rule.metric) and rule.metric not in measured:
@@ -225,13 +224,13 @@ def judge_rules(
 ) -> list[Ruling]:
     """Return a ruling for each rule and each finding of the judged targets.
 
-    These are the defended targets, or the undefended target if there are none. A rule covers the
-    attacks and probes that measure its metric. If none does, the rule fails on every finding.
-    Controls, such as the unmixed ensemble, are judged only if a rule names them. An empty run, a
-    missing metric or a NaN fails.
+    The judged targets are the defended targets, or the undefended target if no defense was audited.
+    A rule covers the attacks and probes that measure its metric. If none does, the rule fails on
+    every finding. Controls, such as the unmixed ensemble, are judged only if a rule names them. An
+    empty run, a missing metric or a NaN fails.
 
     values_by_cell: results by secret, from which every number is recomputed; None to trust the
-    result. A number that cannot be recomputed holds no limit. baseline: the run to compare with.
+    result. No limit holds on a number that cannot be recomputed. baseline: the run to compare with.
     target, setting, attack: judge only findings with these names.
     """
     cases: list[_Case] = []
@@ -247,7 +246,7 @@ def judge_rules(
         for name in [scope["target"]] if scope["target"] else list_judged_targets(result, rule):
             row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
             cases += _list_target_cases(result, row, rule, values_by_cell, baseline)
-    # numbers of copies whose records have a rule of their own
+    # numbers of copies with a separate rule
     counts = set()
     tests = []
     for rule in rules:
@@ -268,7 +267,10 @@ def _list_target_cases(
     values_by_cell: Mapping[CellKey, RowValuesBySecret] | None,
     baseline: RunOutcomes | None,
 ) -> Iterator[_Case]:
-    """Yield the cases of a rule on one target. row: "" for any setting, and any attack."""
+    """Yield the cases of a rule on one target.
+
+    row: target, setting and attack; "" for any setting or any attack.
+    """
     setting = row.setting or None
     attack = row.attack or None
     if rule.of_claim:
@@ -290,13 +292,13 @@ def _list_target_cases(
 
 @dataclass(frozen=True)
 class _Number:
-    """Number that a rule limits.
+    """Number that a rule limits, with its bounds.
 
     Args:
         evidence: the number with its bounds.
         words: the number as a phrase.
         derived: True if the number was recomputed from each secret's results.
-        parts: number of parts of which the number is the share; 0 if it is of whole records.
+        parts: number of record parts if the number is a share of parts; otherwise 0.
     """
 
     evidence: BoundedNumber
@@ -317,13 +319,13 @@ class _Claimed:
 
 @dataclass(frozen=True)
 class _Case:
-    """Rule to judge on a cell (target, setting, attack or probe), with its evidence.
+    """One rule on one cell (target, setting, attack or probe), with the evidence to judge by.
 
     Args:
         row: the cell.
         rule: the rule.
         evidence: the limited number, a lower bound of epsilon (`Audited`), or the target's claim. A
-        text is the reason for missing evidence.
+        text gives the reason for missing evidence.
         finding: the finding, for an absolute limit.
         is_of_parts: whether the secrets are parts of records.
     """
@@ -340,8 +342,8 @@ def _build_claim_case(
 ) -> _Case:
     """Build the case of a rule on the claim of the target `name`.
 
-    The target's audits share the significance level. setting, attack: if given, only their audits
-    count.
+    The target's audits share the significance level. setting, attack: if given, only audits with
+    these names count.
     """
     row = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
@@ -399,9 +401,10 @@ def _build_case(
 def _measure_records(
     finding: Finding, rule: Rule, row_values: RowValuesBySecret | None
 ) -> Measurement | None:
-    """Return the share of records that belongs to a rule on parts of records; None for others.
+    """Return the share of whole records for a rule that limits a share of record parts.
 
-    The records are those of the rule's repeat count or kind of personal data.
+    Return None for other rules. Only records with the rule's repeat count or kind of personal data
+    count.
     """
     metric = _OF_RECORDS.get(rule.metric, "")
     recorded = finding.measurement(metric)
@@ -419,7 +422,8 @@ def _select_measurement(
 ) -> tuple[Measurement | str, bool]:
     """Return the number that the rule limits, or the reason for a missing number.
 
-    Then return whether the number was recomputed from each secret's results (`values_by_cell`).
+    The second value is True if the number was recomputed from each secret's results
+    (`values_by_cell`).
     """
     count = None if rule.is_paired_difference else rule.count
     if rule.kind is not None:
@@ -486,10 +490,11 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
 def _build_limit_evidence(
     rule: Rule, measured: Measurement, values_by_secret: RowValuesBySecret | None, derived: bool
 ) -> _Number:
-    """Return the measured number with its bounds, for a limit.
+    """Return the limited number with its bounds.
 
-    A TPR is recomputed at each significance level, because a lower level needs more non-members for
-    the threshold of the TPR. derived: whether the number was recomputed from each secret's results.
+    A TPR is recomputed at each significance level, because the threshold of a TPR needs more
+    non-members at a lower level. derived: whether the number was recomputed from each secret's
+    results.
     """
     evidence: BoundedNumber | None = None
     if values_by_secret is not None and values_by_secret.anytime:

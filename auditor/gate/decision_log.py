@@ -70,7 +70,7 @@ def save_decision(folder: Path, decision: Decision) -> None:
 
 
 def describe_decision_edits(folder: Path) -> str:
-    """Return a sentence about edits of the stored decisions; "" if there are none."""
+    """Return a sentence about edits of the stored decisions; "" if they were not edited."""
     ends = _read_last_decision_digests(folder)
     lines = _read_decision_lines(folder)
     ends |= _read_last_decision_digests(folder)  # another gate may just have written
@@ -99,7 +99,7 @@ def judge_decision_edits(folder: Path) -> Ruling | None:
 
 
 def _read_last_decision_digests(folder: Path) -> set[str]:
-    """Return the valid digests of the last line. During a write, two digests are valid."""
+    """Return the valid digests of the last line: two during a write, otherwise one."""
     return {*_read_decision_file(folder / LAST).decode(errors="replace").split()} or {_FIRST}
 
 
@@ -109,7 +109,7 @@ def _read_decision_lines(folder: Path) -> list[bytes]:
 
 
 def _read_decision_file(path: Path) -> bytes:
-    """Return the content of the file, empty for a missing file.
+    """Return the content of the file; b"" if the file is missing.
 
     Raise AuditError if the file cannot be read.
     """
@@ -122,8 +122,9 @@ def _read_decision_file(path: Path) -> bytes:
 
 
 def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
-    """Return the decisions on the folder's current result. Of repeated decisions, only the last
-    counts.
+    """Return the decisions on the folder's current result.
+
+    If the same rules were judged repeatedly, only the last decision is returned.
 
     Raise AuditError for an invalid or edited file.
     """

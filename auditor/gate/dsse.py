@@ -16,7 +16,7 @@ IN_TOTO = "application/vnd.in-toto+json"
 
 
 class NoValidSignature(AuditError):
-    """Error for an envelope without a valid signature of the key."""
+    """Error for an envelope that the key did not validly sign."""
 
 
 def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:

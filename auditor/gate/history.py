@@ -1,4 +1,7 @@
-"""Sort finished runs into lines: ordered groups of comparable runs. This module renders nothing."""
+"""Sort finished runs into lines, which are ordered groups of comparable runs.
+
+This module renders nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class HistoryEntry:
         folder: folder of the run.
         run: the run.
         time: time of the run.
-        label: recorded label that orders the runs, such as a commit.
+        label: recorded label to order the runs by, such as a commit.
         gates: gate decisions on the run.
     """
 
@@ -45,7 +48,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class ComparableRuns:
-    """Ordered runs of which any two can be compared (a line of the history).
+    """A line of the history: ordered runs, any two of which can be compared.
 
     Args:
         entries: the runs.
@@ -66,7 +69,7 @@ class History:
     Args:
         by: order of the runs.
         lines: the lines; the line of the last run comes first.
-        left_out: folders in no line, each with the reason.
+        left_out: folders that are in none of the lines, each with the reason.
     """
 
     by: By
@@ -82,7 +85,7 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
     """Build the history of finished runs. A folder given under two names counts once.
 
     by: order of the runs. Raise AuditError for a folder that is not a run, for an unknown order,
-    and if no run remains.
+    and if all runs are left out.
     """
     if by not in get_args(By):
         raise AuditError(
@@ -126,9 +129,7 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
 
 
 def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
-    """Return each folder once, by its real path. A link such as runs/latest is not an extra
-    folder.
-    """
+    """Return each folder once, even if it is also given by a link such as runs/latest."""
     folder_by_path: dict[Path, Path] = {}
     for folder in folders:
         path = folder.resolve()
@@ -138,9 +139,9 @@ def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 def _explain_left_out(folder: Path) -> str:
-    """Return the reason why a folder may lack a result.
+    """Return why it is acceptable that a folder has no result.
 
-    Return "" if the folder has a result or should have a result.
+    Return "" if the folder has a result, or should have one.
     """
     if (folder / RESULT).exists():
         return ""
@@ -200,7 +201,7 @@ def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[Histo
 
 
 def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:
-    """Yield lines of runs of which any two can be compared.
+    """Yield lines of runs; any two runs of a line can be compared.
 
     Each run joins the first line that fits. The last run opens the first line.
     """

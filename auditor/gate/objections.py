@@ -1,6 +1,7 @@
 """Find reasons to doubt that a number is really within its limit.
 
-Reasons are the run's doubts, records with many copies, and records that were not attacked.
+The reasons are the run's recorded doubts, records with many copies, and records that were not
+attacked.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def downgrade_doubtful_ruling(
     for doubt in doubts:
         if is_drawn and doubt.kind in ("answers", "contradiction"):
             reasons.append(doubt.sentence)
-    if not ruling.metric.startswith("perplexity"):  # the cost of a defense is not a leak
+    if not ruling.metric.startswith("perplexity"):  # a defense's cost is not a leak
         reasons += [
             doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"
         ]
@@ -47,7 +48,7 @@ def downgrade_doubtful_ruling(
 
 
 def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
-    """Return the ruling. Its reason states how many records were audited, if some were not."""
+    """Return the ruling; if some records were not audited, its reason now states how many were."""
     counts = result.benchmark.records.get("members")
     if counts is None or not ruling.n or counts.audited == counts.given:
         return ruling
@@ -60,7 +61,7 @@ def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
 def find_strata_objection(
     finding: Finding, limit: float, counts_with_a_rule: Collection[int]
 ) -> str:
-    """Return why the extracted share of some records may exceed the limit; "" if none may.
+    """Return why the extracted share of some records may exceed the limit; "" if it cannot.
 
     Records are grouped by number of copies. counts_with_a_rule: numbers of copies with a separate
     rule.

@@ -1,4 +1,4 @@
-"""Parse gate rules from a TOML policy file, sentences or flags; independent of runs.
+"""Parse gate rules from a TOML policy file, sentences or flags. This module reads no runs.
 
 inconclusive = "fail"                              # report (exit 4), pass or fail; the flag wins
 allow_not_applicable = true                        # attacks that never applied pass (also a flag)
@@ -67,7 +67,7 @@ class Rule:
         metric: name of the metric.
         limit: largest allowed value or increase.
         against_baseline: whether the limit is on the increase over the baseline.
-        count: only secrets with this repeat count.
+        count: repeat count; the rule then covers only secrets with this count.
         kind: kind of personal data; the metric is then its extracted share.
         target: only this target.
         setting: only this access setting.
@@ -75,7 +75,7 @@ class Rule:
         of_claim: whether the limit is the target's claim; `limit` is then infinite.
         against_undefended: whether the limit is on the increase over the same run's undefended
         target.
-        of_forms: whether the limit is on the main number (a share or an AUC) of each finding on a
+        of_forms: whether the limit is on each finding's main number (a share or an AUC) on a
         deployed form.
     """
 
@@ -94,8 +94,7 @@ class Rule:
 
     @property
     def is_paired_difference(self) -> bool:
-        """True if the rule limits the difference from the baseline run, computed in pairs by
-        secret."""
+        """True if the rule limits the difference from the baseline run, paired by secret."""
         return self.against_baseline or self.against_undefended
 
     @property
@@ -122,7 +121,7 @@ NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # the default rule of a ba
 
 @dataclass(frozen=True)
 class Required:
-    """Coverage that a run needs to be judged, because a limit without a test means nothing.
+    """Minimum coverage of a run, because a limit that was not tested means nothing.
 
     Args:
         attacks: attacks that must run on every judged target.
@@ -131,7 +130,7 @@ class Required:
         nonmembers: minimum number of non-members in each required attack.
         attestation: whether the run must be signed.
         model_here: whether the judged model must be on this machine.
-        max_age: most days since the run; None for any.
+        max_age: largest number of days since the run; None for any.
     """
 
     attacks: tuple[str, ...] = ()
@@ -150,7 +149,7 @@ NOTHING = Required()
 class Policy:
     rules: tuple[Rule, ...] = ()
     inconclusive: Reading = "report"
-    # a requested attack that never applied does not fail the gate
+    # pass even if a requested attack never applied
     allow_not_applicable: bool = False
     require: Required = NOTHING
 

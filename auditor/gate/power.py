@@ -102,7 +102,7 @@ def parse_planned_share_change(item: str) -> ShareChange:
 
 
 def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
-    """Return the numbers of secrets needed to detect the change, by a limit and against a baseline.
+    """Return how many secrets are needed to detect the change, by a limit and by a baseline.
 
     power: probability of detecting the change. rules: number of decisions that share the
     significance level. Raise AuditError for a power outside (0, 1), or if more than a million
@@ -115,9 +115,9 @@ def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[
     # as in `decide`: failing uses the shared level, holding uses LEVEL itself
     level = LEVEL / rules
     margin = after - before
-    # changes by chance only, if nothing got worse
+    # if nothing got worse, answers change only by chance
     chance_change = change.discordant - margin
-    # the closed forms first: they reject a too small change before any scan
+    # first the closed forms, which reject too small a change before any scan
     worse = count_pair_secrets(margin, 0.0, change.discordant, level, power)
     unchanged = count_pair_secrets(0.0, margin, chance_change, LEVEL, power)
     # won - lost is the margin
@@ -153,11 +153,11 @@ def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[
 def count_policy_secrets(
     rules: Sequence[Rule], power: float, decisions: int
 ) -> list[SecretsNeeded]:
-    """Return the numbers of secrets that each limit of a policy needs, to fail and to hold.
+    """Return how many secrets each limit of a policy needs to fail, and to hold.
 
-    To fail, the leak is twice the limit. To hold, the leak is half the limit, or zero. decisions:
-    number of decisions that share the significance level. Raise AuditError if no rule has such a
-    number.
+    The limit should fail if the leakage is twice the limit, and hold if it is half the limit or
+    zero. decisions: number of decisions that share the significance level. Raise AuditError if this
+    number of secrets cannot be computed for any rule.
     """
     check_gate_power(power, decisions)
     limits = [rule for rule in rules if not explain_missing_number(rule)]
@@ -179,9 +179,7 @@ def count_policy_secrets(
 
 
 def explain_missing_number(rule: Rule) -> str:
-    """Return the reason why no number of secrets can be computed for this rule; "" if there is a
-    number.
-    """
+    """Return why the needed number of secrets cannot be computed for this rule; "" if it can."""
     if rule.is_paired_difference:
         return "it depends on how often answers change: give --plan METRIC=A:B"
     if rule.of_claim:
@@ -215,7 +213,7 @@ def _count_limit_secrets(
 def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """Return how many secrets refute a limit with probability `power`, and with probability 1/2.
+    """Return how many secrets refute a limit with probability `power`, then with probability 1/2.
 
     values, odds: possible values of a secret and their probabilities. mean: the limit on the mean
     of the values. level: significance level.
@@ -243,7 +241,7 @@ def check_gate_power(power: float, rules: int) -> None:
 
 
 def count_failing_secrets(limit: float, truth: float, level: float, power: float) -> int:
-    """Return the smallest number of secrets with which a limit fails with this power.
+    """Return the smallest number of secrets at which a limit fails with probability `power`.
 
     limit: limit on a share. truth: true share. level: significance level of an exact binomial test.
     """
@@ -260,8 +258,8 @@ def count_pair_secrets(
     """Return the number of secrets needed to tell a true paired difference of `truth` from
     `margin`.
 
-    discordant: the share of secrets whose answer changes. The normal approximation takes a discrete
-    step into account, and the variance per secret of the true distribution and of the nearest
+    discordant: the share of secrets whose answer changes. The normal approximation is corrected for
+    discrete counts. It uses two variances per secret: of the true distribution, and of the nearest
     distribution whose difference is the margin. level: significance level. power: probability of
     success.
     """
@@ -280,7 +278,7 @@ def count_pair_secrets(
 
 
 def _find_fewest_secrets(curve: Callable[[Ints], Floats], power: float) -> int:
-    """Return the smallest n from which on the power in `curve` never falls below `power`.
+    """Return the smallest n such that `curve` is at least `power` for n and all larger numbers.
 
     The curve is a sawtooth, because counts are discrete.
     """

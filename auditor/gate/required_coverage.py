@@ -13,7 +13,7 @@ from auditor.core.nouns import CellKey
 from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling, make_ruling
 
-_ANY = ""  # attack: the attack with the most secrets
+_ANY = ""  # any attack; the one with the most secrets counts
 
 
 def judge_required_attacks(
@@ -47,7 +47,7 @@ def _judge_required_attack(
         return make_ruling(reason, rule, row=row)
     enough = (required.secrets, required.nonmembers)
     counts = [_count_attacked_secrets(run, key) for key in applied]
-    # a single row needs enough of both: counts of several rows do not add up
+    # a single row needs enough members and non-members: counts of several rows do not add up
     members, nonmembers = next(
         (c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts)
     )
@@ -61,8 +61,9 @@ def _judge_required_attack(
 
 
 def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
-    """Return the number of members, then of non-members, with results. key: target, setting and
-    attack.
+    """Return how many members, then how many non-members, have results.
+
+    key: target, setting and attack.
     """
     row_values = run.outcomes.get(key)
     if row_values is None:

@@ -24,9 +24,9 @@ def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[C
 
 
 def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
-    """Return the targets that a rule covers if the rule names none.
+    """Return the targets that a rule covers if the rule names no target.
 
-    These are all defenses and deployed forms, plus the undefended model if there is no defense.
+    These are all defenses and deployed forms, plus the undefended model if no defense was audited.
     """
     defenses = result.plan.get("defense", ())
     forms = [*map(name_deployed_form, result.plan.get("forms", ()))]
@@ -63,11 +63,12 @@ def pair_rule_rows(
 
 
 def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
-    """Narrow a limit on the membership AUC to the members that are easiest to identify.
+    """Narrow a limit on the membership AUC to the group of members that are easiest to identify.
 
-    These are the members with one number of copies, if they are easier to identify than all members
-    together. Groups whose interval contains chance are ignored. If members and non-members differ
-    in kind, the limit is on the adjusted AUC. Other rules are returned unchanged.
+    Each group holds the members with the same number of copies. The limit stays on all members
+    unless a group's bound exceeds both chance and the bound for all members. If members and
+    non-members differ in kind, the limit is on the adjusted AUC. Other rules are returned
+    unchanged.
     """
     overall = finding.measurement(rule.metric)
     if (
@@ -96,7 +97,7 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
 def suggest_metrics(metric: str, known: Sequence[str]) -> str:
     """Return text that suggests metrics for an unknown name.
 
-    The text has the main metric (the first of `known`), similar names, and the number of other
+    The text lists the main metric (the first of `known`) and similar names, and counts the other
     names.
     """
     suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))

@@ -1,6 +1,4 @@
-"""Define a gate's `Decision`, which exit code, terminal output, Markdown and JUnit are made
-from.
-"""
+"""Define a gate's `Decision`, the source of exit code, terminal output, Markdown and JUnit."""
 
 from __future__ import annotations
 
@@ -33,9 +31,9 @@ class Ruling:
         rule: the rule as a sentence.
         value: the measured number.
         n: sample size.
-        unmeasured: whether the ruling is inconclusive because nothing was measured; it never
-        passes.
-        missed: if held, a leak or difference of this size is missed at most once in twenty.
+        unmeasured: whether the ruling is inconclusive because nothing was measured. Such a ruling
+        never passes.
+        missed: if held, the size of a leak or difference that is missed at most once in twenty.
     """
 
     target: str
@@ -65,7 +63,7 @@ def make_ruling(
     """Return a ruling without a metric. reason: reason for the verdict. rule: the rule as a
     sentence.
 
-    Without `row`, the ruling is about the whole run.
+    By default, the ruling is about the whole run.
     """
     return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
@@ -76,7 +74,7 @@ class Decision:
 
     Args:
         run: name of the run.
-        baseline: name of the baseline run; "" without.
+        baseline: name of the baseline run; "" if no baseline was given.
         rulings: the rulings.
         inconclusive: treatment of inconclusive rulings: report, pass or fail.
         about: the judged model, the date, and whether the model is on this machine.
@@ -89,7 +87,7 @@ class Decision:
     about: str = ""  # the judged model, the date, and whether it is the model on this machine
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
-        """Return the ruling's verdict. `Decision.inconclusive` may replace an inconclusive verdict.
+        """Return the ruling's verdict; `self.inconclusive` may replace an inconclusive verdict.
 
         A ruling without a measurement never passes.
         """
