@@ -1,1 +1,1 @@
-"""Many runs: grids, papers, ledgers."""
+"""Run grids of audits, reproduce papers, and judge their claims in ledgers."""

@@ -36,9 +36,9 @@ def find_checkpoints(folder: Path) -> list[str]:
 
 
 def write_checkpoint_history(folder: Path, places: Sequence[Place]) -> None:
-    """Write `history.html` on a sweep's finished runs, by step.
+    """Write `history.html` about a sweep's finished runs, ordered by step.
 
-    Write nothing if the sweep's runs are not on checkpoints.
+    Write nothing if the sweep's runs do not audit checkpoints.
     """
     if any(_checkpoint_step(place) is not None and place.cells for place in places):
         runs = [path.parent for path in sorted(folder.glob(f"*/{RESULT}"))]
@@ -47,10 +47,12 @@ def write_checkpoint_history(folder: Path, places: Sequence[Place]) -> None:
 
 
 def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) -> str:
-    """Return a sentence about the last checkpoint before an upper bound of metric `name` exceeds
+    """Return a sentence about the last checkpoint whose metric `name` is shown to be at most
     `most`.
 
-    Raise AuditError if the sweep's runs are not on checkpoints, or if no run has the metric.
+    Every earlier checkpoint must be shown to be so, too.
+
+    Raise AuditError if the sweep's runs do not audit checkpoints, or if no run has the metric.
     """
     bounds: dict[int, Measurement] = {}
     for place in places:
@@ -60,7 +62,7 @@ def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) ->
                 rows.append(measure_seed_mean(name, cell))
         step = _checkpoint_step(place)
         if rows and step is not None:
-            # The worst row decides.
+            # The row with the most leakage decides.
             bounds[step] = max(rows, key=lambda m: m.high)
     if not bounds:
         raise AuditError(f"expected finished checkpoints with {name}, got none that has it")
@@ -68,7 +70,7 @@ def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) ->
     for step, bound in sorted(bounds.items()):
         value = phrases.format_measurement_value(bound)
         label = f"checkpoint-{step} ({phrases.format_metric(name)} {value})"
-        # Until the first beyond, not all below; a NaN bound is not at most anything.
+        # Stop at the first checkpoint beyond the limit; a NaN bound counts as beyond.
         if not bound.high <= most:
             if not last:
                 return f"no checkpoint is below {most:g}: the first, {label}, is not shown to be"

@@ -11,7 +11,7 @@ A claim compares a sum of metrics at named points of a grid with a bound that th
     minus = { variant = "baselines", attack = "zlib" }  # `first`, `middle`, `last` of a swept key
     expect = "> 0"                                      # or a range [low, high]
 
-In a claim, the key `at` means the only key that the plan sweeps.
+If the plan sweeps a single key, a claim may call this key `at`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _CELL = ("target", "setting", "attack")
 
 @dataclass(frozen=True)
 class Place:
-    """Point of a grid (a variant with swept values), over all seeds.
+    """One point of a grid (a variant with swept values), with all seeds.
 
     Args:
-        variant: name of the variant; "" without.
+        variant: name of the variant; "" if the plan has no variants.
         at: swept values by key.
         attacks: attacks and probes of the plan.
-        cells: results of each target, setting, and attack or probe.
+        cells: results, one for each target, setting, and attack or probe.
         failure: reason for missing results; otherwise "".
         subject: the attacked model and data, for the reader.
     """
@@ -65,8 +65,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Expectation:
-    """Open interval (low, high) that the paper claims for a number. `text` is the interval in
-    words.
+    """Open interval (low, high) that should contain a number, according to the paper.
+
+    `text` describes the interval in words.
     """
 
     low: float
@@ -77,8 +78,7 @@ class Expectation:
 def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
     """Return the verdict on a measurement, as defined by RULE.
 
-    The verdict is undecided if the measurement's interval touches a bound of the claim or has a
-    NaN.
+    The verdict is undecided if the measurement's interval contains a bound of the claim, or NaN.
     """
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED
@@ -96,7 +96,7 @@ class Term:
     Args:
         metric: name of the metric.
         variant: name of the variant; None for any.
-        cell: target, setting and attack, if given.
+        cell: target, setting and attack, as far as they are given.
         at: swept values by key, if given.
     """
 
@@ -108,13 +108,13 @@ class Term:
 
 @dataclass(frozen=True)
 class PaperClaimStatement:
-    """A paper's claim on a signed sum of metrics.
+    """A paper's claim about a signed sum of metrics.
 
     Args:
         id: id of the claim.
         text: the claim in words.
         paper: the numbers in the paper.
-        signed_terms: sign (1.0 or -1.0) and term, for all terms of the sum.
+        signed_terms: terms of the sum, each with its sign (1.0 or -1.0).
         expect: interval that the paper claims for the sum.
         note: remark for readers.
     """
@@ -141,7 +141,7 @@ class LedgerRow:
 
 
 class NotRun(Exception):
-    """Error for a claim whose runs have no numbers. The message gives the reason."""
+    """Error for a claim whose runs produced no numbers. The message gives the reason."""
 
 
 # --- reading claims
@@ -151,7 +151,7 @@ class NotRun(Exception):
 def parse_paper_claim_statements(
     raw: Sequence[Mapping[str, Any]], scale: str, where: str
 ) -> list[PaperClaimStatement]:
-    """Parse the [[claim]] tables (`raw`) of a plan file at this scale.
+    """Parse those [[claim]] tables (`raw`) of a plan file that apply at this scale.
 
     where: name of the file in messages. Raise AuditError for unknown and missing fields.
     """
@@ -241,7 +241,7 @@ def measure_seed_mean(name: str, cell: Replicates) -> Measurement:
 def check_paper_claim_places_are_planned(
     statement: PaperClaimStatement, places: Sequence[Place]
 ) -> None:
-    """Raise AuditError if a claim names a grid point, attack or metric that the plan lacks."""
+    """Raise AuditError if a claim names a grid point, attack or metric that is not in the plan."""
     for _, term in statement.signed_terms:
         for place in _find_term_places(term, places, statement.id):
             _find_term_attack(term, place, statement.id)
@@ -250,9 +250,7 @@ def check_paper_claim_places_are_planned(
 def build_ledger_row(
     plan: str, statement: PaperClaimStatement, places: Sequence[Place]
 ) -> LedgerRow:
-    """Return the row of a claim in the ledger, computed from the grid points of the claim's
-    plan.
-    """
+    """Return a claim's row of the ledger, computed from the grid points of the claim's plan."""
     base = LedgerRow(
         plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN
     )
@@ -283,7 +281,8 @@ def build_ledger_row(
 def format_paper_claim_setting(
     about: Sequence[str], parts: Sequence[WeightedMetric], measurement: Measurement
 ) -> str:
-    """Return data, number of secrets, samples and seeds as text: `lab; n 300; K 10; seeds 0-4`.
+    """Return data, number of secrets, samples and seeds as text, like `lab; n 300; K 10; seeds
+    0-4`.
 
     about: descriptions of the data. parts: terms of the claim.
     """
@@ -296,7 +295,7 @@ def format_paper_claim_setting(
     words = [*about, f"n {measurement.n}"]
     if sizes:
         words.append(f"K {', '.join(map(str, sorted(sizes)))}")
-    # A contrast covers the seeds of all its parts.
+    # A difference covers only the seeds that all its terms have.
     if seeds := set.intersection(*seeds_of_parts):
         words.append(f"seeds {format_study_seed_ranges(sorted(seeds))}")
     return "; ".join(words)
@@ -310,7 +309,7 @@ def format_study_seed_ranges(seeds: Sequence[int]) -> str:
 
 
 def list_swept_options(places: Sequence[Place]) -> list[str]:
-    """Return the options that the places set, each once."""
+    """Return each option that any of the grid points sets, without repetition."""
     options = dict[str, None]()
     for place in places:
         options |= dict.fromkeys(place.at)

@@ -1,7 +1,7 @@
-"""Mask tokens of texts, for masked language models to predict (Majmudar et al. 2022, Section 3).
+"""Mask tokens of texts that masked language models then predict (Majmudar et al. 2022, Section 3).
 
-Several models may wrap the same model and predict the same texts, batch by batch. The wrapped model
-then computes each batch only once.
+Several defenses may wrap the same model. They score the texts batch by batch, so that the wrapped
+model computes each batch only once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from auditor.models.memory import group_equal_shapes
 from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens_within_vocabulary
 from auditor.plugins.defense import Defense, MaskedScenario
 
-_BATCH = 64  # texts at once, unless memory allows fewer
+_BATCH = 64  # texts in a batch, unless memory allows fewer
 _TIMINGS = 5
 
 
@@ -36,10 +36,10 @@ class MaskingOptions:
     """Values of a plan's `[utility]` table. Raise AuditError for invalid values.
 
     Args:
-        on: records of the lab to measure, heldout by default. A user's data are measured in full.
-        restarts: number of times that each text is masked anew.
-        mask_share: share of tokens that each restart hides.
-        max_length: tokens after which a text is cut off.
+        on: kind of lab records to measure (default: heldout). All of a user's data are measured.
+        restarts: number of different maskings of each text.
+        mask_share: share of the tokens that each masking hides.
+        max_length: number of tokens at which a text is cut off.
     """
 
     on: Literal["heldout", "members"] | None = None
@@ -116,7 +116,7 @@ class MaskedTexts:
 
     @cached_property
     def hidden_token_counts(self) -> Ints:
-        """Number of tokens of each text that a restart hides, (texts,)."""
+        """Number of tokens of each text that one masking hides, of shape (texts,)."""
         return np.array(list(map(self._count_hidden_tokens, self.texts)))
 
     def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
@@ -146,7 +146,7 @@ class MaskedTexts:
         return usable
 
     def _encode_passage(self, row: int, text: str) -> Passage:
-        # First without truncation, only to detect a cut.
+        # Tokenize without truncation first, only to detect a cut.
         cut = len(self.tokenizer(text, verbose=False)["input_ids"]) > self.room
         coded = self.tokenizer(
             text,
@@ -170,33 +170,29 @@ class MaskedTexts:
         return [texts[i] for i in rows]
 
     def _count_hidden_tokens(self, text: Passage) -> int:
-        """Return how many of the text's tokens to hide. This is at least 1, so that the text has a
-        nll.
-        """
+        """Return how many of the text's tokens to hide: at least 1, so that the text has an nll."""
         return max(1, round(self.options.mask_share * len(text.open)))
 
     def masked_positions(self, text: Passage, restart: int) -> list[int]:
-        """Return the positions that a restart hides. They depend only on the seed, the restart and
-        the text.
-        """
+        """Return the positions that a restart hides; only seed, restart and text decide them."""
         rng = make_keyed_generator("utility", "masks", self.seed, restart, text.row)
         return sorted(
             rng.choice(text.open, self._count_hidden_tokens(text), replace=False).tolist()
         )
 
     def protect(self, defense: Defense) -> tuple[MaskedModel, Claim | None]:
-        """Return the model with this defense, then the defense's claim for the text with most
-        hidden tokens.
+        """Return the defended model, then the defense's claim for the text with the most hidden
+        tokens.
         """
         return defense.protect_masked(
             MaskedScenario(self.target, self.public, int(self.hidden_token_counts.max()))
         )
 
     def _batches(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
-        """Yield batches of texts of equal length, in four parts.
+        """Yield batches of B texts of n tokens, m of them hidden, as four values.
 
-        These are the restart, the indices of the B texts, their tokens (B, n), and hidden positions
-        (B, m).
+        The values are the restart, the indices of the texts, their tokens of shape (B, n), and the
+        hidden positions of shape (B, m).
         """
         shapes = []
         for text in self.texts:
@@ -210,10 +206,10 @@ class MaskedTexts:
     def measure_nll(
         self, models: Sequence[MaskedModel], progress: Callable[[int, int], None]
     ) -> tuple[Floats, Ints]:
-        """Return the summed nll (nats) of hidden tokens with nonzero probability.
+        """Return the summed nll (nats) of hidden tokens whose probability is not 0.
 
-        Then return the number of hidden tokens with probability 0. Both have shape (models,
-        restarts, texts).
+        The second value is the number of hidden tokens whose probability is 0. Both have shape
+        (models, restarts, texts).
         """
         restarts = self.options.restarts
         nll = np.zeros((len(models), restarts, len(self.texts)))
@@ -234,7 +230,7 @@ class MaskedTexts:
     def measure_slowdowns(self, models: Sequence[MaskedModel]) -> list[Measurement]:
         """Return each model's time per distribution, divided by the time of the bare model.
 
-        A measurement holds the median over rounds, and the range over rounds as interval.
+        The value is the median over rounds; the interval is the range over rounds.
         """
         rounds = []
         # Time the bare model again in every round: other load on the machine slows both.
@@ -249,7 +245,7 @@ class MaskedTexts:
         return slowdowns
 
     def _time_distribution(self, model: MaskedModel) -> float:
-        """Return the seconds to compute a distribution for each of four equal texts."""
+        """Return the seconds to compute one distribution for each of four copies of a text."""
         for cache in (self.target, self.public):
             if cache is not None:
                 cache.forget()  # a cached answer would take no time
@@ -263,9 +259,9 @@ class MaskedTexts:
 
 
 class _LastAnswerCache(MaskedModel):
-    """Wrapper of a model that returns its last answer if the query is repeated.
+    """Wrapper of a model that returns the last answer again if the query is repeated.
 
-    Likelihoods are float64. All points of a sweep send the same query in turn.
+    All points of a sweep send the same query in turn. Likelihoods are float64.
     """
 
     def __init__(self, model: MaskedModel) -> None:

@@ -1,4 +1,4 @@
-"""Measure the perplexity that mixing of masked language models costs at each epsilon.
+"""Measure how much mixing masked language models raises perplexity, at each epsilon.
 
 This is Fig. 2 of Majmudar et al. 2022. All points of a grid score the same texts, batch by batch.
 They share each forward pass of the model, and their differences are paired by text.
@@ -99,7 +99,7 @@ class UtilityPlan:
         return make_plan(self.grid[0].plan, {})
 
     def list_defenses(self) -> list[tuple[dict[str, Any], Defense]]:
-        """Return, for each defense at each point, the swept options and the defense.
+        """Return (swept options, defense) for each defense at each point.
 
         Raise AuditError for unknown options and missing inputs.
         """
@@ -124,13 +124,13 @@ class UtilityRow:
         target: name of the defense, or of the undefended model.
         at: swept options.
         options: all options of the defense.
-        measured: measurements by the following names.
+        measured: measurements, keyed by the names below.
 
     `perplexity_ratio` is the perplexity divided by the undefended model's, paired by text.
     `covered` is the share of predicted tokens with nonzero probability. `slowdown` is the time per
-    distribution, divided by the undefended model's. `epsilon` is the claim for the largest number
-    of predicted tokens in a text. `epsilon_mean` is the claim for the *mean* number of predicted
-    tokens, as in the paper, and guarantees nothing.
+    distribution, divided by the undefended model's. `epsilon` is the claimed epsilon for the text
+    with the most predicted tokens. `epsilon_mean` is the claimed epsilon for the *mean* number of
+    predicted tokens, as in the paper; it guarantees nothing.
     """
 
     target: str
@@ -173,7 +173,7 @@ class Utility:
     weights: dict[str, str] = field(default_factory=dict)
 
     def list_places(self) -> list[Place]:
-        """Return each row as a point of a ledger, with the undefended model first."""
+        """Return each row as a grid point for the ledger, the undefended model first."""
         about = f"{Path(self.model).name} (masked) on {self.data}"
         places = []
         for row in self.rows:
@@ -196,7 +196,7 @@ def write_utility_result(folder: Path, result: Utility) -> None:
 def read_utility_result(folder: Path, plan: UtilityPlan | None = None) -> Utility:
     """Read the measurements in a folder.
 
-    Raise AuditError if their plan or weights differ from those of `plan`.
+    Raise AuditError if their plan differs from `plan`, or their weights from its weights.
     """
     path = folder / RESULT
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
@@ -312,8 +312,8 @@ def _measure_point(
 ) -> dict[str, Measurement]:
     """Return the measurements of model i, keyed by name.
 
-    possible: (models, restarts, texts), summed nll (nats) of tokens with nonzero probability. lost:
-    (models, restarts, texts), number of tokens with probability 0.
+    possible: summed nll (nats) of tokens with nonzero probability. lost: number of tokens with
+    probability 0. Both have shape (models, restarts, texts).
     """
     tokens = texts.hidden_token_counts
     perplexity = measure_corpus_perplexity(possible[i], tokens)
@@ -338,8 +338,8 @@ def _measure_point(
 
 
 def _list_claimed_epsilons(texts: MaskedTexts, claim: Claim | None) -> Iterator[Measurement]:
-    """Yield the claim's epsilons as measurements. Their intervals have no width, as nothing is
-    estimated.
+    """Yield the claim's epsilons as measurements, with intervals of width 0: they are not
+    estimates.
     """
     if claim is None:
         return
@@ -357,10 +357,10 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
     """Return the corpus perplexity, averaged over restarts, or its ratio to the perplexity of
     `base`.
 
-    nll, base: (restarts, texts), summed nats, inf if a token has probability 0. tokens: (texts,),
-    number of predicted tokens. The bootstrap resamples a text with its masks of all restarts. The
-    interval therefore covers other texts and masks. A ratio is paired. The note has the perplexity
-    of each restart.
+    nll, base: summed nats, of shape (restarts, texts); inf if a token has probability 0. tokens:
+    number of predicted tokens, of shape (texts,). The bootstrap resamples texts, each with its
+    masks of all restarts, so the interval covers the choice of texts and masks. A ratio is paired.
+    The measurement's note has the perplexity of each restart.
     """
     if base is None:
         paired = nll
@@ -401,8 +401,8 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
 def _measure_possible_tokens(lost: Ints, tokens: Ints) -> Measurement:
     """Return the share of predicted tokens with nonzero probability.
 
-    lost: (restarts, texts), number of tokens with probability 0. tokens: (texts,), number of
-    predicted tokens.
+    lost: number of tokens with probability 0, of shape (restarts, texts). tokens: number of
+    predicted tokens, of shape (texts,).
     """
 
     def share(values: Floats) -> tuple[Floats, Floats]:

@@ -2,13 +2,13 @@
 
 `paper.toml` has the order of the paper's plans and their common fields. A plan file has the fields
 of a plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]` table
-measures the perplexity of a masked model and sweeps options of defenses. A plan with a
+measures the perplexity of a masked model for each swept option of its defenses. A plan with a
 `[published]` table checks a published promise at the plan's distributions (see
 `published_promises`).
 
-In both kinds of file, a `[scale.NAME]` table overrides other values at that scale. In
-`paper.toml`, this table's `plans` lists the scale's plans (default: all). This module does not run
-plans.
+In both kinds of file, a `[scale.NAME]` table overrides other values at the scale NAME. In
+`paper.toml`, the key `plans` of this table lists the plans of the scale (default: all). This module
+does not run plans.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Paper:
         return tuple(self.shared.get("scale", {}))
 
     def plans_at_scale(self, scale: str) -> list[str]:
-        """Return the names of the plans of this scale, in the paper's order.
+        """Return the names of the plans at this scale, in the paper's order.
 
         Raise AuditError for an unknown scale.
         """
@@ -97,7 +97,7 @@ def find_bundled_paper_folders() -> dict[str, Path]:
 def load_paper(name: str) -> Paper:
     """Load a paper by its name, or from a user's folder of plans.
 
-    Raise AuditError for an unknown name, with the nearest known name.
+    Raise AuditError for an unknown name; the message suggests the nearest known name.
     """
     if (Path(name) / _PAPER).is_file():
         folder: Path | None = Path(name)

@@ -1,11 +1,11 @@
 """Check published privacy claims at given distributions: actual against claimed privacy loss.
 
-A plan's `[published]` table describes a mechanism, its promise and our reading of the promise. The
-table's queries are distributions of a public and of private models over a few tokens, for which the
-promise is hardest to keep. `claim-check` measures the loss of one token. The loss of T tokens
-follows exactly from both distributions. A control uses this program's own accounting. All numbers
-are computed here; a plan has none. This module implements each mechanism's answer to a query, and
-renders a page.
+A plan's `[published]` table describes a mechanism, its promise and our reading of the promise. Each
+query in the table gives the distributions of a public model and of private models over a few
+tokens, chosen so that the promise is hardest to keep. `claim-check` measures the loss of one token.
+The loss of T tokens follows exactly from both distributions. A control uses this program's own
+accounting. All results are computed here; a plan states none. This module implements how each
+mechanism answers a query, and renders a page.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class PromiseCheck:
     Args:
         query: name of the query.
         setting: parameters of the mechanism.
-        neighbour: neighbouring relation.
+        neighbour: name of the neighbouring relation.
         realised: actual loss, in nats.
         claimed: claimed loss, in nats.
         order: order of the Rényi divergence; None if both losses are epsilons at a delta.
         count: number of units that the losses cover.
         unit: noun for the unit.
-        ours: whether this is the control, with this program's accounting.
-        is_uncounted: whether the loss is not charged as published; the check is then shown but not
-        counted.
+        ours: whether this is the control, which uses this program's accounting.
+        is_uncounted: whether the check is shown but not counted, because the loss is not charged as
+        published.
         location: context of the largest loss, in the words of claim-check.
     """
 
@@ -94,17 +94,16 @@ class PromiseCheck:
 class GivenDistributions:
     """Query of a published promise: the models' distributions over a few tokens.
 
-    Raise AuditError unless the masses are distributions over equally many tokens.
+    Raise AuditError unless all are probability distributions over the same number of tokens.
 
     Args:
         name: name of the query.
         public: distribution of the public model.
         private: distribution of the examined member.
         other: distribution of all other members.
-        parameters: number of parameters, for a query about the scale of noise instead of
+        parameters: number of model parameters, if the query is about the scale of noise instead of
         distributions.
-        settings: all parameter values of the mechanism to check.
-        setting: the values of this check.
+        settings: all sets of mechanism parameters to check. setting: the parameters of this check.
     """
 
     name: str = ""
@@ -195,7 +194,7 @@ class PublishedPromise:
         return queries
 
     def check_all_queries(self) -> list[PromiseCheck]:
-        """Return the claimed and actual losses of all queries."""
+        """Return the claimed and the actual loss for each query."""
         checks: list[PromiseCheck] = []
         for query in self.queries:
             checks += MECHANISMS[self.mechanism](query, self.options)
@@ -207,7 +206,7 @@ class PublishedPromise:
 
 
 class NeighbouringModels(WrappingModel):
-    """A model together with its neighbours and the privacy loss claimed for each token."""
+    """A model, its neighbours, and the privacy loss that is claimed for each token."""
 
     def __init__(
         self,
@@ -215,9 +214,10 @@ class NeighbouringModels(WrappingModel):
         others: Mapping[str, LanguageModel],
         claimed: Mapping[str, tuple[float, float]],
     ) -> None:
-        """Wrap the served model. others: neighbours by neighbouring relation.
+        """Wrap the served model. others: neighbours, keyed by neighbouring relation.
 
-        claimed: Rényi order and claimed divergence (nats) of a token, by neighbouring relation.
+        claimed: Rényi order and claimed divergence (nats) of one token, keyed by neighbouring
+        relation.
         """
         super().__init__(served)
         self.others = others
@@ -268,7 +268,7 @@ class NeighbouringModels(WrappingModel):
 def _read_float64_log_probs(
     model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]
 ) -> np.ndarray:
-    # In float64: realised and claimed are compared to a millionth.
+    # In float64: actual and claimed losses are compared to a millionth.
     distribution: np.ndarray = (
         model.log_probs(contexts, last)[:, at].double().log_softmax(-1).numpy()
     )
@@ -318,7 +318,7 @@ def check_published_query(
 def _compute_exact_epsilon(
     query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float
 ) -> float:
-    # Any context, because these models ignore it: T tokens are T independent draws.
+    # Any context will do, because these models ignore it: T tokens are T independent draws.
     context = torch.zeros(1, 1, dtype=torch.long)
     log_probs = _read_float64_log_probs(model, context, 1, [0])[0, 0]
     other_log_probs = _read_float64_log_probs(other, context, 1, [0])[0, 0]
@@ -332,9 +332,9 @@ def _compute_exact_epsilon(
 def check_published_dp_fusion_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """Check the claim of DP-Fusion for one private group (C5).
+    """Check the claim of DP-Fusion for one private group (formulas C5).
 
-    DP-Fusion mixes an ensemble within a radius. options: options of the mechanism.
+    DP-Fusion mixes an ensemble within a divergence radius. options: options of the mechanism.
     """
     alpha = int(query.setting["alpha"])
     beta = float(query.setting["beta"])
@@ -419,9 +419,9 @@ def check_published_pmixed_claim(
 def check_published_adp_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """Check a step of ADP on batches with and without a record of privacy probability 1.
+    """Check one step of ADP on two batches: with and without a record of privacy probability 1.
 
-    The formulas are in B4 (i). options: options of the mechanism.
+    See formulas B4 (i). options: options of the mechanism.
     """
     scale = float(query.setting["scale"])
     batch = int(query.setting["batch"])
@@ -438,7 +438,7 @@ def check_published_adp_claim(
     for other, is_control in ((without, False), (scale, True)):
         noise = scale * sigma
         other_noise = other * sigma
-        # The gradient is equal on both sides: only the noise differs.
+        # The gradient is the same with and without the record: only the noise differs.
         realised = max(
             compute_noise_scale_divergence(order, query.parameters, noise, other_noise),
             compute_noise_scale_divergence(order, query.parameters, other_noise, noise),
@@ -627,7 +627,7 @@ def _describe_published_query(query: GivenDistributions) -> str:
         ("the examined one", query.private),
         ("the other", query.other),
     )
-    # Ten digits: 0.9999995 must not read as 1.
+    # Ten digits: 0.9999995 must not be shown as 1.
     labels = []
     for role, masses in distributions:
         if masses:

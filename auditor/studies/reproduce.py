@@ -28,10 +28,10 @@ _SECTION = "claim.md"
 def make_study(
     paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]
 ) -> RunStudy | UtilityStudy | ClaimStudy:
-    """Return a paper's plan as a study, which runs or measures the plan.
+    """Return the study that carries out a paper's plan.
 
-    flags: replace the plan's fields. Variants and sweeps replace flags. Raise AuditError if the
-    scale needs data that were not given, or accepts no data.
+    flags: values that replace the plan's fields; variants and sweeps in turn replace flags. Raise
+    AuditError if the scale needs data and none were given, or accepts no data but some were given.
     """
     raw = merge_raw_plans(paper.raw_plan_at_scale(plan, scale), flags)
     title = str(paper.plans[plan].get("title", plan))
@@ -66,16 +66,16 @@ def reproduce_paper_plans(
 ) -> tuple[list[tables.RowTable], list[LedgerRow], dict[str, str]]:
     """Run these plans, or continue earlier runs.
 
-    Every plan and claim is checked before the first run. A point that cannot run becomes a row with
-    the reason.
+    Every plan and claim is checked before the first run. A point that cannot run becomes a row that
+    states the reason.
 
     Args:
         other_folder: folder of another reproduction of this paper, whose ledger becomes a second
         column.
 
     Returns:
-        The plans' tables, the ledger of all plans in `out`, and reasons of failures by plan and
-        point.
+        The plans' tables, the ledger of all plans in `out`, and reasons of failures, keyed by plan
+        and point.
     """
     kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
     other = None
@@ -97,10 +97,10 @@ def reproduce_paper_plans(
             failures[f"{plan}/{point}"] = reason
     entries = []
     for plan in claims:
-        # From the folder, not from memory: plans run on another day count alike.
+        # From the folder, not from memory: plans that ran earlier count as well.
         places = _read_plan_places(out / plan)
         if places is None and plan in kinds:
-            places = kinds[plan].planned_places()  # it failed; its places have the reason
+            places = kinds[plan].planned_places()  # the plan failed; the points hold the reason
         if places is not None:
             for statement in claims[plan]:
                 entries.append(ledger.build_ledger_row(plan, statement, places))
@@ -123,7 +123,7 @@ def _write_sections_page(out: Path, paper: Paper) -> None:
 
 
 class RunStudy:
-    """A plan of attacks, which is a grid of runs."""
+    """Study of a plan of attacks, which is a grid of runs."""
 
     def __init__(self, title: str, grid: list[GridPoint]) -> None:
         self.title = title
@@ -155,9 +155,9 @@ class RunStudy:
 
 
 class ClaimStudy:
-    """A check of a published promise at the distributions in a plan.
+    """Study of a published promise at the distributions in a plan.
 
-    The check takes seconds and is always repeated.
+    The check takes seconds, so earlier results are never reused.
     """
 
     def __init__(self, claim: PublishedPromise) -> None:
@@ -181,9 +181,7 @@ class ClaimStudy:
 
 
 class UtilityStudy:
-    """A plan with a `[utility]` table: a sweep over a masked model, with all points measured
-    together.
-    """
+    """Study of a plan with a `[utility]` table: all points of a masked model, measured together."""
 
     def __init__(self, title: str, plan: masked_utility.UtilityPlan) -> None:
         self.title = title
@@ -200,9 +198,10 @@ class UtilityStudy:
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Measure the plan, or read an earlier measurement. Return tables, then failures by point.
+        """Measure the plan, or read an earlier measurement. Return tables, then reasons of
+        failures.
 
-        A failure becomes a row with the reason.
+        Reasons are keyed by point. A failure becomes a table row with the reason.
         """
         headings = masked_utility.HEADINGS
         if (folder / masked_utility.RESULT).is_file():
@@ -224,9 +223,7 @@ class UtilityStudy:
 
 
 def _draw_perplexities(places: Sequence[Place]) -> str:
-    """Return an SVG of perplexity over epsilon, and over the mean epsilon, which guarantees
-    nothing.
-    """
+    """Return an SVG that plots perplexity against epsilon, and against the mean epsilon."""
     measured = [next(iter(place.cells[0].measured.values())) for place in places]
     curves = []
     for name in ("epsilon", "epsilon_mean"):
@@ -280,7 +277,7 @@ class OtherLedger:
 
     Args:
         scale: the other scale.
-        rows: rows of the ledger, by plan and claim id.
+        rows: rows of the ledger, keyed by plan and claim id.
     """
 
     scale: str
@@ -295,8 +292,8 @@ class OtherLedger:
     def disagreements_paragraph(self, entries: Sequence[LedgerRow], scale: str) -> str:
         """Return a paragraph that compares the decisions of both ledgers.
 
-        The paragraph lists claims that the ledgers decide differently. It counts claims decided
-        equally, and claims that only one ledger decides.
+        The paragraph lists the claims that the ledgers decide differently. It counts the claims
+        decided the same way, and the claims that only one ledger decides.
         """
         decided = (ledger.HOLDS, ledger.REFUTED)
         disagreements = []
@@ -340,7 +337,7 @@ def build_ledger_table(
 ) -> tables.RowTable:
     """Return the ledger as a table. In files, interval bounds have separate columns.
 
-    other: another ledger, shown as a second column.
+    other: the ledger of a different scale, shown as a second column.
     """
     head = (
         "plan",
@@ -415,9 +412,7 @@ def build_terminal_ledger(
 
 
 def _build_interval_cells(entry: LedgerRow) -> tuple[object, ...]:
-    """Return six cells of a table: value, lower bound, upper bound, sample size, unit and
-    verdict.
-    """
+    """Return six table cells: value, lower bound, upper bound, sample size, unit, verdict."""
     m = entry.ours
     return (*((None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)), entry.verdict)
 
@@ -429,8 +424,8 @@ def write_ledger_files(
     entries: Sequence[LedgerRow],
     other: OtherLedger | None = None,
 ) -> None:
-    """Write ledger.md, .csv, .tex and .json. ledger.md begins with disagreements with the other
-    ledger.
+    """Write ledger.md, .csv, .tex and .json. ledger.md starts with the claims that `other` decides
+    differently.
     """
     grid = build_ledger_table(paper, entries, scale, other)
     first = ""

@@ -1,4 +1,4 @@
-"""Run all points of a grid, each in a run folder inside a parent folder, and make a table of all.
+"""Run all points of a grid, each in a subfolder, and make a table of their results.
 
 A finished point is not run again; an unfinished point is continued. Points share models and labs.
 """
@@ -56,11 +56,11 @@ def run_sweep_points(
     *,
     refuse: bool = True,
 ) -> dict[str, str]:
-    """Run the unfinished points. Return the reasons of failures, by point name.
+    """Run the unfinished points. Return the reasons of failures, keyed by point name.
 
-    refuse: if a point cannot run, raise AuditError before any point starts. Otherwise the point
-    counts as failed. Raise AuditError if the folder has runs of other plans, if points differ in
-    their engine, or if another process uses the folder.
+    refuse: whether to raise AuditError before any point starts if some point cannot run; otherwise
+    this point counts as failed. Raise AuditError if the folder holds runs of different plans, if
+    the points name different engines, or if another process uses the folder.
     """
     plans, failures = _load_sweep_points(points, command, refuse)
     engines = {plan.compute.engine_options for plan in plans.values()} or {LOCAL}
@@ -83,7 +83,7 @@ def run_sweep_points(
                 waiting.append(_PendingPoint(stage_name, point.name, plans[point.name], path))
         # For this process, then for each worker, which makes its own: a reporter cannot be sent.
         engine.set_work_context(_PointRunner(reporter), _PointRunner)
-        # By name: workers finish in any order.
+        # Keyed by name, because workers finish in any order.
         for n_done, (name, failure) in enumerate(
             engine.stream_long_results(_SweepPointsOnEngine(), waiting), 1
         ):
@@ -98,7 +98,7 @@ def run_sweep_points(
 
 @dataclass(frozen=True)
 class _PendingPoint:
-    """A point that has not run yet.
+    """A point that is not finished.
 
     Args:
         called: name of the point's progress stage.
@@ -123,9 +123,7 @@ class _PointRunner:
 
 @dataclass(frozen=True)
 class _SweepPointsOnEngine:
-    """Work for the engine: run points, and yield each point's name with the reason of failure, or
-    "".
-    """
+    """Work for the engine: run points, and yield (name, reason of failure or "") for each."""
 
     portion: ClassVar[int] = 1  # points that a worker receives at a time
 
@@ -158,7 +156,7 @@ def _load_sweep_points(
 
 
 def _check_point_folder_holds_same_plan(path: Path, plan: Plan) -> None:
-    """Raise AuditError if the folder has a run of another plan, or of other weights."""
+    """Raise AuditError if the folder holds a run with a different plan or different weights."""
     if not (path / "plan.json").is_file():
         return
     # Both as JSON, which turns tuples of the plan into lists: otherwise fields of several values
@@ -175,7 +173,8 @@ def _check_point_folder_holds_same_plan(path: Path, plan: Plan) -> None:
 
 
 def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:
-    """Run a point to its end. Return the reason of failure, or "" on success."""
+    """Run or continue a point until it is finished. Return the reason of failure, or "" on
+    success."""
     # A run writes plan.json first: if it exists, the run is continued.
     if (path / "plan.json").is_file():
         folder = RunFolder.reopen(path)
@@ -194,7 +193,8 @@ def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCa
 
 
 class _QuietReporter(Reporter):
-    """Reporter that hides the stages inside a point, because they would replace the point's line.
+    """Reporter that hides the stages inside a point, because they would overwrite the point's
+    progress line.
 
     Progress is still reported.
     """
@@ -231,7 +231,7 @@ def _write_sweep_file(
 
 @dataclass(frozen=True)
 class _RecordedPoint(GridPoint):
-    """A point in `sweep.json`.
+    """A point as recorded in `sweep.json`.
 
     Args:
         folder: name of the run folder.
@@ -248,7 +248,7 @@ def read_sweep_points(folder: Path) -> list[GridPoint]:
 
 
 def read_command_that_started_sweep(folder: Path) -> str:
-    """Return the command that started the sweep. Points that continue later keep this command."""
+    """Return the command that started the sweep; points that continue later record it, too."""
     command: str = from_json(
         str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command"
     )
@@ -272,7 +272,8 @@ def _read_recorded_sweep_points(folder: Path) -> tuple[_RecordedPoint, ...]:
 
 
 def plan_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
-    """Return the points of a grid before any run, with all seeds of a point joined."""
+    """Return the points of a grid before any run; runs that differ only in the seed form one
+    point."""
     first: dict[str, GridPoint] = {}
     for point in points:
         first.setdefault(point.name_without_seed, point)
@@ -280,9 +281,7 @@ def plan_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
 
 
 def read_sweep_places(folder: Path) -> list[Place]:
-    """Return the points of a sweep folder with their results over all seeds, in the plan's
-    order.
-    """
+    """Return a sweep folder's points in the plan's order, with the results of all seeds."""
     return [_build_sweep_place(points, folder) for points in _group_recorded_points(folder)]
 
 
@@ -337,9 +336,9 @@ def build_sweep_table(
     """Return a table with a row for each point and attack: means over seeds, differences from row
     1.
 
-    Numbers have intervals, and differences are paired. headings: columns by metric; None for
-    metrics of attacks, main numbers of probes, and other numbers that differ between rows. note:
-    remark below the table.
+    Numbers have intervals, and differences are paired. headings: column headings, keyed by metric;
+    None selects the metrics of attacks, the main numbers of probes, and all other numbers that
+    differ between rows. note: remark below the table.
     """
     columns = headings or _sweep_table_metric_headings(places)
     rows = list(_build_sweep_table_rows(places, columns))
@@ -370,8 +369,8 @@ def build_sweep_table(
 
 
 def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
-    """Return a heading for each metric of attacks, main number of probes, and number that
-    varies.
+    """Return headings, keyed by metric, for attack metrics, main numbers of probes and varying
+    numbers.
     """
     headings: dict[str, str] = {}
     varying: dict[str, str] = {}
@@ -410,7 +409,7 @@ class _SweepTableRow:
 
     @property
     def cell_key(self) -> tuple[str, str, str]:
-        """Target, setting and attack. Without results, only the attacks of the plan."""
+        """Target, setting and attack; only the plan's attacks if results are missing."""
         if self.cell:
             return self.cell.target, self.cell.setting, self.cell.attack
         return "", "", ", ".join(self.place.attacks)
@@ -469,7 +468,7 @@ def _build_sweep_table_rows(
 
 
 def _has_sweep_cell_metric(cell: Replicates, name: str) -> bool:
-    # Numbers of members are computed from outcomes, others were recorded by name.
+    # Numbers about members are computed from outcomes; other numbers are recorded, keyed by name.
     if find_metric(name).is_of_member_guesses:
         return bool(cell.member_outcomes_by_seed)
     return all(name in m for m in cell.measured.values())
