@@ -1,2 +1,4 @@
-"""Commands of `audit` that fill a file each; `auditor/cli.py` registers them. Each parses and calls
-one function."""
+"""Define the commands of `audit`, one per file; `auditor/cli.py` registers them.
+
+Each command parses its flags and calls one function.
+"""

@@ -166,7 +166,7 @@ def _write_audit_canaries(
     chosen = options.list_given_flags(coins)
     for name in ("audit", "for_epsilon", "delta"):
         chosen.pop(name, None)
-    # Without a seed, a fresh secret seed: the bound holds for coins unknown to the training.
+    # Without --seed, draw a secret seed: the bound requires coins that the training does not know.
     manifest = making_audit_canaries.make_audit_canaries(count, counts[0], seed, **chosen)
     manifests.write_canary_manifest(out, manifest)
     inside = sum(canary.included for canary in manifest.canaries)
@@ -179,7 +179,7 @@ def _write_audit_canaries(
 
 
 def _format_typed_flags(names: Iterable[str]) -> str:
-    # `list_` is --list: the name of the built-in is taken.
+    # `list_` is --list, because `list` is a built-in name.
     return ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in names)
 
 
@@ -334,8 +334,8 @@ def _read_named_word_list_flag(item: str) -> tuple[str, tuple[str, ...]]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"cannot read the words of --list {name}: {error}") from error
-    # Without repeats: the maximum exposure is log2 of the space, which would count a repeated word
-    # twice.
+    # Drop repeated words: the maximum exposure is log2 of the space, in which a repeated word would
+    # count twice.
     words = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not words:
         raise AuditError(f"expected words in --list {name}, but {path!r} has none")

@@ -120,8 +120,8 @@ def _check_demonstration_model(seed: int, out: Path | None) -> None:
 def _check_own_model(
     model: str, flags: Mapping[str, str], seed: int, out: Path | None, limit: TimeLimit | None
 ) -> None:
-    """Check a user's model. flags: given flags about model and data. limit: None for all
-    records.
+    """Check a user's model. flags: the flags that were given about model and data. limit: time
+    limit; None to query all records.
     """
     from auditor.records.remarks import CommandRemarks
     from auditor.runs import cost, estimate, quick_check
@@ -146,7 +146,7 @@ def _check_own_model(
 
 
 def _resume_check(path: Path, limit: TimeLimit) -> None:
-    """Continue the check in a folder until a time limit. Raise AuditError for a folder without a
+    """Continue the check in a folder until the time limit. Raise AuditError if the folder has no
     plan.
     """
     from auditor.records.folder import RunFolder
@@ -179,10 +179,10 @@ def _print_new_check(
     remarks: CommandRemarks,
     limit: TimeLimit | None = None,
 ) -> None:
-    """Audit a plan in a new folder until a time limit, and print the result."""
+    """Run the plan's audit in a new folder until the time limit, and print the result."""
     from auditor.records.folder import RunFolder, remove_latest_link
 
-    # As in `audit run`: if this run is refused below, no older run is mistaken for it.
+    # As in `audit run`: if this run is refused below, runs/latest must not show an older run.
     if out is None:
         remove_latest_link()
     plan = plan.with_fields(command=console.get_command_line())

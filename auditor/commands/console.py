@@ -1,6 +1,6 @@
 """Print messages, tables and progress for every command, and silence libraries.
 
-Large libraries are imported only when they are needed.
+This module imports large libraries only when they are needed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from auditor.core.result import Measurement
     from auditor.reports.blocks import Document
 
-_A_LINE_EVERY = 60.0  # seconds between lines, in a log
+_A_LINE_EVERY = 60.0  # seconds between log lines
 debugging = False  # whether unexpected errors are shown completely (`audit --debug`)
 
 
@@ -57,7 +57,7 @@ def print_stderr_line(text: str, code: int) -> int:
 
 
 def is_output_pipe_closed(error: BaseException) -> bool:
-    """Test if an error means that the reader of stdout or stderr (e.g. `head`) has ended."""
+    """Test if an error means that the process reading stdout or stderr (e.g. `head`) has ended."""
     if isinstance(error, SystemExit):
         return isinstance(error.__context__, BrokenPipeError)  # rich's form of it
     return isinstance(error, BrokenPipeError) and any(
@@ -68,14 +68,14 @@ def is_output_pipe_closed(error: BaseException) -> bool:
 def _has_output_stream_lost_its_reader(stream: Any) -> bool:
     with suppress(OSError, ValueError, AttributeError):  # no stream, or not a system stream
         poll = select.poll()  # only on Unix
-        # POLLERR is always reported: the pipe has lost its reader
+        # POLLERR, which is always reported, means that the pipe has no reader
         poll.register(stream.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))
     return False
 
 
 def redirect_output_to_devnull() -> None:
-    """Redirect stdout to /dev/null, and stderr too if its reader has ended.
+    """Redirect stdout to /dev/null, and also stderr if the process reading it has ended.
 
     Otherwise Python would fail again when it flushes these streams at exit (code 120).
     """
@@ -91,7 +91,7 @@ def print_error_traceback(error: BaseException) -> None:
     The error's message is printed only on request, because the message may quote private text.
     """
     if debugging:
-        # Never local variables: they may include all data.
+        # Never print local variables: they may include all data.
         stderr_console().print_exception(show_locals=False)
         return
     # The first cause first, as in Python.
@@ -135,9 +135,9 @@ def write_report_folder(
 
 
 def print_verdict(page: Any, subject: Any, name: str, out: Path | None, as_json: bool) -> None:
-    """Print the lines or the JSON of what a command judged, and write its report to a folder.
+    """Print a command's verdict as lines or JSON, and write its report to a folder.
 
-    page: module that formats the subject. name: name of the report's files.
+    page: module that formats `subject`, the judged object. name: base name of the report's files.
     """
     import typer
 
@@ -160,7 +160,7 @@ def seconds_since_start() -> float:
 
 
 def silence_libraries() -> None:
-    """Silence progress bars and advice of libraries, which would hide the report."""
+    """Silence the progress bars and advice of libraries, which would clutter the report."""
     # Before the first import of transformers; settings of the user stay. Otherwise tokenizers
     # prints a warning at every later fork, e.g. of a data loader's workers.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -191,8 +191,8 @@ def _format_led_text(lead: str, text: str) -> Text:
 class Terminal(Reporter):
     """Display of progress on stderr: a line with the step and the remaining time.
 
-    Without a terminal, a log line is printed every minute. verbose: whether to also print each
-    stage, notes and the first numbers.
+    If stderr is not a terminal, a log line is printed every minute. verbose: whether to also print
+    each stage, notes and the first numbers.
     """
 
     def __init__(self, progress: Progress, verbose: bool) -> None:
@@ -214,7 +214,7 @@ class Terminal(Reporter):
             stderr_console().print(
                 _format_led_text(f"{time.perf_counter() - start:7.1f} s  ", name)
             )
-        # After the first stage: a refusal is only one sentence.
+        # Print this only after the first stage: a refusal is only one sentence.
         if self._verbose and not self._said_threads:
             import torch
 
@@ -265,8 +265,8 @@ class Terminal(Reporter):
             )
 
     def _estimate_seconds_each(self) -> float:
-        """Return the mean duration of what is done; the longest interval, perhaps a pause, is left
-        out.
+        """Return the mean seconds of a finished item, without the longest interval, perhaps a
+        pause.
         """
         seconds = self._last - self._begun
         n_left_out = self._longest[1]
@@ -299,7 +299,7 @@ def resume_grid_hint(folder: Path) -> str:
 def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Iterator[Terminal]:
     """Open a terminal that shows progress.
 
-    interrupted: message after Ctrl-C, on stored answers and the command to continue.
+    interrupted: message after Ctrl-C about the stored answers and the command that continues.
     """
     from rich.progress import (
         BarColumn,

@@ -97,13 +97,13 @@ def dp_loop(
 def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
     """Kill this process and its new children if the block takes longer than `seconds`.
 
-    A training may hang.
+    The user's training in the block may hang.
     """
     import psutil  # needs a module of Unix: --help works without it
 
     from auditor.crash.time_limit import LONG, list_training_processes
 
-    # Equal by pid and start time: a reused pid is another process.
+    # Compared by pid and start time: a reused pid is a different process.
     before = set(psutil.Process().children())
 
     def end() -> None:
@@ -131,9 +131,9 @@ _USUAL = ("train", "trainer", "main")  # names searched in a file without --func
 def _load_dp_loop_training_function(script: Path, function: str | None) -> Callable[..., Any]:
     """Return the training in a user's file as a function of (model, records).
 
-    The file defines such a function, or makes a Trainer. Without `function`, the first of the usual
-    names is used. If the file has no such name, the file is run as a script. Raise AuditError if
-    there is no training.
+    The file defines such a function, or makes a Trainer. If `function` is None, the first of the
+    usual names is used; if the file has none of them, the file is run as a script. Raise AuditError
+    if the file has no training.
     """
     from auditor.crash import trainers
 
@@ -142,8 +142,8 @@ def _load_dp_loop_training_function(script: Path, function: str | None) -> Calla
         names = [name for name in _USUAL if hasattr(module, name)]
     else:
         names = [function]
-    # Under its own name the file created nothing: its training may be below `if __name__ ==
-    # "__main__"`.
+    # Imported under its own name, the file created no Trainer: the training may be below `if
+    # __name__ == "__main__"`.
     if not names and entry is None:
         module, entry = _load_training_script(script, "__main__")
     if entry is None:
@@ -181,7 +181,8 @@ def _wrap_training_entry(trainer: Any, script: Path, claim: Any) -> Callable[...
 
 
 def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
-    """Return the file's module, named `name`, then the Trainer that the file starts, or None."""
+    """Run the file as a module called `name`. Return the module, then the Trainer that it starts,
+    or None."""
     from auditor.crash import trainers
 
     trainers_found: list[Any] = []
@@ -198,8 +199,8 @@ def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
 def _attribute_script_errors(description: str, of_device: str = "") -> Iterator[None]:
     """Convert errors of a user's file into AuditError.
 
-    description: what the file was doing, as a noun for the message. of_device: text added to the
-    message of an accelerator's error.
+    description: noun for the action that failed, used in the message. of_device: text added to the
+    message if an accelerator raised the error.
     """
     try:
         yield

@@ -62,7 +62,8 @@ def export(
         contents[secrets] = render(
             exports.build_secret_sheet([exports.read_exported_run(folder) for folder in folders])
         )
-    # all was rendered first: a run that cannot be exported leaves no table without the others
+    # everything is rendered before this: a run that cannot be exported leaves no partial set of
+    # files
     for path, content in contents.items():
         disk.replace_atomically(path, content)
         typer.echo(path)

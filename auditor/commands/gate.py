@@ -52,7 +52,7 @@ class GateLimitFlags:
         policy = policies.Policy() if self.policy is None else policies.read_policy(self.policy)
         flags = policies.parse_limits(self.maximum or [])
         flags += policies.parse_limits(self.increase or [], "--max-increase", True)
-        # A limit both in the file and by a flag is a repetition: neither wins.
+        # A limit in both the file and a flag is an error: neither wins.
         rules = policies.refuse_repeated_limits([*policy.rules, *flags])
         if not rules and self.baseline is not None:
             rules = (policies.NO_WORSE,)
@@ -84,7 +84,7 @@ class GateScopeFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AttestationFlags:
-    """Flags that check by a signed attestation that a run has not changed since.
+    """Flags that check, by a signed attestation, that the run has not changed since it was signed.
 
     attestation (FILE): Signed attestation that the run must match: `audit attest`.
     key (PUBLIC.pem): The Ed25519 key that must have signed --attestation.
@@ -96,7 +96,8 @@ class AttestationFlags:
     key: Path | None = None
 
     def judge_given_attestation(self, folder: Path) -> Ruling | None:
-        """Return a ruling on whether the attestation fits the run; None if no attestation exists.
+        """Return a ruling on whether the run matches the attestation; None if no attestation was
+        given.
 
         Raise AuditError if only one of the flags is given.
         """
@@ -205,12 +206,12 @@ def print_run_judgement(
     scope: GateScopeFlags | None = None,
     attested: Ruling | None = None,
 ) -> int:
-    """Judge a finished run. Print, write and store the decision, and return the exit code."""
+    """Judge a finished run. Print, write and store the decision; return the exit code."""
     from auditor.gate.decision_log import save_decision
     from auditor.runs import gate_inputs
 
     with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
-        # The names of the flags equal the arguments of `judge_run`.
+        # The flags have the same names as the arguments of `judge_run`.
         judged_rows = {**vars(scope or GateScopeFlags()), "attested": attested}
         decision = gate_inputs.judge_run(
             folder, policy, baseline, progress=reporter.progress, **judged_rows
@@ -218,7 +219,7 @@ def print_run_judgement(
     _report_decision(decision, outputs)
     try:
         save_decision(folder, decision)
-    except AuditError as why:  # a read-only folder was judged all the same
+    except AuditError as why:  # the verdict is valid even if the folder is read-only
         console.print_stderr_line(
             f"audit history will not know of this decision: {why}", decision.exit_code
         )

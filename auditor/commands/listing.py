@@ -40,7 +40,7 @@ _FLAGS = {
     "Trainer": "-D",
     "Provider": "--model-arg",
 }
-_CONTROL = "none: the control row"  # claim of a row shown only next to another
+_CONTROL = "none: the control row"  # claim of a target that is shown only next to another target
 _GUTTER = 10
 _NAME = 23
 
@@ -63,7 +63,7 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
     forms: dict[str, Any] = {}
     training = dict(trained)
     for name, cls in found_plugins["Defense"].items():
-        # A defense is more than the training of its name if it serves the trained model.
+        # A defense that serves the trained model is more than the training of the same name.
         if name not in trained or not _is_same_listed_plugin_class(cls, trained[name]):
             training.pop(name, None)
             group = forms if getattr(cls, "form", False) else served
@@ -93,7 +93,8 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
 
 
 def _is_same_listed_plugin_class(cls: Any, other: Any) -> bool:
-    """Test if two classes have the same name. The catalogue may rebuild a class from its cache."""
+    """Test if two classes are the same, by name: the catalogue may rebuild a class from its
+    cache."""
     return (cls.__module__, cls.__name__) == (other.__module__, other.__name__)
 
 
@@ -112,9 +113,9 @@ def _format_plugin_listing_line(title: str, name: str, summary: str, width: int 
 
 
 def _shorten_listing(text: str, room: int | None) -> str:
-    """Return the longest beginning of the text that fits and ends with a clause.
+    """Return the longest prefix of the text that fits and ends with a clause.
 
-    Return all text if no such beginning fits. room: number of columns.
+    Return the whole text if no such prefix fits. room: number of columns; None for unlimited.
     """
     if room is None or len(text) <= room:
         return text

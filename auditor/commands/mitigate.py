@@ -56,12 +56,12 @@ def mitigate(
     # --by goes into a file name: dp-sgd:8 has a colon, and a slash would lead elsewhere
     where = out or place.with_name(f"{place.name}-{re.sub('[^A-Za-z0-9.]+', '-', by)}")
     parsed_options = parse_plugin_options("-D", option or [], [by.partition(":")[0]])
-    # those of no name are of this training too; one that names it wins
+    # options without a name also belong to this training; an option that names it wins
     plugin_options = {**parsed_options.get("", {}), **parsed_options.get(by.partition(":")[0], {})}
     planned = mitigation.plan_mitigation(
         mitigation.MitigationOptions(place, by, where, plugin_options, train, data), run
     )
-    # both may be anybody's: the plan in the run folder, and the recipe beside its model
+    # both may come from somebody else: the plan in the run folder, and the recipe beside its model
     allowed = options.list_allowed_risks(plan)
     options.refuse_unnamed_risks(
         planned.plan.map_field_values(), allowed, str(folder / "plan.json")
@@ -84,7 +84,8 @@ def _print_mitigation(plan: Mitigation, run: RunOutcomes) -> None:
 
     out = plan.options.out
     again = f"the same command continues from what is kept in {out}"
-    # Until the page is written: two runs of the same command would train into one folder.
+    # Locked until the page is written: otherwise two runs of the same command would train into one
+    # folder.
     with locks.lock_folder(out, mitigation.RECORD):
         with console.open_progress_terminal(False, again) as reporter:
             trained = mitigation.audit_mitigated_model(

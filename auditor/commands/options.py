@@ -1,11 +1,12 @@
 """Build the command line of commands from their signatures and docstrings.
 
-A positional parameter of a command is an argument, a keyword-only parameter is a flag. Its entry in
-the docstring is `name (-f, --flag NOTATION): help`. Without an entry, it has the help of the plan
-field of this name. `Annotated[str, "data"]` names its panel in --help. Commands share a flag by its
-type, as in `reveal: options.Reveal = False`. A group of flags is a dataclass, declared as `single:
-SingleFlags`. Plan fields are declared as `plan: Annotated[options.Values, options.PlanFlags()]`.
-This parameter receives the given fields, keyed by name.
+A positional parameter of a command is an argument; a keyword-only parameter is a flag. The
+docstring describes a parameter by an entry `name (-f, --flag NOTATION): help`. A parameter without
+an entry has the help of the plan field with this name. `Annotated[str, "data"]` names the panel of
+a flag in --help. Commands share a flag by its type, as in `reveal: options.Reveal = False`. A group
+of flags is a dataclass, declared as `single: SingleFlags`. Plan fields are declared as `plan:
+Annotated[options.Values, options.PlanFlags()]`; `plan` then receives the given fields, keyed by
+name.
 """
 
 from __future__ import annotations
@@ -57,16 +58,17 @@ class PlanFlags:
 
     Args:
         names: names of the fields.
-        forms: whether --model may be repeated; later models are deployed forms of the first.
+        forms: whether --model may be repeated; the later models are deployed forms of the first
+        model.
     """
 
     names: str = " ".join(_GIVEN)
     forms: bool = False
 
     def signature_parameters(self) -> Iterator[inspect.Parameter]:
-        """Yield the parameters of a command's signature.
+        """Yield the flags as parameters of a command's signature.
 
-        All are None by default, because the plan has the defaults.
+        They are None by default, because the plan has the default values.
         """
         for name in self.names.split():
             plan_field = FIELDS[name]
@@ -93,7 +95,7 @@ def _build_flag_type(name: str, kind: Any) -> Any:
     for plain in (bool, int, float):
         if name != "batch_size" and plain in (kind, *typing.get_args(kind)):
             return plain
-    return str  # also for a batch size, which may be auto
+    return str  # the type of a batch size too, which may be auto
 
 
 LOADING = "device dtype"  # of every command that loads a model
@@ -131,10 +133,9 @@ _SAFE = Annotated[
 def expand_flag_groups(
     command: Callable[..., None], safe: bool | None = None
 ) -> Callable[..., None]:
-    """Return the command with each group of flags replaced by single flags, as typer's parser
-    needs.
+    """Return the command with each group of flags replaced by single flags, as typer requires.
 
-    safe: default of the flag --safe; None for no such flag.
+    safe: default of the flag --safe; None if the command has no such flag.
     """
     signature = _read_signature(command)
 
@@ -161,9 +162,10 @@ def add_command(
     panel: str = "",
     safe: bool | None = None,
 ) -> None:
-    """Register a command of the app. panel: heading of the command in the app's --help.
+    """Register a command of the app.
 
-    safe: default of the flag --safe; None for no such flag.
+    panel: heading above the command in the app's --help. safe: default of the flag --safe; None if
+    the command has no such flag.
     """
     app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(
         expand_flag_groups(command, safe)
@@ -179,9 +181,9 @@ def _get_plan_flags(kind: Any) -> PlanFlags | None:
 def _flag_parameters(
     signature: inspect.Signature, entries: Mapping[str, DocstringEntry], panel: str = ""
 ) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of single flags; a group yields those of its flags and nested groups.
+    """Yield a parameter for each single flag, also for the flags inside groups and nested groups.
 
-    entries: entries of the docstring. panel: default heading in --help.
+    entries: entries of the docstring, keyed by flag. panel: default heading in --help.
     """
     for parameter in signature.parameters.values():
         kind = parameter.annotation
@@ -198,7 +200,8 @@ def _flag_parameters(
 
 
 def _annotate_flag(parameter: inspect.Parameter, entry: DocstringEntry, panel: str) -> Any:
-    """Return a parameter's type with its argument or flag as described in the docstring."""
+    """Return a parameter's type, annotated with the argument or flag that the docstring
+    describes."""
     kind = parameter.annotation
     option: Any = typer.Option() if parameter.kind is _FLAG else typer.Argument()
     if typing.get_origin(kind) is Annotated:
@@ -206,7 +209,7 @@ def _annotate_flag(parameter: inspect.Parameter, entry: DocstringEntry, panel: s
         if isinstance(annotation, str):
             panel = annotation
         else:
-            option = copy.copy(annotation)  # a copy: commands show one option in different panels
+            option = copy.copy(annotation)  # a copy: panels differ between commands
     if entry.flags:
         option.param_decls = entry.flags
     elif kind is bool and option.default is ...:
@@ -236,15 +239,15 @@ def choose_metavar(name: str, kind: Any) -> str | None:
 
 
 def _combine_group_values(signature: inspect.Signature, flags: Mapping[str, Any]) -> Values:
-    """Return the values of a command's parameters, or of a group's fields, from the flags.
+    """Build the values of a command's parameters, or of a group's fields, from the flags.
 
-    A value is a flag's value, a group built from its flags, or a plan's fields.
+    Each value is a flag's value, a group built from its flags, or a plan's fields.
     """
     values: Values = {}
     for name, parameter in signature.parameters.items():
         kind = parameter.annotation
         if (plan_flags := _get_plan_flags(kind)) is not None:
-            # Only None is not given: False is given, as by --no-controls.
+            # Only None means not given: False was given, as by --no-controls.
             fields = {}
             for field_name in plan_flags.names.split():
                 if flags[field_name] is not None:
@@ -260,11 +263,11 @@ def _combine_group_values(signature: inspect.Signature, flags: Mapping[str, Any]
 
 
 def _split_deployed_forms(values: Values) -> Values:
-    """Split lists of deployed forms at commas.
+    """Split the list of deployed forms at commas.
 
-    Of several models, the first is attacked and the others become forms.
+    If several models are given, the first is attacked and the others become forms.
     """
-    # A list: with forms, --model is repeatable.
+    # A list, because --model is repeatable if `forms` is set.
     models = values.pop("model", [])
     form_lists = values.pop("forms", [])
     forms = models[1:]
@@ -293,14 +296,15 @@ def list_given_flags(group: Any) -> dict[str, Any]:
 
 
 def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
-    """Return the given flags as plan values, after loading the plug-in files that the flags name.
+    """Load the plug-in files that the flags name, and return the given flags as plan values.
 
-    base: values of the plan file. Raise AuditError if the flags do not name all risks of the file.
+    base: values of the plan file. Raise AuditError if the file sets a risky value that the flags do
+    not.
     """
     from auditor.plugins import registry
     from auditor.runs.plan import parse_plugin_options
 
-    # First: loading a plug-in runs its code.
+    # Check risks first: loading a plug-in runs its code.
     refuse_unnamed_risks({**base, **values}, list_allowed_risks(values), "the plan file")
     load_plugin_files(values.get("plugin"))
     values = dict(values)
@@ -319,9 +323,9 @@ def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyTy
 
 
 def list_allowed_risks(values: Mapping[str, Any]) -> Risks:
-    """Return the risks that the flags of a plan name. Raise AuditError if --safe forbids code.
+    """Return the risky values that the flags set. Raise AuditError if --safe forbids one of them.
 
-    A plan or run folder from somebody else may set a risky field only if it is among these.
+    A plan or run folder from somebody else may set only these risky values.
     """
     risks = _list_risks(values)
     for (name, _), value in risks.items():
@@ -337,7 +341,8 @@ def _list_risks(values: Mapping[str, Any]) -> Risks:
         for item in value if isinstance(value, list | tuple) else [value]:
             # "": all values are risky.
             if FIELDS[name].definition.risky in str(item):
-                # Values that are not paths, e.g. addresses, change alike in plan and flags.
+                # Values that are not paths, e.g. addresses, change in the same way in plan and
+                # flags.
                 risks[name, os.path.abspath(str(item))] = item
     return risks
 
@@ -349,7 +354,7 @@ def format_risk_flags(plan: Plan) -> list[str]:
 
 
 def check_plan_has_risks(plan: Plan, allowed: Risks, where: str) -> None:
-    """Raise AuditError if the plan and the command line name different risks.
+    """Raise AuditError if the plan and the command line set different risky values.
 
     A flag for a risk that is not in the plan would have no effect. where: name of the plan in the
     message.
@@ -364,7 +369,7 @@ def check_plan_has_risks(plan: Plan, allowed: Risks, where: str) -> None:
 
 
 def refuse_unnamed_risks(plan: Mapping[str, Any], allowed: Risks, where: str) -> None:
-    """Raise AuditError if the plan has a risk that the command line does not name.
+    """Raise AuditError if the plan sets a risky value that the command line does not set.
 
     where: name of the plan in the message.
     """

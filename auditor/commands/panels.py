@@ -1,7 +1,7 @@
 """Lay out `--help` as plain text: examples first, then flags by panel, most used first.
 
-Each part of the plan is a panel with its fields. Examples come last in a command's docstring, under
-"Examples:", one per line.
+Each part of the plan is a panel that contains its fields. In a command's docstring, examples come
+last, under "Examples:", one per line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WIDEST = 24  # characters of a flag in a separate column
 _EXAMPLES = "Examples:"
 _UNREAD = f"{__name__}.unread"  # of a context: whether a group leaves its flags unread
 _HELP = "help"  # the flag that ends the last panel
-# "" represents all panels that only this command has.
+# "" means all panels that only this command has.
 _ORDER = ("arguments", "options", *PANELS[:4], "", *PANELS[4:])
 _FEW = 8  # number of flags that need no panels
 Rows = list[tuple[str, str]]  # the notation of a flag, its help
@@ -50,9 +50,9 @@ class ParsedCommandDocstring:
 
 
 def group_flags(command: Any, context: Any) -> dict[str, Rows]:
-    """Return the flags by panel, in the order of the help page.
+    """Return the flags, keyed by panel, in the order of the help page.
 
-    A command's own panels come between those of --data and compute.
+    A command's own panels come after the panel of --data and before the panel "compute".
     """
     parameters = command.get_params(context)
     few = sum(flag.param_type_name == "option" for flag in parameters) <= _FEW
@@ -98,7 +98,7 @@ def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
 
 
 def _wrap_help_text(text: str, width: int) -> list[str]:
-    """Return lines that break only at spaces, so that a flag stays whole."""
+    """Wrap the text only at spaces, so that no flag is split."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
@@ -131,9 +131,9 @@ class PanelCommand(TyperCommand):
 class PanelGroup(TyperGroup):
     """Group of commands whose --help shows the commands in panels, then the group's flags.
 
-    The help shows the first sentence of each command. If a command comes first on the command line,
-    no flag of the group is parsed, because typer would import pydantic for a number's default,
-    which takes longer than the entire help. All flags are then set to not given, because typer's
+    The help shows the first sentence of each command. If the command line starts with a command,
+    the group's flags are not parsed, because typer would import pydantic for a number's default,
+    which takes longer than the entire help. All flags are then marked as not given, because typer's
     callback would keep the values of an earlier call.
     """
 

@@ -71,7 +71,7 @@ def rag(
         for path in write_drawn_documents(out, corpus):
             typer.echo(f"wrote   {path}")
         return
-    with contextlib.redirect_stdout(sys.stderr):  # what the system prints is no part of the report
+    with contextlib.redirect_stdout(sys.stderr):  # the system's output is not part of the report
         audited = open_rag_system(system)
         control_system = None
         if control is not None:

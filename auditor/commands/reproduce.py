@@ -71,7 +71,7 @@ def reproduce(
     allowed = options.list_allowed_risks(values)
     for name in plans:
         raw = chosen.raw_plan_at_scale(name, scale)  # refused before torch is imported
-        # neither kind is a grid of runs: its table is looked through as it stands
+        # neither kind of plan is a grid of runs: search its table directly
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
         requested = [raw]
         if not lone:
@@ -92,9 +92,9 @@ def reproduce(
 
 
 def _choose_scale(scale: str, lab: str | None) -> str:
-    """Return the scale. For a lab other than the small lab, this is the lab's name.
+    """Return the scale. With a lab other than the small lab, the lab's name is the scale.
 
-    Raise AuditError if scale and lab are both given.
+    Raise AuditError if both a scale and a lab are given.
     """
     if lab is None or lab == SMALL:
         return scale

@@ -110,14 +110,14 @@ def run(
             "that must be named again if the plan needs them, such as --plugin and --base-url"
         )
     _refuse_flags_beside_estimate_flag(single, resume, out, plan.get("submission"))
-    # now: if this run is refused below, no older one is taken for it
+    # do this now: if this run is refused below, runs/latest must not show an older run
     if out is None and resume is None and not single.estimate:
         remove_latest_link()
     base = gates.read_flagged_run(single.baseline)  # refused now rather than after hours
     policy = None
     if single.gate is not None:
         policy = _read_gate_policy(single.gate, base)
-    # imports a part of transformers, which takes a second: behind what is refused without it
+    # imports a part of transformers, which takes a second: first refuse what needs no import
     console.silence_libraries()
     requested: Plan | RunFolder | list[GridPoint]
     if resume is None:
@@ -126,7 +126,7 @@ def run(
         requested = _reopen_requested_run(resume, allowed)
     if isinstance(requested, list):
         names = set(options.list_given_flags(single))
-        for point in requested:  # a sweep may name more than the plan that it is of
+        for point in requested:  # a sweep may name more risks than its plan
             options.refuse_unnamed_risks(point.plan, allowed, point.name)
             names |= point.plan.keys()
         # until and submission are fields of a plan, the others flags beside it
@@ -148,8 +148,8 @@ def run(
 
 
 def _check_each_attack_ran(folder: Path) -> None:
-    """Raise AuditError if a requested attack ran on no target. Call this after results are
-    shown.
+    """Raise AuditError if a requested attack ran on none of the targets. Call this after results
+    are shown.
     """
     from auditor.records.result_file import read_result
     from auditor.reports import coverage
@@ -164,7 +164,8 @@ def _check_each_attack_ran(folder: Path) -> None:
 def _refuse_flags_beside_estimate_flag(
     single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None
 ) -> None:
-    """Raise AuditError for flags that do not fit --estimate, which runs and writes nothing."""
+    """Raise AuditError for flags that conflict with --estimate, which attacks and writes
+    nothing."""
     ignored = {"resume": resume, "out": out, "submission": submission}
     ignored |= options.list_given_flags(single)
     for name, value in ignored.items():
@@ -191,7 +192,8 @@ def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
 
 
 def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
-    """Return the plan from flags and plan file, or the points of a grid."""
+    """Build the plan from the flags and the plan file; return a grid's points if there are several
+    runs."""
     from auditor.runs import plan, plan_grid
 
     base = {}
@@ -272,9 +274,9 @@ def _print_grid_run(
 def _run_restricted_plan(
     source: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
 ) -> Path:
-    """Run a plan or continue its folder, write the reports, and return the run folder.
+    """Run a plan, or continue the run in its folder. Write the reports, and return the run folder.
 
-    held_to: policy and baseline of the gate that follows.
+    held_to: policy and baseline of the gate that judges the run afterwards.
     """
     from auditor.gate.decide import check_rule_metrics, check_ruled_rows_exist
     from auditor.records.folder import RunFolder
@@ -320,9 +322,10 @@ def print_plan_audit(
 ) -> None:
     """Run the plan in its folder, write reports, and print the result.
 
-    shared: models loaded before. remarks: additions of `audit check` to the first screen, stored in
-    the folder. held_to: policy and baseline of the gate that follows. limit: time limit of queries;
-    the records most at risk come first, with intermediate lines and numbers.
+    shared: models that are already loaded. remarks: text that `audit check` adds to the first
+    screen, stored in the folder. held_to: policy and baseline of the gate that judges the run
+    afterwards. limit: time limit of queries; if set, the records most at risk come first, and
+    intermediate results are printed.
     """
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files
@@ -361,7 +364,7 @@ def print_plan_audit(
             )
             files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):
-            # Not at Ctrl-C: --resume continues the folder.
+            # Keep the folder at Ctrl-C: --resume continues it.
             folder.discard_if_empty()
             raise
     print_result_screen(result, folder.path, verbose)
