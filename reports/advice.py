@@ -49,7 +49,7 @@ class Advice:
 
     kind: the heading, such as "leaks" or "not tested".
     sentence: the advice itself.
-    row: the title of the result (attack on model) that supports the advice.
+    row: the title of the result, such as an attack on a model, that supports the advice.
     command: a command for a gate on the next model; "" if there is none.
     """
 
@@ -69,12 +69,12 @@ class Advice:
 def list_advice(
     result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN
 ) -> tuple[Advice, ...]:
-    """Return advice on everything that the run suggests.
+    """Return all advice that the run supports.
 
     The order is: reasons to distrust the results, leaks with commands for gates, where leaks
-    concentrate, helpful defenses, and untested kinds of leak. The third and fourth use the attack
-    with the highest recall on the undefended model, if its results per secret are stored.
-    run: the run's name in commands.
+    concentrate, helpful defenses, and untested kinds of leak. Concentration and defenses are
+    reported only for the attack with the highest recall on the undefended model, and only if its
+    results per secret are stored. run: the run's name in commands.
     """
     assessment = assess_signals(result)
     if not any(map(assessment.list_tested_signals, assessment.targets)):
@@ -92,10 +92,9 @@ def list_advice(
 def _list_severity_advice(
     result: AuditResult, assessment: LeakAssessment, run: str
 ) -> Iterator[Advice]:
-    """Yield advice on each model that leaks, or for which no leak was found.
+    """Yield advice on each model's severity.
 
-    Each sentence gives the reason for the model's severity; the command sets a gate for the next
-    model.
+    The sentence gives the reason for the severity; the command sets a gate for the next model.
     """
     for target in assessment.targets:
         kinds = signals.group_signals(assessment.list_shown_signals(target))
@@ -144,11 +143,9 @@ def _list_verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -
 def _find_strongest_attack_row(
     result: AuditResult, details: SecretDetails
 ) -> tuple[Finding, Outcome] | None:
-    """Return the result of the most successful attack on the undefended model, and its members'
-    outcomes.
+    """Return the finding with the highest recall on the undefended model, and members' outcomes.
 
-    The attack has the highest recall. Return None if no member was extracted, or if outcomes are
-    not stored.
+    Return None if no member was extracted, or if outcomes are not stored.
     """
     worst = find_strongest_attack_row(result, UNDEFENDED)
     if worst is None:
@@ -199,7 +196,7 @@ def _mask_members_per_copies(members: Outcome) -> dict[str, Bools]:
     if None in members.repeats:
         return {}
     times = np.array(members.repeats)
-    # Skip the lowest count: all members reach it.
+    # Skip the lowest count, which all members reach.
     return {f"occur {count:,} times or more": times >= count for count in np.unique(times)[1:]}
 
 
@@ -238,9 +235,7 @@ def _mask_members_per_length(
 def _predict_recall_under_copy_limits(
     members: Outcome,
 ) -> Iterator[tuple[int, Measurement]]:
-    """Yield each copy count except the highest, with the recall predicted if it were the
-    maximum.
-    """
+    """Yield each limit on copies, with the recall predicted if no record had more copies."""
     if None in members.repeats:
         return
     times = [count for count in members.repeats if count is not None]
@@ -267,7 +262,7 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
 def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> str:
     """Describe the highest limit on copies whose predicted recall is within `VERBATIM.limits`.
 
-    If no limit is within, describe the lowest limit. Return "" if copy counts are unknown, if the
+    If none is, describe the lowest limit on copies. Return "" if copy counts are unknown, if the
     attack used parts of documents, or if nothing was extracted.
     """
     known = _find_strongest_attack_row(result, details)
@@ -282,7 +277,7 @@ def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> 
     for limit in limits:
         if limit[1].high <= dict(VERBATIM.limits)[RECALL]:
             within.append(limit)
-    # Limits rise: the last limit within is the mildest, the first overall the strictest.
+    # Limits rise: the last of `within` is the mildest, the first of `limits` the strictest.
     most, recall = within[-1] if within else limits[0]
     text = phrases.format_measurement_value(recall)
     copies = format_count(most, "copy", "copies")
@@ -292,12 +287,11 @@ def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> 
 def predict_undefended_recall(
     result: AuditResult, details: SecretDetails, count_remaining: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
-    """Predict the recall of the strongest attack on the undefended model if records had fewer
-    copies.
+    """Predict the recall of the strongest attack if the training data had fewer copies.
 
-    Return the attack's result and the predicted recall. count_remaining: maps a record's copy count
-    to the count that remains. Return None if nothing was extracted, if the attack used parts of
-    documents, or if a remaining count was not measured.
+    Return the attack's result on the undefended model, and the predicted recall. count_remaining:
+    maps a record's number of copies to the remaining number. Return None if nothing was extracted,
+    if the attack used parts of documents, or if a remaining number was not measured.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
@@ -329,11 +323,11 @@ def predict_undefended_recall(
 def _list_defense_advice(
     result: AuditResult, details: SecretDetails, worst: Finding, members: Outcome
 ) -> Iterator[Advice]:
-    """Yield advice on each defense: its cost, and its change of verbatim and near-verbatim recall.
+    """Yield advice on each defense: its cost, and its effect on verbatim and near-verbatim recall.
 
-    worst: result of the attack on the undefended model, with which each defense is compared by
-    secret. members: outcome of that attack for each member. Control models are skipped, because
-    they promise nothing.
+    worst: the attack's result on the undefended model, with which each defense is compared by
+    secret. members: the members' outcomes of this result. Control models are skipped, because they
+    promise nothing.
     """
     findings_by_key = {}
     for finding in result.findings:
@@ -365,13 +359,12 @@ def _list_defense_advice(
 def _compare_defended_recall(
     members: Outcome, defended: Outcome
 ) -> tuple[Measurement, Measurement] | None:
-    """Return a defense's changes of recall on the secrets that both outcomes have.
+    """Return the changes of verbatim and of near-verbatim recall by a defense.
 
-    The first change is verbatim, the second near-verbatim. Return None if no
-    secret is common.
+    Only secrets in both outcomes are used. Return None if the outcomes share no secrets.
     """
     place = dict(zip(members.ids, range(len(members.ids)), strict=True))
-    # indices of the same secrets in the two outcomes, (common secrets,) each
+    # indices of the same secrets in the two outcomes, each of shape (common secrets,)
     places = []
     base = []
     for i, id in enumerate(defended.ids):

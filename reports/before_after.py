@@ -38,8 +38,8 @@ class BeforeAfter:
     """The runs before and after a mitigation, such as retraining without copies.
 
     compared: the comparison of both runs.
-    predicted: the key of an attack result and its recall predicted before the mitigation, or None.
-    perplexity: after minus before, over the same held-out texts, or None.
+    predicted: an attack result's key, and the recall predicted for it beforehand, or None.
+    perplexity: change of the perplexity on the same held-out texts, or None.
     training_remarks: remarks that the training printed.
     """
 
@@ -138,9 +138,7 @@ def _rate_undefended(result: AuditResult) -> str:
 
 
 def _describe_predicted_recall(change: BeforeAfter) -> str:
-    """Return the predicted recall, and whether the recall measured later is lower, higher or
-    equal.
-    """
+    """Describe the predicted recall, and whether the measured recall is lower, higher or equal."""
     if change.predicted is None:
         return _NOT_PREDICTED
     row, expected = change.predicted

@@ -119,9 +119,9 @@ def _describe_claimed_epsilon(stands: ClaimEvidence) -> str:
 
 
 def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
-    """Describe the lower bound of ε that an audit proved, and its significance level.
+    """Describe the lower bound on ε that an audit proved, and the significance level.
 
-    If the claim promises another ε for the audit's unit and relation, add this ε.
+    If the claim promises a different ε for the audit's unit and relation, add this ε.
     """
     audit = bound.audit
     number = phrases.format_number
@@ -148,7 +148,7 @@ def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
 
 
 def _describe_missing_audit(stands: ClaimEvidence) -> str:
-    """Return why no audit of the claim can be judged, and the command that makes such an audit."""
+    """Return why no audit can judge the claim, and the command that would audit the claim."""
     if stands.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to compare it with"
     reasons = ""
@@ -167,9 +167,9 @@ def _describe_missing_audit(stands: ClaimEvidence) -> str:
 
 
 def build_claim_audit_table(result: AuditResult) -> Table:
-    """Return a table of the audits of all claims, with a row per audit.
+    """Return a table with a row per audit of any claim.
 
-    It includes audits that cannot be compared with the claim. A claim that is refuted without an
+    Audits that cannot be compared with the claim are included. A claim that was refuted without an
     audit has one row.
     """
     groups = []

@@ -9,11 +9,11 @@ from auditor.gate.rulings import Decision, Ruling
 from auditor.reports.escaping import escape_for_markdown, make_printable_line
 from auditor.reports.phrases import NOTHING, shorten
 
-# sentences below the table, and characters of each: the JUnit file has the rest
+# the most sentences below the table, and the most characters in each: the JUnit file has the rest
 _MOST_SAID = 10
 _LONGEST = 300
 _WORST = ("failed", "inconclusive", "held")
-# The head of a table of rulings, and its columns of numbers.
+# The head of a table of rulings, and the indices of its numeric columns.
 HEAD = (
     "Row",
     "Rule",
@@ -27,7 +27,7 @@ NUMERIC = {2, 3, 4, 5}
 
 
 def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
-    """Yield the subject, one line per rule of the gate, and the verdict; names are cleaned."""
+    """Yield lines on a gate: its subject, each rule, and the verdict; names are cleaned."""
     if decision.about:
         yield make_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
@@ -40,12 +40,11 @@ def format_ruling_terminal_lines(decision: Decision) -> Iterator[str]:
 
 
 def render_decision_markdown(decision: Decision) -> str:
-    """Return Markdown for a pull request: the verdict, then the rulings, with the worst ruling
-    first.
+    """Return Markdown for a pull request: the verdict, then the rulings, worst first.
 
     Rows are limited, so that the comment has room for a report; the verdict counts all rulings.
     """
-    # The terminal's lines do without these.
+    # Imported here, because the terminal's lines do not need these.
     from auditor.reports.blocks import make_table
     from auditor.reports.markdown import render_truncated_table
 
@@ -70,7 +69,7 @@ def _shorten_printable(text: str) -> str:
 
 
 def build_ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
-    """Return a table row per ruling, with the columns of HEAD and the worst ruling first."""
+    """Return a table row per ruling, worst first, with the columns of HEAD."""
     return tuple(map(_build_ruling_table_cells, _sort_rulings(decision)))
 
 
@@ -92,7 +91,7 @@ def render_decision_junit_xml(decision: Decision) -> str:
     """Return JUnit XML with a test case per ruling.
 
     A test case fails or has an error only if the exit code is not 0. An inconclusive ruling is an
-    error if it affects the exit code, and skipped otherwise.
+    error if it affects the exit code, otherwise a skipped test.
     """
     cases = []
     for ruling in decision.rulings:
@@ -106,7 +105,7 @@ def render_decision_junit_xml(decision: Decision) -> str:
 
 
 def render_junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
-    """Return JUnit XML of a suite of test cases, with their totals."""
+    """Return JUnit XML of one suite of test cases, with totals."""
     totals = {"tests": str(len(cases))}
     for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         totals[name] = str(sum(case.find(kind) is not None for case in cases))

@@ -54,7 +54,7 @@ _FOR_YOU = "it is not a measurement: the controller's file answers it"
 
 @dataclass(frozen=True)
 class EdpbEvidence:
-    """The sources of all answers: the cleaned result, and kept decisions of gates.
+    """The sources of all answers: the cleaned result, and the stored decisions of gates.
 
     digest: SHA-256 of the result's file.
     """
@@ -69,10 +69,10 @@ class EdpbQuestion:
     """A question of the template, in our words, with its source and paragraph.
 
     answer: the key of the function in `ANSWERS` that answers the question, or "".
-    metrics: metrics whose highest values answer the question instead.
+    metrics: if no function does, metrics whose highest values answer the question.
     limit: the scope of the answer.
     measured_by: values of `Method.measures` of attacks and probes that would answer the question.
-    otherwise: the remedy if no attack or probe has such a value.
+    otherwise: the advice if no attack or probe has such a value.
     """
 
     source: str
@@ -85,7 +85,7 @@ class EdpbQuestion:
     measured_by: tuple[str, ...] = ()
 
     def list_answers(self, e: EdpbEvidence) -> list[str]:
-        """Return sentences that answer the question; an empty list if the run cannot."""
+        """Return sentences that answer the question; [] if the run cannot answer the question."""
         if self.answer == "main number":
             return _describe_main_numbers(e, self.measured_by[0])
         if self.answer:
@@ -115,9 +115,9 @@ def _pair_measurements(
     target: TargetRecord,
     numbers: Callable[[Finding], Mapping[str, Measurement | None]],
 ) -> list[tuple[Measurement, str, Finding]]:
-    """Return all valid measurements of a model, as (measurement, name of its part, attack result).
+    """Return all valid measurements of a model, as (measurement, name of the part, attack result).
 
-    numbers: selects the measurements of an attack result, by part.
+    numbers: returns the measurements of an attack result, keyed by part.
     """
     measurements = []
     for f in e.result.select_findings(target.name):
@@ -134,7 +134,7 @@ def _find_highest_measurement(
 
 
 def _describe_highest_values(e: EdpbEvidence, metrics: Sequence[str]) -> list[str]:
-    """Describe each model's highest values of these metrics, next to the non-members' values."""
+    """Describe each model's highest value of each metric, next to the non-members' value."""
     sentences = []
     for target in _exclude_control_targets(e):
         sentences += [_describe_highest_value(e, target, metric) for metric in metrics]
@@ -142,7 +142,7 @@ def _describe_highest_values(e: EdpbEvidence, metrics: Sequence[str]) -> list[st
 
 
 def _describe_extraction_per_query(e: EdpbEvidence) -> list[str]:
-    """Describe extraction per query: from a record's prefix, and without a prefix."""
+    """Describe extraction per query, with a record's prefix and without a prefix."""
     first_guess = (documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall")
     sentences = _describe_highest_values(e, first_guess)
     sentences = sentences or _describe_highest_values(e, ("any_of_k",))
@@ -172,15 +172,15 @@ def _format_counted_value(m: Measurement) -> str:
 
 
 def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
-    """Describe, for each model, the repeat count with the highest lower end of its extracted share.
+    """Describe each model's repeat count with the highest lower bound on the extracted share.
 
-    Without extraction by repeat count, use the interval of the membership AUC instead.
+    If no extraction by repeat count was measured, use the membership AUC instead.
     """
     sentences = []
     for target in _exclude_control_targets(e):
         groups = _list_repeat_counts(e, target, SHARES) or _list_repeat_counts(e, target, (AUC,))
         if len({count for _, count, _ in groups}) > 1:  # otherwise it repeats the mean
-            # Among lower ends of 0, the value decides, and among zeros the upper end.
+            # If lower bounds tie at 0, compare the values, then the upper bounds.
             m, count, row = max(groups, key=lambda g: (g[0].low, g[0].value, g[0].high))
             sentences.append(
                 f"{title_attack_row(e.result, row)}: at repeat count {count}, "
@@ -192,10 +192,10 @@ def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
 def _list_repeat_counts(
     e: EdpbEvidence, target: TargetRecord, units: Sequence[str]
 ) -> list[tuple[Measurement, str, Finding]]:
-    """Return the measurement at each repeat count that has one of these units.
+    """Return (measurement, repeat count, attack result) for measurements in one of these units.
 
-    Each has its repeat count and its attack result. Intervals are corrected as for signals, because
-    the repeat counts of a row share the significance level.
+    Intervals are corrected as for signals, because all repeat counts of an attack result share the
+    significance level.
     """
     groups = []
     for m, count, row in _pair_measurements(e, target, lambda f: f.by_repeats):
@@ -209,7 +209,7 @@ def _list_repeat_counts(
 def _describe_membership(e: EdpbEvidence) -> list[str]:
     """Describe membership inference over all records.
 
-    Add records with one copy count if they decide whether a leak is shown.
+    Add records with a certain number of copies if these decide whether a leak is shown.
     """
     sentences = [
         *_describe_highest_values(e, (name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))),
@@ -236,7 +236,7 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
 
 
 def _build_leak_signals_section(e: EdpbEvidence) -> Section:
-    """Return a section about the signals of all models, after reasons why a leak may be hidden."""
+    """Return a section with reasons why a leak may be hidden, then the signals of all models."""
     assessment = assess_signals(e.result)
     against = " ".join(doubt.sentence for doubt in signals.list_doubts(assessment))
     publishable = []
@@ -258,9 +258,9 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
 
 
 def _signal_counts_paragraph(e: EdpbEvidence) -> str:
-    """Return a sentence per model that names the kinds of leak shown.
+    """Return a sentence for each model that names the kinds of leak shown.
 
-    If none is shown, the sentence counts the tested and untested kinds.
+    If no leak is shown, the sentence counts the tested and untested kinds.
     """
     signal_assessment = assess_signals(e.result)
     sentences = []
@@ -292,7 +292,7 @@ def _describe_signal_count(result: AuditResult, assessment: LeakAssessment, targ
 
 
 def _describe_claimed_epsilon(e: EdpbEvidence) -> list[str]:
-    """Describe each claim's epsilon with its terms, and whether an audit contradicts it."""
+    """Describe each claim's epsilon and terms, and whether an audit contradicts the claim."""
     sentences = []
     for target in _exclude_control_targets(e):
         stands = weigh_claim_against_audits(e.result, target)
@@ -328,7 +328,7 @@ def _describe_provenance(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
-    """Describe each defense's cost, and its effect on the attack with the highest recall."""
+    """Describe each defense's cost, and the defense's effect on the attack with highest recall."""
     sentences = []
     for target in _exclude_control_targets(e):
         differences = _pair_measurements(
@@ -369,9 +369,9 @@ def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
 
 
 def _generalise_personal_kind(kind: str) -> str:
-    """Return a kind of personal data unchanged if audit defines it, else a general name.
+    """Return the name of a kind of personal data that audit defines, or a general name otherwise.
 
-    Names of kinds that come from the data stay private.
+    Kinds that only the data define have names that must stay private.
     """
     if kind in personal.TITLES:
         return kind
@@ -403,7 +403,7 @@ def _describe_gate_verdict(e: EdpbEvidence) -> list[str]:
 
 
 def _describe_main_numbers(e: EdpbEvidence, measure: str) -> list[str]:
-    """Describe the main number of each attack and probe that declares this measure."""
+    """Describe the main number of each attack and probe whose `measures` includes this measure."""
     sentences = []
     for f in e.result.findings:
         if f.attack in e.result.list_measuring_methods(measure) and is_measured(f.main):

@@ -1,8 +1,8 @@
 """Escape text of data, models, plug-ins and users, with one function per medium.
 
 First, `make_printable_line` turns names, notes and paths into one short printable line, and
-`show_invisible_characters` makes every character of private text visible. Then each function
-escapes all that its medium would run, link, hide or reorder.
+`show_invisible_characters` makes every character of private text visible. Then the function of the
+medium escapes everything that the medium would run, link, hide or reorder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
-# characters of a text: nobody reads a line of a megabyte, and it hides the rest
+# the most characters of a text: a line of a megabyte would hide the rest
 LONGEST = 4000
 
 # ECMA-48: CSI after `ESC [` or 0x9b; OSC up to BEL, `ESC \` or its end; two-character sequences.
@@ -80,14 +80,14 @@ _LATEX = {
 
 
 def make_printable_line(text: str) -> str:
-    """Return the text as one printable line of at most LONGEST characters, safe everywhere."""
+    """Return the text as one printable line of at most LONGEST characters, safe in any medium."""
     # Remove full escape sequences before control characters, or their rest would stay as text.
     text = _SURROGATE.sub("\ufffd", _ESCAPE_SEQUENCE.sub("", text))
     return _cut_long_text(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
 
 
 def list_printable(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Return the first `most` names on one line, and the number of omitted names."""
+    """Return one line with the first `most` names and the number of omitted names."""
     n_left = len(names) - most
     text = separator.join(map(make_printable_line, names[:most]))
     if n_left > 0:
@@ -116,7 +116,7 @@ def _cut_long_text(text: str) -> str:
     return text[: LONGEST - len(end)].rstrip() + end
 
 
-# --- a function a medium
+# --- one function per medium
 # -----------------------------------------------------------------------------------------------
 
 
@@ -133,7 +133,7 @@ def escape_for_html(text: str) -> str:
 
 
 def strip_unprintable(text: str) -> str:
-    """Remove characters that HTML forbids, but keep line ends; do not escape the rest."""
+    """Remove characters that HTML forbids, but keep line ends; escape nothing."""
     return _UNPRINTABLE_IN_LINES.sub(" ", _INVISIBLE.sub("", _SURROGATE.sub("\ufffd", text)))
 
 
@@ -159,7 +159,7 @@ def escape_csv_cell(value: object) -> object:
 
 
 def render_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return RFC 4180 CSV with "\\r\\n" line ends, in which no spreadsheet runs a cell."""
+    """Return RFC 4180 CSV with "\\r\\n" line ends and no cell that a spreadsheet would run."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(map(escape_csv_cell, head))

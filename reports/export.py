@@ -67,17 +67,16 @@ _SECRET: dict[str, Kind] = {**_ROW, "secret": "text", "member": "flag", "repeats
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table to export. columns: each column's type, keyed by name; rows: values in this order."""
+    """A table to export. columns: type of each column, keyed by name; rows: values by column."""
 
     columns: Mapping[str, Kind]
     rows: tuple[tuple[Value, ...], ...]
 
 
 def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
-    """Return a sheet with a row per measurement, with its run, model, access, attack, repeats and
-    kind.
+    """Return a sheet with a row per measurement, which names run, model, access and attack.
 
-    An attack without measurements has one row with the reason.
+    If an attack has no measurements, one row has the reason.
     """
     rows = []
     for result in map(phrases.make_result_printable, results):
@@ -88,7 +87,7 @@ def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
 
 
 def _list_finding_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
-    """Return a finding's values of the columns in `_ABOUT`, followed by those in `_CLAIM`."""
+    """Return a finding's values for the columns in `_ABOUT`, then for those in `_CLAIM`."""
     target = phrases.find_reported_target(result, f.target)
     perplexity, claim = (target.perplexity, target.claim) if target else (None, None)
     run = (result.benchmark.name, result.seed, result.name, *f.cell_key)
@@ -136,7 +135,7 @@ def _measurement_sheet_values(
     else:
         count = None
     group = None if is_count else repeats
-    # In the order of _MEASURED, whose last column is for rows without numbers.
+    # In the order of _MEASURED; the last column, the reason, is only for rows without numbers.
     return (m.name, count, group, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
 
@@ -156,9 +155,7 @@ def read_exported_run(folder: Path) -> RunOutcomes:
 
 
 def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
-    """Return a sheet with a row per (run, model, access, attack, secret), and a column per
-    number.
-    """
+    """Return a sheet with a row per run, model, access, attack and secret."""
     names: dict[str, None] = {}  # an ordered set
     for run in runs:
         for entry in run.outcomes.values():
@@ -187,7 +184,7 @@ def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
 
 
 def to_csv(sheet: Sheet) -> str:
-    """Return RFC 4180 CSV without formulas that a spreadsheet runs.
+    """Return RFC 4180 CSV that contains no formula that a spreadsheet would run.
 
     Missing values are empty; `nan` and `inf` are written literally.
     """
@@ -214,7 +211,7 @@ def to_parquet(sheet: Sheet) -> bytes:
 
 
 def to_latex(results: Sequence[AuditResult]) -> str:
-    """Return the results and claims of each run as `tabular`s with booktabs rules, for \\input."""
+    """Return each run's results and claims as `tabular`s with booktabs rules, for \\input."""
     grids = []
     for result in map(phrases.make_result_printable, results):
         for grid in (_build_main_number_row_table(result), _build_epsilon_claims_row_table(result)):
@@ -235,7 +232,7 @@ def _build_main_number_row_table(result: AuditResult) -> tables.RowTable:
 
 
 def _build_main_number_cells(finding: Finding) -> tuple[str, str, str]:
-    """Return three cells: the main number's name, its value for members, and for non-members."""
+    """Return three cells: the main number's name, the members' value, the non-members' value."""
     main = finding.main
     if finding.not_applicable or main is None:
         return "not applicable", phrases.NOTHING, phrases.NOTHING

@@ -1,4 +1,4 @@
-"""Collect the figures of a result with their numbers, which `plots` draws."""
+"""Collect the numbers of a result's figures, which `plots` draws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIRST = (0,)  # the column of labels
 def draw_all_figures(result: AuditResult, research: bool | None = None) -> list[Figure]:
     """Return the figures of a result, text-only access before white-box access.
 
-    research: return only the figures of the evidence section, or only the others.
+    research: True for only the figures of the evidence section, False for only the others.
     """
     figures: list[Figure] = []
     for setting in phrases.SETTINGS:
@@ -54,7 +54,7 @@ def _draw_repeat_recall_figures(
 ) -> Iterator[Figure]:
     """Plot recall by repeat count for the best attack on the undefended model.
 
-    Lines of other attacks or models would overlap.
+    More lines would overlap.
     """
     best = find_strongest_attack_row(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
@@ -100,7 +100,7 @@ def table_by_target(
 ) -> tuple[tuple[str, ...], tuple[Group, ...]]:
     """Return the head and the row groups of a table with a column per model.
 
-    first: head of the first column; cells: texts by model title and row label, in table order.
+    first: head of the first column; cells: text, keyed by model title and row label.
     """
     labels = dict.fromkeys(chain.from_iterable(cells.values()))
     rows = []
@@ -196,12 +196,12 @@ def _build_wrong_guess_rows(
 ) -> list[tuple[str, ...]]:
     """Return table rows for the first points with at least 0, 1, 2, 5, 10, … wrong guesses.
 
-    A point with the recall of the previous point is left out; the last point is added. curve:
-    (wrong guesses, recall) each.
+    Points with equal recall share a row, and the last point is added. curve: pairs of (wrong
+    guesses, recall).
     """
     counts = np.append(0, np.outer(10 ** np.arange(7), (1, 2, 5)))
     errors, recalls = zip(*curve, strict=True)
-    # the first point of each count; the last point for a count beyond all points
+    # the first point with at least each count, or the last point if no point has so many
     indices = np.searchsorted(errors, counts).clip(max=len(curve) - 1)
     rows: dict[str, tuple[str, str]] = {}
     for i in indices.tolist():

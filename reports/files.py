@@ -22,11 +22,10 @@ HTML = "report.html"
 
 
 def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
-    """Write report.html, report.md, manifest, result.json and any `frontier.*`, each file
-    atomically.
+    """Atomically write report.html, report.md, manifest, result.json and any `frontier.*`.
 
-    Both reports are rendered before a file is written. The result is written last, because it marks
-    the folder as finished. reveal: whether the reports show the folder's private text.
+    Both reports are rendered before any file is written. The result is written last, because it
+    marks the folder as finished. reveal: whether the reports show the folder's private text.
     """
     _write_run_reports(folder, result, None, reveal)
     write_result(folder, result)
@@ -44,8 +43,7 @@ def write_result(folder: Path, result: AuditResult) -> None:
 def rewrite_run_reports(
     folder: Path, since: Comparison | None = None, reveal: bool = False
 ) -> tuple[Path, ...]:
-    """Render the reports again from the run folder only, and return their paths, the HTML report
-    first.
+    """Render the reports again from the run folder only; return their paths, HTML first.
 
     since: a comparison of an earlier run with this run. reveal: whether to show private text too.
     """
@@ -91,7 +89,7 @@ def write_document(folder: Path, name: str, document: Document) -> tuple[Path, P
 
 
 def append_job_summary(path: Path, text: str) -> None:
-    """Append text to a file that other processes write too, such as a job summary."""
+    """Append text to a file to which other processes also append, such as a job summary."""
     try:
         with open(path, "a", encoding="utf-8", newline="\n") as file:
             file.write(text)

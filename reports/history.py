@@ -68,9 +68,7 @@ class _ShownRun:
 
     @property
     def gate_decisions(self) -> str:
-        """Return the gates' decisions in order: `failed: recall <= 0.05 (baseline main); held:
-        …`.
-        """
+        """Return the gates' decisions in order: `failed: recall <= 0.05 (baseline main); …`."""
         decisions = []
         for gate in self.entry.gates:
             decision = gate.decision

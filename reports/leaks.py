@@ -44,9 +44,9 @@ _REVEALED_AT_MOST = 1_000_000  # characters: browsers still handle such a page w
 def _pair_strongest_rows(
     result: AuditResult, details: SecretDetails
 ) -> list[tuple[Finding, RowValuesBySecret]]:
-    """Return each model's most successful attack, with the stored outcomes of its secrets.
+    """Return each model's most successful attack, paired with the attack's outcomes by secret.
 
-    Attacks without stored outcomes are left out.
+    Attacks whose outcomes are not stored are left out.
     """
     pairs = []
     for target in result.targets:
@@ -73,7 +73,7 @@ def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> 
 
 
 def _build_personal_data_blocks(result: AuditResult) -> Iterator[Block]:
-    """Return blocks on the personal data that the attacks with the highest recall extracted."""
+    """Return blocks about personal data extracted by each model's most successful attacks."""
     best = []
     for target in result.targets:
         if not target.companion:
@@ -109,7 +109,7 @@ def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> 
 def _build_worst_document_table(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> Table:
-    """Return a table of documents with several secrets, with a group per attack result."""
+    """Return a table of documents that hold several secrets, grouped by attack result."""
     groups = []
     for finding, values in rows:
         if counts := detailed.count_document_extractions(details, values):
@@ -165,7 +165,7 @@ def _draw_position_probability_figures(
                 _, nats = suffixes.take_position(i - 1)  # of the suffixes that are long enough
                 p = float(np.mean(np.exp(nats)))
                 points.append(PlotPoint(i, p))
-                # The table has places 1, 2, 4, 8, … and the last.
+                # The table has positions 1, 2, 4, 8, … and the last.
                 if i & (i - 1) == 0 or i == longest:
                     column[f"{i:,}"] = f"{phrases.format_percent(p)}%"
             series.append(Series(t.title, points))
@@ -179,7 +179,7 @@ def _draw_position_probability_figures(
 
 
 def _build_suffix_length_table(result: AuditResult, details: SecretDetails) -> Table:
-    """Return a table of the full suffix's probability by suffix length, if lengths differ."""
+    """Return a table of the mean probability of a whole suffix by length, if lengths differ."""
     groups: list[Group] = []
     for target in result.targets:
         if (suffixes := details.tokens.get(target.name)) is None:
@@ -216,7 +216,7 @@ def _build_per_secret_blocks(
 
 
 def _build_extraction_count_table(result: AuditResult, details: SecretDetails) -> Table:
-    """Return a table of the number of members that each attack extracted."""
+    """Return a table of how many members each attack extracted."""
     rows = []
     for finding in phrases.sort_findings(result):
         values = details.rows.get(finding.cell_key)
@@ -236,9 +236,9 @@ def _build_extraction_count_table(result: AuditResult, details: SecretDetails) -
 def _build_revealed_secret_blocks(
     result: AuditResult, texts: Mapping[str, SecretText]
 ) -> list[Block]:
-    """Return blocks of private text, most extracted secrets first.
+    """Return blocks of private text; secrets that the most attacks extracted come first.
 
-    Each text has at most _REVEALED_AT_MOST characters.
+    In total, at most _REVEALED_AT_MOST characters are shown.
     """
     titles = {}
     for f in result.findings:

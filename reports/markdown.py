@@ -45,7 +45,7 @@ _MOST_CELL = 160
 _MOST_CLAIM = 300
 _MOST_CLAIMS = 3
 _MOST_POINTS = 12
-# of a claim: a consistent audit names the violation it would have detected
+# characters of a claim: a consistent audit names the violation that it would have detected
 _MOST_VERDICT = 400
 _MOST_HEADLINE = 1_500
 _MOST_STANDINGS = 8
@@ -163,7 +163,7 @@ def _fit_comment(parts: list[str], folded: Iterable[Section]) -> str:
 
 
 def _format_claim_violations(result: AuditResult) -> list[str]:
-    """Return violations of privacy claims that a probe found, which must stay visible."""
+    """Return the violations of privacy claims that a probe found, which must stay visible."""
     sentences = []
     for finding in phrases.sort_findings(result):
         title = phrases.title_row(result, finding)
@@ -243,7 +243,7 @@ def _render_headed_body(title: str, body: str) -> str:
 
 
 def _render_bullet_list(items: Iterable[str], most: int = sys.maxsize) -> str:
-    """Return a list of the items. most: characters of an item."""
+    """Return a list of the items. most: the maximum number of characters of an item."""
     return "\n".join(f"- {escape(phrases.shorten(item, most))}" for item in items)
 
 

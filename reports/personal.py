@@ -27,9 +27,7 @@ def title_personal_kind(kind: str) -> str:
 
 
 def format_personal_kind(kind: str) -> str:
-    """Return the title of a kind of personal data as used inside a sentence: `card numbers`,
-    `IBANs`.
-    """
+    """Return a kind of personal data as named inside a sentence: `card numbers`, `IBANs`."""
     if kind == "iban":
         return title_personal_kind(kind)
     return phrases.lower_first(title_personal_kind(kind))
@@ -81,7 +79,7 @@ def _sort_personal_kinds(finding: Finding) -> list[tuple[str, Measurement]]:
 
 
 def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) -> str:
-    """Describe the number of values of each kind of personal data, and omitted values by reason.
+    """Describe how many values of each kind of personal data exist, and which were left out.
 
     with_counts: whether to give each kind's count. If False, name only kinds that occur in no
     member's suffix.
@@ -114,9 +112,9 @@ def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) ->
 
 
 def describe_unmarked_personal_kinds(result: AuditResult) -> str:
-    """Name the kinds of personal data that were not searched for; return "" if there are none.
+    """Name the kinds of personal data that were not searched for; "" if no such kind exists.
 
-    No pattern of audit recognises these kinds, and the data did not mark them.
+    These are kinds that audit cannot recognise by patterns, and that the data did not mark.
     """
     titles = []
     for kind in _MARKED_ALONE:
@@ -130,9 +128,9 @@ def describe_unmarked_personal_kinds(result: AuditResult) -> str:
 
 
 def format_personal_data_counts(finding: Finding) -> str:
-    """Return the count of each kind of personal data: `card numbers 15/80, names 22/94`.
+    """Return the extracted share of each kind: `card numbers 15/80, names 22/94`.
 
-    If a secret may hold several values, return `15% of 80`.
+    If a secret may hold several values, return a percentage: `card numbers 15% of 80`.
     """
     return ", ".join(
         f"{format_personal_kind(kind)} {phrases.format_hit_count(m)}"

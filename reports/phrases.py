@@ -75,7 +75,7 @@ def shorten(text: str, width: int) -> str:
 def format_percent(value: float, like: float | None = None) -> str:
     """Return a fraction in percent, without the percent sign: `52`, `0.3`, `−47`.
 
-    like: another fraction that determines the number of decimals.
+    like: the fraction whose size determines the number of decimals; by default `value`.
     """
     if math.isnan(value):
         return NOTHING
@@ -91,7 +91,7 @@ def format_percent(value: float, like: float | None = None) -> str:
 
 
 def _typeset_minus(number: str) -> str:
-    """Return a number with a typographic minus; a number that rounds to zero has no minus."""
+    """Return the number with a typographic minus, but without a minus if it rounded to zero."""
     if not number.strip("-0.%"):
         return number.lstrip("-")
     return number.replace("-", "−")
@@ -114,7 +114,7 @@ def format_interval(m: Measurement) -> str:
 
 
 def format_value(m: Measurement | None) -> str:
-    """Return a value without interval: `52%` or `11.2`."""
+    """Return a value without an interval: `52%` or `11.2`."""
     if m is None or math.isnan(m.value):
         return NOTHING
     if m.unit == "count":
@@ -127,7 +127,7 @@ def format_value(m: Measurement | None) -> str:
 
 
 def format_measurement_value(m: Measurement | None) -> str:
-    """Return a value with interval: `52% [46–57]` or `11.2 [10.9–11.5]`."""
+    """Return a value with its interval: `52% [46–57]` or `11.2 [10.9–11.5]`."""
     if m is None or format_interval(m) == NOTHING:
         return format_value(m)
     return f"{format_value(m)} {format_interval(m)}"
@@ -146,9 +146,7 @@ def has_hits(shares: Mapping[str, Measurement]) -> bool:
 
 
 def describe_no_hits(title: str, measurements: Iterable[Measurement]) -> str:
-    """Describe the highest upper limit of shares that are all 0: `PMixED: none, up to 60%
-    possible.`
-    """
+    """Describe shares that are all 0 by the highest limit: `PMixED: none, up to 60% possible.`"""
     most = max(m.high for m in measurements)
     return f"{title}: none, up to {format_percent(most)}% possible."
 
@@ -161,7 +159,7 @@ def format_counted_share(m: Measurement) -> str:
 
 
 def format_hit_count(m: Measurement) -> str:
-    """Return a number of extracted secrets, `15/80`, or `15% of 80` if the number is unknown."""
+    """Return the number of extracted secrets, `15/80`, or `15% of 80` if this number is unknown."""
     if m.unit == "share":
         return f"{count_hits(m):,}/{m.n:,}"
     return f"{format_value(m)} of {m.n:,}"
@@ -173,7 +171,7 @@ def count_hits(m: Measurement) -> int:
 
 
 def format_share_without_interval(m: Measurement) -> str:
-    """Return `166/320 = 52%`, for tables with separate columns for interval and n."""
+    """Return `166/320 = 52%`, for tables with separate columns for the interval and n."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
     counted = abs(m.value * m.n - count_hits(m)) <= 1e-6 * m.n  # else a mean of shares
@@ -183,12 +181,12 @@ def format_share_without_interval(m: Measurement) -> str:
 
 
 def format_measurement_cells(m: Measurement) -> tuple[str, str, str]:
-    """Return the cells of three columns: `166/320 = 52%`, `[46–57]`, `320`."""
+    """Return the cells for value, interval and n: `166/320 = 52%`, `[46–57]`, `320`."""
     return format_share_without_interval(m), format_interval(m), f"{m.n:,}"
 
 
 def format_number(value: float, zeros: Literal["", "#"] = "") -> str:
-    """Return three significant digits: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`.
+    """Return a number with three significant digits: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`.
 
     zeros: "#" keeps trailing zeros.
     """
@@ -312,13 +310,13 @@ def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
 def select_any_sample_recall(
     finding: Finding, suffix: Literal["", "_nonmembers"] = ""
 ) -> dict[int, Measurement]:
-    """Return the expected recall if n samples are drawn per secret, by increasing n.
+    """Return the expected recall with n samples per secret, keyed by n in increasing order.
 
-    suffix: "_nonmembers" selects the numbers of non-members. Return {} if not measured.
+    suffix: "_nonmembers" selects the non-members' numbers. Return {} if nothing was measured.
     """
     recalls = {}
     for m in finding.measurements:
-        # removesuffix("") changes nothing: for members, non-members' names then match no number.
+        # If `suffix` is "", names of non-members' numbers do not parse.
         numbers = metrics.EXPECTED_ANY_OF.parse_numbers(m.name.removesuffix(suffix))
         if numbers and m.name.endswith(suffix):
             recalls[int(numbers[0])] = m
@@ -326,15 +324,13 @@ def select_any_sample_recall(
 
 
 def format_suffix_lengths(m: Measurement) -> str:
-    """Return `, suffixes of 8 to 50 tokens` if a probability was averaged over lengths; else ""."""
+    """Return `, suffixes of 8 to 50 tokens` if a probability is a mean over lengths; else ""."""
     lengths = _SUFFIX_LENGTHS.search(m.note)
     return f", {lengths[0]}" if lengths else ""
 
 
 def format_claim_scope(finding: Finding) -> str:
-    """Return whether the model's privacy claim covers the attack: `yes (why)`, `no, outside ...
-    (why)`.
-    """
+    """Return whether the claim covers the attack: `yes (why)` or `no, outside ... (why)`."""
     if finding.claim_applies is None:
         return "nothing claimed"
     if finding.claim_applies:
@@ -347,24 +343,22 @@ def format_claim_scope(finding: Finding) -> str:
 
 
 def sort_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
-    """Return measurements by increasing repeat count, then those whose name is no number,
-    unsorted.
-    """
+    """Sort measurements by repeat count; non-numeric keys come last, unsorted."""
     return sorted(measured.items(), key=lambda item: key_repeats(item[0]))
 
 
 def select_insertion_exposure(finding: Finding) -> list[tuple[str, Measurement]]:
-    """Return exposure by increasing number of a canary's insertions; [] if not measured."""
+    """Return (number of insertions, exposure) pairs in increasing order; [] if not measured."""
     return [item for item in sort_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
 def list_chain_steps(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
     """Return the steps of a chain up to the model `target`, or the later steps if `beyond`.
 
-    If the chain lacks the model, all steps lead up to it.
+    If the chain lacks this model, all steps count as leading up to it.
     """
     steps = chain.steps
-    # A chain without the target belongs to it entirely.
+    # If the chain lacks the target, take all steps.
     n_steps = next((i for i, step in enumerate(steps, 1) if step.after == target), len(steps))
     return steps[n_steps:] if beyond else steps[:n_steps]
 
@@ -403,9 +397,7 @@ def format_difference(m: Measurement) -> str:
 
 
 def format_baseline_excess(m: Measurement) -> str:
-    """Return `, above non-members` if non-members' change was subtracted from a difference, else
-    "".
-    """
+    """Return `, above non-members` if the non-members' change was subtracted; otherwise ""."""
     return f", {m.note}" if m.note == compare.ABOVE else ""
 
 
@@ -425,9 +417,7 @@ def format_target_perplexity(result: AuditResult, target: str) -> str:
 
 
 def title_target_costs(result: AuditResult, target: str) -> str:
-    """Return a model's title, perplexity and promised epsilon: `PMixED · PPL 90.6 · ε 8
-    (shard)`.
-    """
+    """Return title, perplexity and promised epsilon: `PMixED · PPL 90.6 · ε 8 (shard)`."""
     record = find_reported_target(result, target)
     if record is None:
         return target
@@ -449,21 +439,19 @@ def format_relation(name: str) -> str:
 
 
 def select_claimed_epsilon(claim: Claim) -> float:
-    """Return the claimed epsilon, in nats, for the claim's own neighbouring relation; NaN without
-    one.
-    """
+    """Return the epsilon, in nats, for the claim's own neighbouring relation; NaN if missing."""
     return claim.epsilon.get(claim.relation, math.nan)
 
 
 def format_promised_epsilon(claim: Claim) -> str:
-    """Return an epsilon with its unit of protection, such as a shard or record: `8 (shard)`."""
+    """Return the claimed epsilon with its unit of protection: `8 (shard)`."""
     return f"{format_number(select_claimed_epsilon(claim))} ({claim.unit})"
 
 
 def format_covered_tokens(claim: Claim) -> str:
     """Return the number of tokens that the claim covers: `1,024 drawn tokens`, or `no limit`.
 
-    Add `, all spent` if this audit drew all these tokens.
+    Add `, all spent` if this audit drew all of these tokens.
     """
     if claim.queries is None:
         return "any number of drawn tokens"
@@ -476,9 +464,9 @@ def format_covered_tokens(claim: Claim) -> str:
 def format_single_record_epsilon(claim: Claim) -> str:
     """Return the epsilon of a record in a shard: `for a single record in it, ε 18.9 (replace)`.
 
-    Adding or removing a record or user replaces the one shard with all its data (formulas B2.2,
-    F5). Users who share a record are in one shard, so a new user who shares records with two others
-    may move them. Return "" if no shards of records or users exist.
+    Adding or removing a record or user replaces the single shard that holds its data (formulas
+    B2.2, F5). The exception is a new user who shares records with two others: all three must be in
+    one shard, so the others may move. Return "" if no shards of records or users exist.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:
@@ -492,7 +480,7 @@ def format_single_record_epsilon(claim: Claim) -> str:
 def list_violation_warnings(finding: Finding) -> tuple[str, ...]:
     """Return warnings of violated claims: `VIOLATED: 3 records are in more than one shard`.
 
-    Reports must show these prominently.
+    Reports must show these warnings prominently.
     """
     return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
 

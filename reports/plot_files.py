@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
     """Save a symlog plot of (wrong guesses, recall) as .svg or .png.
 
-    Raise AuditError for another suffix.
+    Raise AuditError for any other suffix.
     """
     with _open_plot_axes(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])

@@ -33,7 +33,7 @@ LIGHT = {
     GRID: "#d5dae1",
     **dict(zip(COLOURS, _ON_WHITE, strict=True)),
 }
-# 8, with 6 colours: the 25th target is the first to repeat a style.
+# With 8 markers and 6 colours, the 25th target is the first to repeat a style.
 MARKERS = "osD^vPX*"
 LINES = ["-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))]
 FLOOR: Any = {"linestyle": (0, (1.2, 1.6)), "marker": ""}
@@ -81,7 +81,7 @@ def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(style)
-        # glyphs missing in the layout font: the browser has its own
+        # Ignore glyphs missing from the layout font: browsers use their own fonts.
         warnings.simplefilter("ignore", UserWarning)
         figure = Figure(figsize=(5, 3.2))
         FigureCanvasSVG(figure)  # attaches itself to the figure; saving as .png replaces it
@@ -119,9 +119,9 @@ def split_points(points: Sequence[PlotPoint]) -> Floats:
 
 
 def compute_error_bars(value: Floats, low: Floats, high: Floats) -> Floats:
-    """Return the distance from each value to its lower and upper limit: (2, points).
+    """Return the distance from each value to its lower and upper limit, of shape (2, points).
 
-    A limit that is NaN has distance 0.
+    If a limit is NaN, its distance is 0.
     """
     # matplotlib rejects negative lengths, which rounding creates
     return np.fmax(0.0, [value - low, high - value])
@@ -148,9 +148,7 @@ def choose_line_style(i: int) -> Any:
 
 
 def choose_series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return a style per series: colour and marker show the label; line style and filling the
-    kind.
-    """
+    """Return a style per series: colour and marker show `label`, line style and fill `kind`."""
     labels: dict[str, int] = {}
     kinds: dict[str, int] = {}
     styles = []

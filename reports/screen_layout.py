@@ -20,7 +20,7 @@ GUTTER = 8  # columns of the labels
 class ScreenEntry:
     """A labelled entry of the screen.
 
-    items: sentences, by decreasing priority; max_lines: the maximum number of lines.
+    items: sentences, most important first; max_lines: the maximum number of lines.
     """
 
     label: str
@@ -44,9 +44,9 @@ def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
 def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
     """Return the items that fit into `entry.max_lines` lines, then the number of omitted items.
 
-    Cut a single item that is too long.
+    If not even the first item fits, cut it.
     """
-    # From all items down: only wrapping reveals their line count.
+    # Try all items, then ever fewer: only wrapping tells how many lines they take.
     for n_items in range(len(entry.items), 0, -1):
         n_left = len(entry.items) - n_items
         more = (f"{n_left:,} more in the report",) if n_left else ()

@@ -115,18 +115,15 @@ def describe_signal_number(signal: LeakSignal) -> str:
 
 
 def is_excess_decisive(signal: LeakSignal) -> bool:
-    """Return whether a leak signal is not shown because its excess over non-members is too small.
+    """Return whether the difference from non-members decided that a signal is not shown.
 
-    The result is False for a shown signal, which depends only on the signal's own interval.
+    Return False for a shown signal, which the signal's own interval decides.
     """
     return signal.status == signals.NOT_SHOWN and signal.excess is not None
 
 
 def format_suspicion(signal: LeakSignal) -> str:
-    """Return the reason why a measured leak does not count as shown.
-
-    Either the number is not significant, or such a number is only a hint.
-    """
+    """Return why a suspected leak is not shown: not significant, or only a hint."""
     if signal.can_show_leak:
         return "not significant"
     return "only a hint: such a number cannot show a leak by itself"
@@ -163,7 +160,7 @@ def _bracket_text(text: str) -> str:
 
 
 def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
-    """Describe a model's signals of one kind, combining text-only and white-box access.
+    """Describe a model's signals of one kind, at text-only and white-box access together.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
     """
@@ -211,9 +208,7 @@ def describe_signal_kind(of_a_kind: Sequence[LeakSignal]) -> str:
 
 
 def format_upper_bound(signal: LeakSignal) -> str:
-    """Return the upper confidence limit of a signal that found no secret: `verbatim up to 6.0%
-    (0/60)`.
-    """
+    """Return the upper limit of a signal that found no secret: `verbatim up to 6.0% (0/60)`."""
     m = signal.measured
     assert m is not None  # it was tested
     if signal.kind is PERSONAL:
@@ -226,7 +221,7 @@ def format_upper_bound(signal: LeakSignal) -> str:
 def format_still_possible(assessment: LeakAssessment, target: str) -> str:
     """Return `still possible: verbatim up to 6.0% (0/60)`, or "" if no count of secrets is zero.
 
-    Only the first kind of leak with a zero count is shown, with its highest upper limit.
+    Name only the first kind of leak with a zero count, and this kind's highest upper limit.
     """
     zero_signals = list(filter(_has_empty_count, assessment.list_tested_signals(target)))
     if not zero_signals:
@@ -244,9 +239,9 @@ def _has_empty_count(signal: LeakSignal) -> bool:
 def suggest_gate_command(
     assessment: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
 ) -> str:
-    """Return a command for a gate, which checks these leak signals of one model in later runs.
+    """Return a command for a gate that checks these signals of one model in later runs.
 
-    Add --target unless the gate would check this model anyway. run: the run's name in the command.
+    Add --target unless the gate would check this model anyway. run: the name of the gated run.
     """
     targets = set(assessment.targets)
     judged = targets - {UNDEFENDED} or targets
@@ -260,10 +255,7 @@ def suggest_gate_command(
 
 
 def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
-    """Return the leak signal with the strongest number.
-
-    All signals must be of one kind of leak, but may be at any access.
-    """
+    """Return the strongest of several signals, all of one kind of leak."""
 
     def strength(signal: LeakSignal) -> float:
         m = signal.measured
@@ -281,7 +273,7 @@ def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
 def format_no_leakage(assessment: LeakAssessment, *targets: str) -> str:
     """Return the sentence that no leak was found.
 
-    Call this function only if `LeakAssessment.shows_no_leakage`.
+    Call this only if `LeakAssessment.shows_no_leakage` is true of these targets.
     """
     for target in targets:
         if assessment.list_tested_signals(target) != assessment.list_target_signals(target):
@@ -295,7 +287,7 @@ def group_signals(signals: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
 
 
 def format_proof(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) -> str:
-    """Return the strongest number and the names of other signals.
+    """Return the strongest number, and the names of the other signals.
 
     `14% verbatim, white-box; also near-verbatim`
     """
@@ -354,9 +346,9 @@ def format_least_detectable(signal: LeakSignal) -> str:
 def group_untested_kinds(
     assessment: LeakAssessment,
 ) -> dict[tuple[str, ...], list[LeakKind]]:
-    """Return untested kinds of leak, by the models on which they are untested.
+    """Return untested kinds of leak, keyed by the models on which these kinds are untested.
 
-    The key () stands for every model.
+    The key () means every model.
     """
     measured = list(filter(assessment.list_tested_signals, assessment.targets))
     tested: dict[LeakKind, set[str]] = {}
@@ -376,7 +368,7 @@ def group_untested_kinds(
 
 
 def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
-    """Return each reason to distrust a result once, over all models, contradictions first."""
+    """Return all models' distinct reasons to distrust the result, contradictions first."""
     doubts: list[Doubt] = []
     for doubts_by_target in (assessment.contradictions, assessment.doubts):
         for name in assessment.targets:
@@ -385,9 +377,7 @@ def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
 
 
 def title_signal_target(result: AuditResult, target: str) -> str:
-    """Return the model's title; "Undefended" even if the run did not attack the undefended
-    model.
-    """
+    """Return the model's title, or "Undefended" for an undefended model without a record."""
     record = phrases.find_reported_target(result, target)
     if record:
         return record.title
@@ -426,10 +416,10 @@ def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> For
 def list_untested_signals(
     result: AuditResult, assessment: LeakAssessment
 ) -> Iterator[tuple[str, str]]:
-    """Yield (suffix, kinds): a suffix such as ` on PMixED`, and the kinds of leak not tested there.
+    """Yield (suffix, kinds): models such as ` on PMixED`, and the kinds of leak not tested on them.
 
-    The suffix is "" for kinds that are untested on every model. Each kind names a test, or the
-    reason why the test did not run.
+    The suffix is "" for kinds that no model was tested for. Each kind has the attack that would
+    test it, or the reason why this attack did not run.
     """
     for targets, untested in group_untested_kinds(assessment).items():
         labels = []
@@ -452,7 +442,7 @@ def list_untested_signals(
 
 
 def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
-    """Return a signal's name, number, baseline, and whether a leak is shown."""
+    """Return the table row of a signal: name, number, baseline, and whether a leak is shown."""
     is_personal = s.kind is PERSONAL
     if is_personal:
         title = personal.title_personal_kind(s.part)
@@ -474,7 +464,7 @@ def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
 
 
 def _format_measured_signal(s: LeakSignal) -> str:
-    """Return a signal's number, without the metric's name if the kind of leak implies the name."""
+    """Return a signal's number; omit the metric's name if the kind of leak implies this name."""
     m = s.measured
     assert m is not None  # it was tested
     if is_excess_decisive(s) and m.value:

@@ -17,7 +17,7 @@ def audit_subject_line(result: AuditResult) -> str:
 
 
 def format_date(result: AuditResult) -> str:
-    """Return the date of the run in UTC: `1 June 2026`."""
+    """Return the date of the run, in UTC: `1 June 2026`."""
     try:
         date = datetime.fromisoformat(result.created)
         # The month is English unless code calls `setlocale`: Python itself sets only the character

@@ -56,7 +56,7 @@ def build_markdown_document(
 ) -> Document:
     """Return the Markdown report, which has the sections whose topic has a `turn`.
 
-    Strings have no control characters and are not escaped. texts: private text to show, by id.
+    Strings have no control characters and are not escaped. texts: private text, keyed by secret id.
     """
     material = ReportMaterial(
         phrases.make_result_printable(result), details or SecretDetails(), texts=texts
@@ -94,8 +94,8 @@ def build_page_document(
 def _build_section(topic: Topic, material: ReportMaterial) -> Section:
     """Return a section of the report.
 
-    In its tables, a column of equal cells becomes part of the caption. In a run with a single
-    attack, no caption names the attack, because the report's head does.
+    In the section's tables, a column of equal cells becomes part of the caption. If the run has a
+    single attack, only the report's head names the attack.
     """
     known = {"Attack"} if _find_only_attack(material.result) else set()
     blocks: list[Block] = []
@@ -134,7 +134,7 @@ def _list_plugin_topics(result: AuditResult) -> list[Topic]:
     """Return the topics of plug-ins, whose sections come last."""
     topics = []
     for i, (name, section) in enumerate(result.sections.items()):
-        # partial binds the current values; a lambda would see the last of the loop.
+        # partial binds the current values; a lambda would use the loop's last values.
         make = partial(_build_plugin_section_blocks, i, section)
         topics.append(Topic(f"own-{i}", f"{section.title} ({name})", make, CHECK, 0, _LAST))
     return topics

@@ -1,7 +1,4 @@
-"""Render a table for a terminal, Markdown, CSV or LaTeX.
-
-The table is of a sweep over settings, or of a ledger of runs.
-"""
+"""Render a table of a sweep, or of a ledger of runs, for a terminal, Markdown, CSV or LaTeX."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ _LATEX_WIDE = {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%": 8.4}
 
 @dataclass(frozen=True)
 class RowTable:
-    """Table rows under one head.
+    """Table with one head, for readers and for programs.
 
-    machine_head, machine_rows: the table for programs; if empty, CSV has `head` and `rows`.
+    machine_head, machine_rows: the table that CSV has; if empty, CSV has `head` and `rows`.
     """
 
     title: str
@@ -39,7 +36,7 @@ class RowTable:
 
 
 def render_rich_table(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
-    """Return a rich table. styles: one rich style per row."""
+    """Return a table of the package rich. styles: one style per row."""
     clean = escaping.escape_for_terminal
     # Line by line: cleaning the full text would turn line ends into spaces.
     if grid.note:
@@ -84,9 +81,7 @@ def render_markdown_lines(grid: RowTable) -> list[str]:
 
 
 def render_csv_table(grid: RowTable) -> str:
-    """Return CSV of the table for programs, or of the readable table if there is none for
-    programs.
-    """
+    """Return CSV of the table for programs if it exists, otherwise of the table for readers."""
     return escaping.render_csv(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
 
 
@@ -122,7 +117,7 @@ def render_latex_table(grid: RowTable) -> str:
 
 
 def _measure_latex_points(text: str) -> float:
-    """Return an upper bound of a text's width in 10-point Computer Modern, in points."""
+    """Return an upper bound on a text's width in points, in 10-point Computer Modern."""
     return sum(
         _LATEX_WIDE.get(sign, _LATEX_CAPITAL if sign.isupper() else _LATEX_CHARACTER)
         for sign in text
@@ -132,8 +127,8 @@ def _measure_latex_points(text: str) -> float:
 def _format_latex_columns(natural: Sequence[float], words: Sequence[float]) -> str:
     """Return LaTeX column types that fit the width of a line.
 
-    natural, words: the widths of each column's widest cell and word, in points. A column keeps its
-    natural width if this width is at most an equal share of the line. The other columns become
+    natural, words: widths of each column's widest cell and of its widest word, in points. A column
+    keeps its natural width if this is at most an equal share of the line. The other columns become
     paragraphs and share the remaining width.
     """
     room = _LATEX_LINE - _LATEX_GAP * (len(natural) - 1)

@@ -27,7 +27,7 @@ class ReportMaterial:
     """The inputs from which sections are built.
 
     result: the cleaned result; details: values stored per secret.
-    comparison: of an earlier run with this run; texts: private text, keyed by secret id.
+    comparison: comparison of an earlier run with this run; texts: private text, keyed by secret id.
     """
 
     result: AuditResult
@@ -43,10 +43,10 @@ Maker = Callable[[ReportMaterial], Iterable[Block]]  # no block with content: no
 class Topic:
     """A section of the report, registered in `TOPICS` of a module of this package.
 
-    make: builds the section's blocks; brief: builds the blocks for Markdown, if they differ.
-    part: the part of the page, which depends on the reader; place: the position in this part.
-    turn: the position in the Markdown report, or 0 to leave the section out. The last sections are
-    omitted if they do not fit.
+    make: builds the section's blocks; brief: builds the Markdown report's blocks, if different.
+    part: the part of the page, one for each kind of reader; place: the position in this part.
+    turn: the position in the Markdown report, or 0 to leave the section out. If sections do not
+    fit, the last are omitted.
     """
 
     id: str
@@ -61,9 +61,9 @@ class Topic:
 def group_table_rows(
     result: AuditResult, row: Callable[[Finding], tuple[str, ...]]
 ) -> tuple[Group, ...]:
-    """Return the table rows of all findings, in one untitled group per model, in report order.
+    """Return the table rows of all findings in report order, in one untitled group per model.
 
-    row: builds the cells of one finding.
+    row: returns the cells of one finding.
     """
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for finding in phrases.sort_findings(result):

@@ -1,4 +1,4 @@
-"""Report how much a model still reveals of records that it was to forget.
+"""Report how much a model still reveals of the records that it should forget.
 
 The measurements are before unlearning, after unlearning, and after relearning other records.
 """
@@ -46,9 +46,7 @@ _NOTE = (
 
 
 def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
-    """Describe the remaining leakage, the leakage that relearning restores, and the cost, if
-    measured.
-    """
+    """Describe the remaining leakage and, if measured, the effect of relearning and the cost."""
     title = phrases.title_target(result, unlearning.target)
     labels = [_format_unlearning_change(r) for r in unlearning.numbers if r.group == FORGOTTEN]
     if not labels:
@@ -81,10 +79,9 @@ def _format_recall_measure(row: GroupRecall) -> str:
 
 
 def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
-    """Yield a sentence on whether the records are forgotten, compared with a model trained without
-    them.
+    """Yield sentences that say whether the records are forgotten.
 
-    Without such a model, compare with non-members.
+    Compare with a model trained without these records or, if none exists, with non-members.
     """
     floors = {}
     for row in unlearning.numbers:

@@ -17,9 +17,7 @@ NOTHING_MEASURED = "Nothing was measured on the undefended model."
 
 
 def write_headline(result: AuditResult) -> str:
-    """Return the headline: reasons to distrust the results, then each model's severity and its
-    reason.
-    """
+    """Return the headline: reasons to distrust the results, then each model's severity and why."""
     assessment = assess_signals(result)
     sentences = [doubt.sentence for doubt in signals.list_doubts(assessment)]
     for target, severe in rate_targets(assessment).items():
@@ -30,9 +28,7 @@ def write_headline(result: AuditResult) -> str:
 
 
 def rate_targets(assessment: LeakAssessment) -> dict[str, severity.Severity]:
-    """Return the severity of the undefended model, and of models on which a kind of leak was
-    tested.
-    """
+    """Return the severity of the undefended model and of each tested model, keyed by model."""
     rated = {}
     for target in assessment.targets:
         if target == UNDEFENDED or assessment.list_tested_signals(target):
@@ -47,7 +43,7 @@ def find_strongest_attack_row(
 
     setting: consider only this access, text-only or white-box.
     """
-    # The best of several, picked afterwards: its interval does not cover the selection.
+    # The best of several attacks: its interval does not allow for the selection.
     measured = []
     for finding in result.select_findings(target, setting):
         recall = finding.measurement(RECALL)
@@ -65,7 +61,7 @@ def list_strongest_rows(result: AuditResult, target: str) -> list[Finding]:
 def find_strongest_chained_row(result: AuditResult, target: str) -> Finding | None:
     """Return the finding whose chain of control models is reported for this model.
 
-    Among attacks, choose the highest recall, then the largest reduction; choose a probe only if no
+    Choose the attack with the highest recall, then the largest reduction; choose a probe only if no
     attack has a chain.
     """
 
@@ -73,7 +69,7 @@ def find_strongest_chained_row(result: AuditResult, target: str) -> Finding | No
         assert finding.chain is not None
         recall = finding.measurement(RECALL)
         known = is_measured(recall) and not finding.not_applicable
-        # A difference is negative if less leaks: the largest fall is first among equals.
+        # A reduction is a negative difference: of equal recalls, the largest reduction wins.
         return (recall.value if recall and known else -1.0, -finding.chain.whole.value)
 
     chained = [finding for finding in result.select_findings(target) if finding.chain]
