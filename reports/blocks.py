@@ -66,8 +66,7 @@ class Table:
     links: Sequence[str] = ()  # link of each row's first cell, over all groups; "": no link
 
     def fold_constant_columns(self, known: Set[str] = frozenset()) -> Table:
-        """Return the table with each column of equal cells moved into the caption: `Attack:
-        ethicist`.
+        """Move each column of equal cells into the caption, for example `Attack: ethicist`.
 
         The first column is never moved. A table with a single row or with spanning cells is
         unchanged. known: column heads to leave out of the caption.
@@ -122,9 +121,9 @@ class ForestSpan:
 
 @dataclass(frozen=True)
 class Forest:
-    """A table that draws each row's interval.
+    """A table with a plot of each row's interval.
 
-    spans: one interval per row, over all groups; None draws nothing.
+    spans: the intervals of all groups' rows, in order; None draws nothing.
     low, high: the limits of the scale.
     """
 
@@ -136,9 +135,7 @@ class Forest:
 
     @classmethod
     def of_differences(cls, table: Table, spans: Sequence[ForestSpan | None]) -> Forest:
-        """Return a forest on a scale centred on 0, which has a width even if all differences are
-        0.
-        """
+        """Return a forest on a scale centred on 0, from -1 to 1 if all differences are 0."""
         reach = (
             max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0)
             or 1.0
@@ -171,7 +168,7 @@ class Series:
 class Figure:
     """A plot of attack results (`findings`) or `series`.
 
-    Its table (`head`, `groups`) holds the plotted numbers for blind readers.
+    The table of `head` and `groups` holds the plotted numbers for readers who cannot see plots.
     """
 
     id: str
@@ -186,9 +183,9 @@ class Figure:
     subject: str = ""  # of the numbers, if the title does not name it
     note: str = ""  # what the numbers leave out
     axes: tuple[str, str] = ("", "")  # axis labels of series: x, y
-    # the series expected by chance: a line, and the upper end of its band
+    # the series expected by chance: a line, and the upper end of the line's band
     null: Series | None = None
-    # legend labels of targets that add to their titles, by name
+    # legend labels of targets that say more than their titles, keyed by target name
     labels: Mapping[str, str] = field(default_factory=dict)
     ticks: Sequence[str] = ()  # labels of x = 0, 1, 2, … if they count something
     shaded_until: float = (

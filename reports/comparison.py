@@ -28,7 +28,7 @@ NOTE = (
 def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     """Yield lines for each configuration, so that any number of runs fits a narrow terminal."""
     blocks = []
-    # Over all blocks, so that columns align between blocks; text wider than 30 may fold.
+    # Maxima over all blocks, so that columns align; text wider than 30 may fold.
     widths = np.zeros(4, dtype=int)
     for line in comparison.lines:
         rows = []
@@ -122,7 +122,7 @@ def _format_run_table_cells(
 ) -> tuple[str, str, str]:
     """Return three cells of run `i`: its number, its difference from the first run, and a mark.
 
-    The second cell may say why there is no difference. The mark shows the best run.
+    If no difference exists, the second cell says why. Only the best run has a mark.
     """
     cell = line.cells[i]
     if cell.delta:

@@ -1,4 +1,4 @@
-"""Report the canaries' exposure next to the exposure expected if a model memorised nothing."""
+"""Report the canaries' exposure next to the exposure expected of a model that memorised nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare the leakage of each deployed version of a model with the audited model.
+"""Compare the leakage of each deployed form of a model with that of the audited model.
 
 A deployed form is, for example, a quantised model. Comparisons are paired by secret.
 """
@@ -76,7 +76,7 @@ def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> 
 
 
 def _format_form_number(result: AuditResult, full: Finding, name: str) -> str:
-    """Return the deployed form's value of the full model's main number."""
+    """Return a deployed form's value of the metric that is the full model's main number."""
     assert full.main is not None
     for f in result.select_findings(name, full.setting, full.attack):
         if m := f.measurement(full.main.name):
@@ -109,9 +109,9 @@ def _find_perplexity_ratio(details: SecretDetails, name: str) -> Measurement | N
 
 
 def _describe_deployed_form_leak(changes: Sequence[tuple[str, Measurement, str]]) -> str:
-    """Return sentences about the deployed forms that significantly leak more, or less.
+    """Name the deployed forms that leak significantly more, and those that leak less.
 
-    changes: each form's name, with a change and a phrase on it. All share the significance level.
+    changes: (name, change, label) of each form. All changes share the significance level.
     """
     more = []
     less = []

@@ -165,9 +165,9 @@ def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list
 def _list_roc_curves(
     details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Yield the ROC curves of the strongest, the blind and the stacked score, keyed by name.
+    """Yield (name, ROC curve) of the strongest score, the blind score and the stacked score.
 
-    The blind score uses no model. The stacked score combines all scores; it is included only for
+    The blind score uses no model. The stacked score combines all scores, and is included only for
     the undefended model.
     """
     row = details.rows.get(finding.cell_key)

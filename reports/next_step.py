@@ -29,9 +29,7 @@ def suggest_next_command(assessment: LeakAssessment, folder: Path) -> str:
 
 
 def build_resume_command(unasked: int, folder: Path) -> str:
-    """Return a line with the number of unqueried records, and the command to resume a timed-out
-    check.
-    """
+    """Return how many records were not queried, and the command that resumes the check."""
     rest = f"asks the {format_count(unasked, 'record')} that {'is' if unasked == 1 else 'are'} left"
     return (
         f"audit check --resume {shlex.quote(escaping.make_printable_line(str(folder)))} --minutes "

@@ -1,6 +1,7 @@
-"""Report two bounds of extraction probabilities.
+"""Report a lower and an upper bound on extraction probabilities.
 
-The lower bound is for samples near the secret, the upper bound for all decodings.
+The lower bound is on the probability of samples near the secret; the upper bound holds for every
+decoding that keeps the order of tokens.
 """
 
 from __future__ import annotations

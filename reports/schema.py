@@ -2,8 +2,8 @@
 
     python -m auditor.reports.schema        (rewrites that file)
 
-A new field with a default keeps SCHEMA_VERSION, because older results still fit. Any other change
-to the accepted files needs a new version; results of other versions are rejected.
+If a new field has a default, SCHEMA_VERSION stays, because older results still fit. Any other
+change to the accepted files needs a new version; results of other versions are rejected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plot measurements against training steps, or against another number, in panels."""
+"""Plot measurements against training steps, or against a different number, in panels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POINTS_AND_LINES = ("o-", "s--", "^-.", "v:")
 
 @dataclass(frozen=True)
 class Curve:
-    """A measurement at several training steps, or at values of another number.
+    """A measurement at several training steps, or at several values of a different number.
 
     Points may have intervals.
     """
