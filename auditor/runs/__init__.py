@@ -1,2 +1,2 @@
-"""One audit: where it takes place, its text form, its targets and cells, the findings they become;
-mitigation."""
+"""Run one audit: choose text forms, build targets, query and measure cells; also train and
+mitigate."""

@@ -1,6 +1,4 @@
-"""Write remarks for readers about an attack's guesses, from only the guesses and the query
-budget.
-"""
+"""Write remarks for readers about an attack's guesses, based only on guesses and query budget."""
 
 from __future__ import annotations
 
@@ -40,11 +38,11 @@ def list_guess_remarks(
 
 
 def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
-    """Return a remark that counts the draws whose random number lay within 1e-6 of a CDF boundary.
+    """Return a remark that counts the draws whose random number was within 1e-6 of a CDF boundary.
 
-    Another machine may draw the neighbouring token there. Return () if no such draws exist.
+    A different machine may draw the neighbouring token instead. Return () if no such draws exist.
     """
-    # A draw this close to a boundary of the CDF may select the neighbouring token on another
+    # A draw this close to a boundary of the CDF may select the neighbouring token on a different
     # machine.
     n_near = sum(g.near_boundary for g in guesses)
     n_draws = sum(g.drawn for g in guesses)
@@ -68,8 +66,8 @@ def _list_dependence_remarks(
 ) -> tuple[str, ...]:
     """Return a remark that secrets from the same document or person are not independent.
 
-    groups: the document or person of each secret that has one. Return () if `groups` is empty.
-    description, name: words of the remark.
+    groups: document or person of each secret, as far as known. Return () if `groups` is empty.
+    description, name: nouns used in the remark.
     """
     if not groups:
         return ()
@@ -83,7 +81,7 @@ def _list_dependence_remarks(
 def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
     """Return a remark if the attack draws one sample instead of the requested number.
 
-    It does so if the setting's decoding would draw the same sample every time.
+    An attack draws only one if the setting's decoding would always give the same sample.
     """
     sampling = attack.sampling()
     if (
@@ -104,7 +102,7 @@ def list_budget_remarks(
 ) -> tuple[str, ...]:
     """Return a remark that counts the guesses whose tokens the fixed query budget fully covered.
 
-    The public model made the other guesses. Return () if the budget covered all guesses.
+    The public model completed the other guesses. Return () if the budget covered all guesses.
     description: noun for the guessed items in the remark.
     """
     if view.allowance is None:
@@ -130,8 +128,8 @@ def list_budget_remarks(
 def _list_certificate_remarks(certificates: Sequence[Certificate]) -> tuple[str, ...]:
     """Return a remark about the tree searches for all secrets.
 
-    The remark has the number of suffixes that reach the threshold, the number of certified
-    likeliest suffixes, and the mean probability mass not found.
+    The remark states how many suffixes reach the threshold, how many are certainly the likeliest,
+    and the mean probability mass that was not searched.
     """
     if not certificates:
         return ()

@@ -1,4 +1,5 @@
-"""Check that an attack or probe can run on a target, before the first query and before each use."""
+"""Check that an attack or probe can run on a target, before the first query and before each
+cell."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from auditor.runs.target import Target
 def check_method_applies(
     method: Attack | Probe, target: Target, view: View, scene: RunContext
 ) -> None:
-    """Raise NotApplicable if the attack or probe skips this target or lacks a required input."""
+    """Raise NotApplicable if the attack or probe skips this target or an input is missing."""
     if reason := explain_skipped_method(method, target.defense):
         raise NotApplicable(reason)
     view.require_capability(*method.required_capabilities)
@@ -63,8 +64,8 @@ def refuse_methods_that_cannot_run(
 ) -> None:
     """Raise AuditError if a requested attack or probe would measure nothing in this run.
 
-    An attack or probe is not refused if a defended model may have the capability that it lacks.
-    only_if_none_can: raise only if none of them can run, as for a run of all cheap ones.
+    An attack or probe is not refused if a defended model may offer the access that it needs.
+    only_if_none_can: raise only if no attack or probe can run, as for a run of all cheap methods.
     """
     refusals = []
     for method in scene.selection.methods:
@@ -81,9 +82,9 @@ def refuse_methods_that_cannot_run(
 def _explain_inapplicable_method(
     method: Attack | Probe, undefended: Target, scene: RunContext, setting: Setting
 ) -> str | None:
-    """Return the reason why the attack or probe cannot run on the undefended model in this setting.
+    """Return why the attack or probe cannot run on the undefended model in this setting.
 
-    Return None if it can run, or if a defended model may have the missing capability.
+    Return None if it can run, or if a defended model may offer the missing access.
     """
     view = scene.make_target_view(undefended, setting)
     try:

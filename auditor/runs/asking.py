@@ -1,8 +1,7 @@
 """Query records in batches until the time limit, starting with the records most at risk.
 
 No query is repeated. A record's results depend only on the record, so batches and resumed sessions
-change no number. This module prints nothing, and calls only `ask_ahead` of attacks and
-probes.
+change no results. This module prints nothing; of each attack and probe, it calls only `ask_ahead`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class TimeLimit:
     """Time limit of a check.
 
     Args:
-        begun: start time, a value of `time.perf_counter`.
+        begun: start time, as from `time.perf_counter`.
         seconds: duration of the limit.
     """
 
@@ -74,10 +73,10 @@ class TimeLimit:
 
 @dataclass
 class Pace:
-    """Measured times of earlier records, in seconds.
+    """Measured times per earlier record, in seconds.
 
     Args:
-        reading: seconds to run a record's texts through the model and probe the record.
+        reading: seconds to run one record's texts through the model and to probe the record.
         completing: total seconds to finish all queries of the last `n_completed` records.
         n_completed: number of records that `completing` covers.
     """
@@ -113,7 +112,7 @@ def ask_worst_first(
 ) -> AuditResult:
     """Query as many records as the time limit allows, and return their result.
 
-    The records most at risk come first, and at least one batch is queried.
+    The records most at risk come first. At least one batch is queried.
 
     Args:
         measure: function that computes the result of an audit whose secrets were all queried.
@@ -125,7 +124,7 @@ def ask_worst_first(
 
     def narrowed(n_units: int, first: int = 0) -> Audit:
         site.narrow_benchmark(narrow_benchmark_copy(whole_benchmark, units[first:n_units]))
-        return replace(audit)  # a new object: cached properties describe other secrets
+        return replace(audit)  # a new object: cached properties of `audit` are stale
 
     n_asked = n_measured = _count_finished_units(audit, units)
     pace = Pace()
@@ -155,8 +154,8 @@ def ask_worst_first(
 def order_units(benchmark: Benchmark) -> list[Unit]:
     """Return the units to query, starting with the records most at risk.
 
-    A unit holds all parts of one member record and one non-member record. If there are more
-    records of one kind, the last units hold only that kind.
+    A unit holds all parts of one member record and one non-member record. If members outnumber
+    non-members, or vice versa, the last units hold only the more numerous kind.
     """
     by_id = {secret.id: secret for secret in benchmark.secrets}
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
@@ -177,7 +176,7 @@ def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
 
 
 def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
-    """Return a copy of the benchmark that holds and counts only the records of `units`."""
+    """Return a copy of the benchmark that contains and counts only the records of `units`."""
     ids = {secret.id for unit in units for secret in unit}
     part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed
     part.secrets = tuple(secret for secret in benchmark.secrets if secret.id in ids)
@@ -200,14 +199,14 @@ def _count_records_asked(counts: RecordCounts, secrets: Sequence[Secret]) -> Rec
     if n_asked == counts.audited:
         return counts
     not_attacked = {**counts.not_attacked, NO_TIME: counts.audited - n_asked}
-    # Tokens are counted only over all records that could be attacked, not over a part of them.
+    # The token count covers all records that could be attacked, so a part keeps no such count.
     return replace(counts, audited=n_asked, not_attacked=not_attacked, tokens=0, attacked_tokens=0)
 
 
 def _count_finished_units(audit: Audit, units: Sequence[Unit]) -> int:
     """Count the units at the start of `units` that an earlier session finished.
 
-    A unit is finished if every attack or probe with stored answers has answers on all its secrets.
+    A unit is finished if each method with stored answers has answers on all secrets of the unit.
     """
     folder = audit.folder
     target = Targets(audit).undefended
@@ -243,15 +242,15 @@ def _ask_about_batch(
 ) -> int:
     """Query as many units from the start of the batch as time allows, and return their number.
 
-    Each model reads each text once. A part of the units is read, and its logits are used while they
-    are in memory; then the next part. Queries that need other forward passes follow at the end, for
-    all units that were read.
+    Each model reads each text once. The units are read part by part, and a part's logits are used
+    while they are in memory. Queries that need further forward passes follow at the end, for all
+    units that were read.
 
     Args:
-        narrowed: a function of (end, start), in that order, that returns the audit of the units
-        start to end - 1.
+        narrowed: function that takes (end, start) in this order, and returns the audit of the units
+        from start to end - 1.
         first: index of the batch's first unit among all units.
-        pace: times that earlier records took.
+        pace: measured times of earlier records.
         limit: time limit of the audit.
         reserve: seconds reserved for the final result.
     """
@@ -315,7 +314,8 @@ def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
 
 
 def _score_units(target_run: TargetRun) -> None:
-    """Run the texts through the target model, and store its log-probabilities of true tokens."""
+    """Run the texts through the target model, and store the log-probabilities of their true
+    tokens."""
     audit = target_run.audit
     target = target_run.target
     _read_ahead(target.model, target.secrets, whole_texts=True)
@@ -326,7 +326,7 @@ def _score_units(target_run: TargetRun) -> None:
 
 
 def _read_references(target_run: TargetRun) -> list[LanguageModel]:
-    """Run the texts through the reference models of probes.
+    """Run the texts through the probes' reference models.
 
     Return all models that have read the texts, including the target.
     """
@@ -338,7 +338,7 @@ def _read_references(target_run: TargetRun) -> list[LanguageModel]:
 
 
 def _mark_recited_records(target_run: TargetRun) -> dict[str, bool]:
-    """Return, by record name, whether greedy decoding recites any part of the record.
+    """Return whether greedy decoding recites any part of each record, keyed by record name.
 
     The forward pass over the texts already shows this. Return {} if the model gives no
     distributions.
@@ -358,8 +358,8 @@ def _announce_recited_records(
 ) -> None:
     """Announce the number of recited records, before the first result is computed.
 
-    recited: whether greedy decoding recites a part of the record, by record name. n_announced:
-    number of records in the previous announcement; 0 before the first.
+    recited: whether greedy decoding recites a part of each record, keyed by record name.
+    n_announced: number of records in the previous announcement; 0 before the first.
     """
     if not recited:
         return
@@ -376,14 +376,14 @@ def _announce_recited_records(
 
 
 def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
-    """Run the queries of all attacks, or of all probes, on this audit's secrets."""
+    """Run the queries of all attacks, or of all probes, about this audit's secrets."""
     for cell in list_target_cells(target_run):
         if not isinstance(cell.method, kind):
             continue
         try:
             cell.ask_ahead()
         except NotApplicable:
-            continue  # its row will state the reason
+            continue  # the cell's finding will state the reason
 
 
 def _list_probed_references(audit: Audit, place: Workplace, target: Target) -> list[LanguageModel]:
@@ -399,7 +399,7 @@ def _list_probed_references(audit: Audit, place: Workplace, target: Target) -> l
 def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bool) -> None:
     """Run the secrets' texts through the model before attacks and probes query the model.
 
-    whole_texts: score every token of a non-member, as held-out perplexity requires.
+    whole_texts: whether to score every token of a non-member, as held-out perplexity requires.
     """
     # [:-1]: no query needs the distribution after the last token
     texts = [secret.tokens[:-1] for secret in secrets]

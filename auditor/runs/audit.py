@@ -1,5 +1,4 @@
-"""Prepare an audit: its models, data, attacks and defenses, and the token put before every
-text.
+"""Prepare an audit: its models, data, attacks, defenses and prefix token.
 
 Invalid input is refused here if the fault can be found before the first query to a model. Remote
 workers get only a `RunContext`. The run folder belongs to the main process.
@@ -55,9 +54,9 @@ def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> No
 
 
 def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
-    """Load an attack's state as `save_attack_state` wrote it; return None if there is none.
+    """Load an attack's state that `save_attack_state` wrote; return None if no state was written.
 
-    cell: name of the state, from attack and view. Raise AuditError for an unreadable file.
+    cell: name of the state, made from attack and view. Raise AuditError for an unreadable file.
     """
     path = folder.attack_state_path(cell)
     if not path.exists():
@@ -109,7 +108,7 @@ class RunContext:
         return self.benchmark.challenge()
 
     def make_target_view(self, target: Target, setting: Setting) -> View:
-        """Make a view of the target in this access setting; it has drawn no sample yet.
+        """Make a new view of the target in this access setting, without any samples yet.
 
         A fixed query budget is divided among the secrets.
         """
@@ -143,7 +142,7 @@ class RunContext:
         return view
 
     def load_prefixed_references(self, spec: str) -> ReferenceModels:
-        """Load the reference models of `-A references=`, which then read the prefix token too.
+        """Load the reference models of `-A references=`, wrapped to read the prefix token.
 
         spec: value of this option. Raise AuditError if no such models exist.
         """
@@ -185,9 +184,9 @@ class RunContext:
                     self.site.reporter.note(note)
 
     def _list_packed_row_notes(self) -> tuple[str, ...]:
-        """Return notes about records recited after the earlier records of their packed row.
+        """Return notes about how records are recited after the earlier records of their packed row.
 
-        If records are recited better there, the benchmark gets a doubt.
+        If this improves recitation, a doubt is added to the benchmark.
         """
         model = wrap_prefixed_model(self.site.model, self.prefix_token.tokens)
         remark, doubts = packed_rows.compare_packed_records(
@@ -199,7 +198,7 @@ class RunContext:
         return (remark,)
 
     def refuse_unanswerable_probes(self) -> None:
-        """Raise AuditError now for inputs that a probe would only refuse hours later."""
+        """Raise AuditError now for inputs that a probe would refuse only hours later."""
         for method in self.selection.methods:
             if isinstance(method, Probe) and method.of == "secrets":
                 method.check_secrets(self.benchmark.secrets)
@@ -234,9 +233,9 @@ class Audit(RunContext):
 
     Args:
         folder: folder of the run.
-        stops: stopping rules of the measurements that may end before the last secret.
+        stops: stopping rules, for cells whose queries may stop before the last secret.
         population: ids of all secrets if a check queries them in batches; otherwise empty.
-        _tuned: tuned states of attacks.
+        _tuned: tuned states of attacks, already loaded or made.
     """
 
     folder: RunFolder
@@ -269,7 +268,8 @@ class Audit(RunContext):
 
     @cached_property
     def sweep_cache_key_of_answers(self) -> dict[str, Any]:
-        """Cache key of the answers that a sweep's runs share: model, secrets and prefix token."""
+        """Cache key of the answers that the runs of a sweep share: model, secrets and prefix
+        token."""
         key = {**self.site.subject, "prefix_token": self.prefix_token.tokens}
         # A check queries more and more secrets: answers about a smaller set are not shared.
         if self.population:
@@ -290,7 +290,8 @@ class Audit(RunContext):
         return generations.choose_ngram_length(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
-        """Raise AuditError now for a corpus attack that would fail after its first generation."""
+        """Raise AuditError now for a corpus attack that would otherwise fail after its
+        generations."""
         view = self.make_target_view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
@@ -315,7 +316,7 @@ class Audit(RunContext):
             state = load_attack_state(self.folder, name)
             if state is None:
                 # The key holds all inputs of the state. A defense may depend on the number of draws
-                # of its row: another number is another model to tune on.
+                # in its cells: a different number then gives a different model to tune on.
                 sweep_key = json.dumps(
                     [
                         self.sweep_cache_key_of_answers,
@@ -328,7 +329,7 @@ class Audit(RunContext):
                     ],
                     sort_keys=True,
                 )
-                # `or`: an empty state was not tuned, so making it again costs nothing.
+                # `or`: an empty state needed no tuning, so making it again costs nothing.
                 state = fits.get(sweep_key) or attack.fit(view, self.challenge.known)
                 save_attack_state(self.folder, name, state)
                 fits[sweep_key] = state
@@ -337,7 +338,8 @@ class Audit(RunContext):
 
 
 def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:
-    """Choose the run's prefix token on the undefended model; a resumed run keeps its token.
+    """Choose the run's prefix token on the undefended model; a resumed run keeps its earlier
+    choice.
 
     longest: number of tokens of the longest context, without the prefix token. Raise AuditError if
     the plan of a resumed run requests another prefix token.
@@ -363,7 +365,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
 
 
 def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
-    """Return the plan's prefix token, or choose a token on the known pairs if the plan names none.
+    """Return the plan's prefix token, or choose one by the known pairs if the plan names none.
 
     longest: number of tokens of the longest context, without the prefix token.
     """

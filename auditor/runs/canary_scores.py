@@ -1,4 +1,4 @@
-"""Measure the exposure of each canary of a manifest (`audit canaries score`).
+"""Return the exposure of each canary of a manifest (`audit canaries score`).
 
 The exposure is measured on a model, or read from a finished run.
 """
@@ -69,7 +69,8 @@ def score_canaries(
     prefix_token: str = AUTO,
     seed: int = 0,
 ) -> list[TargetScores]:
-    """Score the canaries on a model, or on every target of a run if `model` is a run folder.
+    """Score the canaries on a model; if `model` is a run folder, read the scores of all its
+    targets.
 
     probe_options: options of the exposure probe, as OPTION=VALUE. Raise AuditError if the run did
     not measure these canaries, or if the model's tokens cannot spell the canaries.

@@ -39,7 +39,8 @@ class CellWorkResult(Generic[Answer]):
 
     Args:
         answers: guesses of an attack, or observations of a probe.
-        tokens_drawn: tokens drawn under the privacy claim, keyed by (sampling recipe, secret id).
+        tokens_drawn: number of tokens drawn under the privacy claim, keyed by (sampling recipe,
+        secret id).
         seconds: time spent on these answers.
     """
 
@@ -58,18 +59,18 @@ class Workplace:
         self._views: dict[str, View] = {}
 
     def set_current_target(self, target: Target) -> None:
-        """Replace the current target with one that is already built."""
+        """Make an already built target the current target."""
         self._target = target
         self._views = {}
 
     def get_shared_view(self, target: str, setting: str) -> View:
-        """Return the view that all attacks and probes on this target in this setting share.
+        """Return the one view that all attacks and probes use on this target in this setting.
 
         Attacks with the same sampling recipe therefore draw their samples only once.
         """
         if self._target is None or self._target.name != target:
             self.set_current_target(self.targets.find_or_build_target(target))
-        assert self._target is not None  # just taken
+        assert self._target is not None  # the id just taken
         if setting not in self._views:
             self._views[setting] = self.scene.make_target_view(self._target, SETTINGS[setting])
         return self._views[setting]
@@ -81,8 +82,8 @@ class CellWork(Generic[Asked, Answer]):
 
     Args:
         key: target, setting, and attack or probe of the cell.
-        allowance: tokens that each (sampling recipe, secret id) may still draw; None if there is no
-        budget.
+        allowance: number of tokens that each (sampling recipe, secret id) may still draw; None if
+        the budget is unlimited.
         meter: counter of the tokens drawn so far under the target's privacy claim.
         state: an attack's tuned state; {} for a probe.
     """
@@ -139,11 +140,12 @@ def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """Callable that builds a worker's `Workplace` from the files and plug-ins of its machine.
+    """Callable that builds a worker's `Workplace` from the files and plug-ins on the worker's
+    machine.
 
     Args:
         plan: plan of the run.
-        counted: row counts of large tables that the run has counted, keyed by flag and name.
+        counted: row counts that the run has found in large tables, keyed by flag and name.
         prefix_token: prefix token of the run.
         input_digests: digests of the run's inputs, keyed by name; the worker's must match.
     """
@@ -157,7 +159,7 @@ class WorkerWorkplace:
         """Build the workplace. Raise AuditError if the worker's weights or data differ from the
         run's.
         """
-        # A submission is a file on the machine of the run; it would be refused here.
+        # A submission is a file on the run's machine; a worker would refuse its path.
         plan = self.plan.with_fields(submission=None)
         site = make_site(plan)
         site.table_counting = TableCounting(counted=dict(self.counted))
@@ -166,8 +168,8 @@ class WorkerWorkplace:
         scene = RunContext(
             site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size
         )
-        # In this order: `Targets` loads the model, and files of a hub have no digest before their
-        # download.
+        # In this order: `Targets` loads the model, and hub files have no digest before they are
+        # downloaded.
         place = Workplace(scene, Targets(scene))
         digests = fingerprint_inputs(plan, site)
         for name, digest in self.input_digests.items():

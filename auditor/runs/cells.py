@@ -56,7 +56,7 @@ class TargetRun:
     Args:
         audit: the audit.
         target: the attacked target.
-        place: object that gives the target's views.
+        place: provider of the target's views.
         engine: executor of the queries.
         collector: store of the results per secret.
     """
@@ -91,7 +91,7 @@ class Cell(TargetRun, ABC):
         return f"{self.target.title}: {self.method.name} ({self.setting.name})"
 
     def measure(self) -> Finding:
-        """Return a finding that has measurements, or the reason why nothing can be measured.
+        """Return a finding with measurements, or with the reason why nothing can be measured.
 
         The results per secret are added to the collector.
         """
@@ -103,7 +103,7 @@ class Cell(TargetRun, ABC):
             return dataclasses.replace(blank, not_applicable=str(why))
         try:
             finding = self._complete_finding(blank)
-        except NotApplicable as why:  # decided by the answers: the time shows that it ran
+        except NotApplicable as why:  # from the answers' time, which shows that the cell ran
             return dataclasses.replace(
                 blank, not_applicable=str(why), seconds=time.perf_counter() - start
             )
@@ -121,7 +121,8 @@ class Cell(TargetRun, ABC):
 
     @abstractmethod
     def _complete_finding(self, blank: Finding) -> Finding:
-        """Return the finding with its measurements. Raise NotApplicable if there are none."""
+        """Return the finding with its measurements. Raise NotApplicable if nothing can be
+        measured."""
 
     def _ask_remaining(
         self,
@@ -138,13 +139,13 @@ class Cell(TargetRun, ABC):
         not query.
 
         Args:
-            count_seen: function that returns the results of queried items.
+            count_seen: function from queried items to their results.
             state: an attack's tuned state; {} for a probe.
-            earlier: observations from earlier runs of the sweep, which are not repeated.
+            earlier: observations from earlier runs of the sweep; their items are not queried again.
         """
         # A view of the journal: it grows when `ask` appends, and reads the file at each access.
         finished = journal.finished_secrets(self.key)
-        others = set(finished).difference(item.id for item in items)  # of earlier batches
+        others = set(finished).difference(item.id for item in items)  # answers of earlier batches
         if extra := others - self.audit.population:
             raise AuditError(
                 "expected answers about the secrets of this run in "
@@ -182,7 +183,7 @@ class Cell(TargetRun, ABC):
         return [item for item in items if item.id in ids]
 
     def _count_cost(self, result: CellWorkResult[Any]) -> None:
-        """Count what an attack's answers cost. A probe's answers cost nothing."""
+        """Add the cost of an attack's answers. A probe's answers cost nothing."""
 
     def _build_finding(self) -> Finding:
         """Return a finding that describes the target, setting, and attack or probe, without
@@ -221,7 +222,7 @@ class AttackCell(Cell):
         if not ids:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
         outcome, costs, kinds = self._judge_guesses(ids)
-        # Charge before the row may be refused below: these tokens were drawn.
+        # Charge the tokens before the row may be refused below, because they were drawn.
         if self.setting is TEXT_ONLY:
             self.target.spending.charge_claim(self.view, self.method, costs)
         members = outcome.select_secrets(outcome.member)
@@ -267,7 +268,7 @@ class AttackCell(Cell):
     def _build_member_strata(self, members: judging.Outcome) -> tuple[Stratum, ...]:
         """Group the attacked members by their number of copies in the training data.
 
-        Return () if only a part of the run's sample was queried.
+        Return () if only a part of the sample was queried.
         """
         counts = self.audit.benchmark.record_counts.get("members")
         whole_sample = len(members.ids) == len(select_members(self.audit.benchmark.secrets))
@@ -279,7 +280,8 @@ class AttackCell(Cell):
     def _measure_group_shares(self, members: judging.Outcome) -> dict[str, Measurement]:
         """Return the share of extracted members in each group of secrets.
 
-        Return {} if `--until` may stop the queries early: the intervals need a fixed sample size.
+        Return {} if `--until` may stop the queries early, because the intervals need a fixed sample
+        size.
         """
         if self.key in self.audit.stops:
             return {}
@@ -289,7 +291,8 @@ class AttackCell(Cell):
     def _measure_undefended_difference(self) -> Iterator[Measurement]:
         """Yield the paired difference between this target's recall and the undefended target's.
 
-        Attack and setting are the same. Only members attacked on both targets are compared.
+        Both recalls are of this attack and setting. Only members attacked on both targets are
+        compared.
         """
         if self.key in self.collector.stopped:
             return  # the interval needs a fixed sample size
@@ -300,9 +303,9 @@ class AttackCell(Cell):
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 
     def _judge_guesses(self, ids: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
-        """Judge the stored guesses about these secrets one at a time, to save memory.
+        """Judge the stored guesses about these secrets, one secret at a time to save memory.
 
-        Return the judged outcome, the guesses without their candidates (for costs), and the
+        Return the judged outcome, the guesses without their candidates (to compute costs), and the
         extracted shares of personal data, keyed by kind and secret id.
         """
         finished = self.audit.folder.guesses.finished_secrets(self.key)
@@ -329,9 +332,9 @@ class AttackCell(Cell):
         return build_outcome_row(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
-        """Attack the secrets that have no stored guesses.
+        """Attack the secrets that have no stored guesses yet.
 
-        Return the ids of all queries, then the ids of the queries with stored guesses.
+        Return the ids of all queries, then the ids of the queries that now have guesses.
         """
         attacked = {secret.id for secret in self.target.secrets}
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
@@ -398,7 +401,7 @@ class CorpusCell(AttackCell):
 class ProbeCell(Cell):
     """Probe on a target in a setting: observe each secret, knowing the true answer.
 
-    A probe's queries count toward no privacy claim.
+    A probe's queries are not charged to a privacy claim.
     """
 
     method: Probe
@@ -445,8 +448,8 @@ class ProbeCell(Cell):
         secrets, finished = self._observe_missing_secrets(secrets, earlier)
         values = Observed(finished.read_records(secret.id for secret in secrets))
         # Computed once: by an earlier run of the sweep, by the resumed run, or now. `facts` is
-        # updated in place, like `earlier` below: all these runs share both. Facts of a part do not
-        # hold for a larger part.
+        # updated in place, like `earlier` below, because all these runs share both. Facts about
+        # some of the secrets do not hold for more secrets.
         saved_facts = {}
         if not self.audit.population:
             saved_facts = facts or folder.read_probe_facts(self.key)
@@ -485,10 +488,11 @@ class ProbeCell(Cell):
     def _pair_undefended_observations(
         self,
     ) -> tuple[ChainMap[str, Observation], dict[str, float]]:
-        """Return this probe's shared observations of the undefended model from a sweep's runs.
+        """Return this probe's observations of the undefended model, which all runs of a sweep
+        share.
 
-        Return the observations keyed by secret id, and the numbers over all secrets keyed by name;
-        both are empty for a defended model. The caller adds the observations of its own run.
+        Return the observations keyed by secret id, then numbers about all secrets together, keyed
+        by name. Both are empty for a defended model. The caller adds its own observations to both.
         """
         if not self.target.is_undefended:
             return ChainMap(), {}
@@ -498,9 +502,7 @@ class ProbeCell(Cell):
 
 
 def list_target_cells(target_run: TargetRun) -> Iterator[Cell]:
-    """Yield all cells of a target (a setting with an attack or probe): setting by setting, each in
-    the plan's order.
-    """
+    """Yield all cells of a target, setting by setting; attacks and probes keep the plan's order."""
     selection = target_run.audit.selection
     target = target_run.target
     kind: Any

@@ -1,6 +1,7 @@
 """Explain why a defended model leaks less, as a chain of paired differences between models.
 
-Each model of the chain adds a possible cause. All functions are pure and take values by secret.
+Each model of the chain adds a possible cause. All functions are pure; their inputs are results per
+secret.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class ChainRow:
     Args:
         cause: the cause that this model adds.
         target: name of the model.
-        answers: results per secret; None if this model was not measured.
-        absent: the missing input if the model was not measured.
+        answers: results per secret; None if this model has no measurement.
+        absent: if the model was not measured, the input that was missing.
     """
 
     cause: Cause
@@ -47,13 +48,14 @@ def build_cause_chain(
     name: str,
     unit: str,
 ) -> Chain | None:
-    """Return the chain of steps from the base model along `chain_rows`, which include the target.
+    """Return the steps from the base model through all models of `chain_rows`, including the
+    target.
 
-    A step is the change of the members' mean from one model to the next, minus the change of the
-    non-members' mean if that was measured, because the latter is no memorisation. If a cause's
+    A step is the change of the members' mean from one model to the next. If non-members were
+    measured, their change is subtracted, because it does not come from memorisation. If a cause's
     model was not measured, the cause is merged with the next step. Return None if the target was
     not measured, or if no secret has a result on all models. base: name and results of the base
-    model. name, unit: the compared number, which is finite for every model.
+    model. name, unit: the compared number, which must be finite for every model.
     """
     start, answers = base
     rows = {start: answers}
@@ -68,7 +70,7 @@ def build_cause_chain(
 
     steps = []
     at = start
-    # Causes since the last measured row: they are merged with the next step.
+    # Causes since the last measured model, which are merged with the next step.
     waiting: list[ChainRow] = []
     for chain_row in chain_rows:
         waiting.append(chain_row)
@@ -98,8 +100,8 @@ def measure_row_difference(
 ) -> Measurement:
     """Measure the members' mean of `new` minus that of `base`, with its paired 95% interval.
 
-    name, unit: the compared number. Only members that have it in `new`, `base` and all `rows` are
-    compared. If there are non-members, their difference is subtracted.
+    name, unit: the compared number. Only members with this number in `new`, `base` and all `rows`
+    are compared. If there are non-members, their difference is subtracted.
     """
     aligned = [new, base, *rows]
     _, (after, before, *_) = align_rows(aligned, name, True)
@@ -139,9 +141,9 @@ class CauseChains:
     collector: PerSecretCollector
 
     def add_cause_chain(self, finding: Finding) -> Finding:
-        """Return the finding with its defense's chain of causes.
+        """Add its defense's chain of causes to the finding.
 
-        The finding is unchanged if the defense's controls were not attacked in this setting.
+        Return the finding unchanged if the defense's controls were not attacked in this setting.
         """
         row = self._find_defense_row(finding.target)
         # Companions are attacked only in the last setting, which has the widest access.
@@ -161,7 +163,8 @@ class CauseChains:
         )
 
     def add_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
-        """Return the target with the causes why members' true tokens became less likely."""
+        """Add the chain of causes that made members' true tokens less likely to the target's
+        record."""
         row = self._find_defense_row(target.name)
         if row is None:
             return target

@@ -1,6 +1,7 @@
 """Describe the estimated cost of a run, and the flags that would halve its time.
 
-No model is queried."""
+No model is queried.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ class RunPartCost:
         name: name of the part.
         n_texts: number of its texts.
         n_timed: number of timed texts.
-        rows: sequences that a network reads; each generated token counts them again.
-        tokens: tokens that a network reads.
+        rows: number of sequences that a network reads, counted again for each generated token.
+        tokens: number of tokens that a network reads.
         memory: peak bytes, including the models.
         seconds: duration.
-        reason: why there are no numbers; "" if there are.
+        reason: why the numbers are missing; otherwise "".
         cut: flags (`--limit`, `--samples`) that shorten the part.
     """
 
@@ -58,7 +59,7 @@ class CostEstimate:
         loaded_bytes: memory after all loading.
         secrets: number of attacked members, then of attacked non-members.
         samples: samples per prefix, if all attacks draw the same number.
-        rates: whether a method needs many non-members, for false-positive rates.
+        rates: whether a method measures false-positive rates, which need many non-members.
         ceilings: sentences about the largest epsilon that each epsilon audit could show.
     """
 
@@ -78,16 +79,14 @@ class CostEstimate:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the start to the run's last query, without the parts that have no
-        numbers.
-        """
+        """Seconds from the start to the run's last query, excluding parts without numbers."""
         return self._seconds_with_flag("", 0)
 
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:
-        """Flags that would each halve the run's time, each with its largest sufficient value."""
-        # range(1, most) holds i + 1 at i: the insertion point after the last n that is fast enough
-        # equals that n; 0 if no n is fast enough.
+        """Flags that each alone would halve the run's time, with the largest value that does so."""
+        # range(1, most) holds i + 1 at index i, so the insertion point after the last n that is
+        # fast enough equals that n; it is 0 if no n is fast enough.
         limits = {}
         for flag, most in ((LIMIT, max(self.secrets)), (SAMPLES, self.samples or 0)):
             limits[flag] = bisect_right(

@@ -1,7 +1,8 @@
 """Estimate the sequences, tokens, memory and seconds of a run from a small part of its queries.
 
-Each part of a run is timed on a few texts, then on more texts if time is left. A fixed cost and a
-cost per text extrapolate to all texts. Nothing is judged, stored or written to a run folder.
+Each part of a run is timed on a few texts, then on more texts if time is left. The time for all
+texts is extrapolated by a fixed cost and a cost per text. Nothing is judged, stored or written to a
+run folder.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class TimedPart:
 
     Args:
         name: name of the part.
-        n_texts: number of all texts; 0 if no queries exist.
+        n_texts: number of all texts; 0 if the part has no queries.
         at_once: number of texts in memory together.
-        work: function that runs the part on this number of its texts.
-        times: number of repetitions in the run.
-        reason: reason why there are no queries; otherwise "".
+        work: function that runs the part on a given number of texts.
+        times: number of times that a run repeats the part.
+        reason: why the part has no queries; otherwise "".
         cut: flags that shorten the part, as in `RunPartCost`.
     """
 
@@ -82,11 +83,11 @@ def estimate_run_cost(
 ) -> CostEstimate:
     """Estimate the cost of running this plan.
 
-    seconds: time limit of the estimate's queries. shared: keeps the loaded models and data for the
-    run itself. starting: seconds since the program's start.
+    seconds: time limit of the estimate's queries. shared: cache that keeps the loaded models and
+    data for the run itself. starting: seconds since the program's start.
 
-    Raise AuditError for a plan that a run would refuse, for a model behind a network, and if the
-    models still need training.
+    Raise AuditError for a plan that a run would refuse, for a model queried over a network, and for
+    models that are not trained yet.
     """
     shared = shared or SweepCache()
     clock = StageClock(reporter)
@@ -221,7 +222,7 @@ class _RunPartTimer:
         given_counts = self.scene.benchmark.heldout_given or (1,) * len(texts)
 
         def score_heldout(n: int) -> None:
-            # Equal draws from both: the texts, and their numbers of given tokens.
+            # Draw the same subset from the texts and from their numbers of given tokens.
             subset = _draw_fixed_subset(texts, n, "heldout")
             sample_given = _draw_fixed_subset(given_counts, n, "heldout")
             list(compute_text_nlls(target.model, subset, context_lengths=sample_given))
@@ -244,7 +245,7 @@ class _RunPartTimer:
     def time_target_cells(self, target: Target, setting: Setting) -> None:
         """Time the tuning of the attacks, then all attacks and probes on a target in a setting.
 
-        These are timed together because attacks share samples.
+        Attacks and probes are timed together because attacks share samples.
         """
         states: dict[str, State] = {}
         for attack in self.scene.selection.attacks:
@@ -258,7 +259,8 @@ class _RunPartTimer:
     def time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
         """Time the attack's tuning on a few known pairs, and return the tuned state.
 
-        Attacks with equal states are tuned once. Raise NotApplicable if there is nothing to tune.
+        Attacks with the same state are tuned once. Raise NotApplicable if the attack cannot be
+        tuned.
         """
         view, known = self.scene.make_target_view(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.fitted_state_name(view)}", {})
@@ -340,7 +342,8 @@ class _RunPartTimer:
     def time_parts_within_share(
         self, parts: Sequence[TimedPart], least: int = 1, weight: int = 1
     ) -> None:
-        """Time the parts on `least` texts, then on more texts until their share of time is used.
+        """Time the parts on `least` texts, then on more texts until the parts' share of time is
+        used.
 
         weight: the parts' weight in the division of the remaining time.
         """
@@ -355,8 +358,8 @@ class _RunPartTimer:
         while True:
             attempts.append([])
             for part in parts:
-                # A later attempt started in time; with half of its parts there would be no
-                # extrapolation.
+                # A later attempt that started in time is finished: with half of its parts, no
+                # extrapolation would be possible.
                 in_time = time.perf_counter() < self.end or len(attempts) > 1
                 attempts[-1].append(_compute_attempt_cost(part, n * in_time, self.device))
             elapsed = time.perf_counter() - start
@@ -388,7 +391,7 @@ class _RunPartTimer:
             if 0 < slope < per_text:
                 per_text = slope
                 fixed = last.seconds - slope * last.n_timed
-        # The fixed cost occurs once a batch; memory grows only with the texts of a batch.
+        # The fixed cost occurs once per batch; memory grows only with the texts of a batch.
         batches = ceil(step.n_texts / step.at_once) / ceil(last.n_timed / step.at_once)
         n_batch = min(step.n_texts, step.at_once)
         n_timed = min(last.n_timed, step.at_once)
@@ -406,7 +409,7 @@ class _RunPartTimer:
 
 
 def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
-    """Run a part on n texts and return the cost. n is 0 if no time is left for a query."""
+    """Run a part on n texts and return the cost; if n is 0, no time was left to run the part."""
     reason = step.reason
     if not step.n_texts:
         reason = reason or "nothing to ask"
@@ -451,9 +454,9 @@ def _count_fitting_secrets(model: LanguageModel, secrets: Sequence[Secret]) -> i
 
 
 def _draw_fixed_subset(items: Sequence[Any], n: int, description: str) -> list[Any]:
-    """Return a random subset of n items, in their order.
+    """Return a random subset of n items, in their original order.
 
-    Equal n and `description`, which names the purpose, give equal subsets.
+    The subset depends only on n and on `description`, which names the purpose.
     """
     if n >= len(items):
         return list(items)

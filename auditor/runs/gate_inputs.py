@@ -44,8 +44,8 @@ def judge_run(
 ) -> Decision:
     """Apply all rules of a policy to a run. Raise AuditError if the run cannot be judged.
 
-    model: the judged model's current path, if the model was moved after the run. progress: called
-    with (description, done, total) while files are read. target, setting, attack: judge only
+    model: the judged model's current path, if the model was moved after the run. progress: function
+    called with (description, done, total) while files are read. target, setting, attack: judge only
     findings with these names. attested: see `apply_policy`.
     """
     run = read_run(folder)
@@ -56,8 +56,8 @@ def judge_run(
                 f"audit {record.result.tool_version} wrote none; run the audit again with "
                 f"{__version__}"
             )
-    # A missing file counts as an empty file: this contradicts the result, whereas None would skip
-    # the comparison.
+    # A missing file counts as an empty file, which contradicts the result; None would skip the
+    # comparison.
     run = replace(run, listed=run.listed.with_missing_parts_empty())
     model_match = _compare_deployed_model(run, model, progress)
     decision = apply_policy(

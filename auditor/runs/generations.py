@@ -37,7 +37,7 @@ class TrainingCorpus:
         benchmark: the audit's data.
         index: n-gram index of the training texts and held-out texts.
         n: n-gram length in tokens.
-        reason: reason for this n if no option sets n; otherwise "".
+        reason: why this n was chosen if no option sets n; otherwise "".
     """
 
     benchmark: Benchmark
@@ -56,9 +56,7 @@ class TrainingCorpus:
 
     @cached_property
     def secret_aliases_by_record(self) -> dict[int, tuple[str, ...]]:
-        """Aliases of the attacked secrets that each training record contains, by the record's
-        index.
-        """
+        """Aliases of the attacked secrets in each training record, keyed by the record's index."""
         aliases: dict[int, tuple[str, ...]] = {}
         records: dict[Tokens, Sequence[int]] = {}  # records that contain a text
         for secret in select_members(self.benchmark.secrets):
@@ -72,9 +70,7 @@ class TrainingCorpus:
 
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
-        """Number of training records with at least n tokens, by their number of copies in the
-        data.
-        """
+        """Number of training records of n tokens or more, keyed by number of copies."""
         lengths = self.index.text_lengths[: len(self.index.copies)]
         return dict(Counter(compress(self.index.copies, lengths >= self.n)))
 
@@ -111,7 +107,7 @@ class JudgedGenerations:
         notes: sentences for the reader.
         costs: the generations without their texts, for counting queries and tokens.
         columns: table columns about the generations and the extracted records.
-        texts: extracted text, then the whole generation, by the record's alias.
+        texts: (extracted text, whole generation), keyed by the record's alias.
     """
 
     measurements: tuple[Measurement, ...]
@@ -126,8 +122,8 @@ def choose_ngram_length(
 ) -> TrainingCorpus:
     """Return the corpus with the n-gram length that the attack's options set.
 
-    Without this option n is the median suffix length, at most `_N`. Raise AuditError if n exceeds
-    the length of the generations or of the longest record.
+    If no option sets n, it is the median suffix length, but at most `_N`. Raise AuditError if n
+    exceeds the length of the generations or of the longest record.
     """
     lengths = sorted(len(secret.suffix) for secret in select_members(benchmark.secrets))
     middle = lengths[len(lengths) // 2]
@@ -164,7 +160,7 @@ def judge_generations(
     costs = list[Guesses]()
     scores = list[dict[str, float]]()
     heads = Counter[bytes]()
-    # the longest run of each record, and the id of its generation
+    # the longest extracted part of each record, and the id of its generation
     best: dict[int, tuple[TokenRun, str]] = {}
     tally = Counter[int]()  # generations with a part of each record
     heldout = set[int]()
@@ -175,7 +171,7 @@ def judge_generations(
     for start in range(0, len(row_ids), _AT_ONCE):
         batch = [generations_by_id[id] for id in row_ids[start : start + _AT_ONCE]]
         texts = [guesses.ranked[0].suffix for guesses in batch]
-        # Digests count equal generations without storing their texts.
+        # Digests are compared to count equal generations without storing their texts.
         for tokens in texts:
             heads[hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest()] += 1
         for guesses, matches in zip(batch, corpus.index.match_ngrams(texts, corpus.n), strict=True):
@@ -261,12 +257,12 @@ def _build_record_columns(
 ) -> Iterator[Column]:
     """Yield table columns about the extracted records, in the given order.
 
-    Columns `generations` and `longest` hold, for each extracted record, the number of generations
-    that contain a part and the tokens of the longest part. Column `record` holds, for each attacked
-    secret, its record's position in `order` (from 0). Column `trained` counts training records by
-    copies.
+    For each extracted record, column `generations` holds the number of generations that contain a
+    part of it, and column `longest` the number of tokens of the longest part. Column `record`
+    holds, for each attacked secret, its record's position in `order` (from 0). Column `trained`
+    counts training records by copies.
 
-    order: indices of the records in the corpus. Other parameters are by this index.
+    order: indices of the records in the corpus. Mappings are keyed by record index.
     """
     ids = [aliases[record] for record in order]
     copies = [corpus.index.copies[record] for record in order]

@@ -1,4 +1,4 @@
-"""Make the models and data of a lab audit, from the recipe of the built-in lab."""
+"""Make the models and data of a lab audit by the recipe of the built-in lab."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AUDIT_CANARIES = 1000
 
 
 class LabSite(Site):
-    """Models and data of an audit in the built-in lab, each made on first use.
+    """Models and data of an audit in the built-in lab. Each is made on first use.
 
     Raise AuditError if the plan has an unknown recipe field.
     """
@@ -112,9 +112,9 @@ class LabSite(Site):
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
-        """Model trained by the plan's mitigation and attacked instead of the usual model.
+        """Model trained by the plan's mitigation, which is attacked instead of the usual model.
 
-        None if no mitigation exists.
+        None if the plan has no mitigation.
         """
         if (trainer := self.mitigation) is None:
             return None
@@ -148,7 +148,7 @@ class LabSite(Site):
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Default options of the lab's defenses, keyed by name.
 
-        They plant the canaries that the plan's probes need.
+        With these options, trainings include the canaries that the plan's probes need.
         """
         defaults = choose_lab_defaults(self.kind, self.recipe)
         for attack in self.attack_plan.attack:
@@ -166,7 +166,7 @@ class LabSite(Site):
         )
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
-        assert isinstance(defense, Trainer)  # only trainers need "trained"
+        assert isinstance(defense, Trainer)  # only trainers need the input "trained"
         return self.shared.get_or_make(
             "trained",
             (self.subject, defense),
@@ -217,7 +217,7 @@ def make_site(
 def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict[str, Any]]:
     """Return the defenses' default options for this lab's size, keyed by defense.
 
-    A defense that varies the target's training method copies the other options of that training.
+    A defense that varies one option of the target's training copies the training's other options.
     """
     defaults = {}
     for name, options in lab.defense_defaults.items():
@@ -250,8 +250,10 @@ def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Train
 
 
 def parse_reference_model_count(text: str) -> int:
-    """Parse the number of reference models to train in the lab. Raise AuditError for an invalid
-    number."""
+    """Parse the number of reference models to train in the lab.
+
+    Raise AuditError for an invalid number.
+    """
     least, most = REFERENCES
     if not text.isdecimal() or not least <= int(text) <= most:
         raise AuditError(
@@ -264,15 +266,15 @@ def parse_reference_model_count(text: str) -> int:
 def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
     """Build the recipe of the plan's lab. Raise AuditError for an unknown field.
 
-    If a probe uses coins, the lab plants audit canaries in the training data of all models. With
-    lab seed "run", the run's seed also decides the texts and the trained models.
+    If a probe uses coins, the lab inserts audit canaries into the training data of all models. If
+    the lab's seed is "run", the run's seed also decides the texts and the trained models.
     """
     fields: dict[str, Any] = dict(plan.target.lab_recipe)
     if fields.get("seed") == "run":
         fields["seed"] = plan.seed
     probes = registry.list_probes()
     if any(probes[name].of == "coins" for name in plan.attacks.attack if name in probes):
-        # In this order: the user's number wins.
+        # In this order, so that the user's number wins.
         fields = {"audit_canaries": AUDIT_CANARIES, **fields}
     lengths = {"prefix_length": plan.data.prefix_length, "suffix_length": plan.data.suffix_length}
     fields |= {name: length for name, length in lengths.items() if length is not None}

@@ -29,7 +29,7 @@ Reading = TypeVar("Reading")
 
 
 def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
-    """Return (pairs,) mean nats per suffix token.
+    """Return the mean nats per suffix token of each pair, of shape (pairs,).
 
     The values are cached on disk if the model has a cache folder (`choices_kept_in`).
     """
@@ -47,8 +47,8 @@ def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
 
 
 def _name_choice(model: LanguageModel, texts: Sequence[object]) -> str:
-    """Return the file name of cached values: a salted hash of weights, libraries, device and
-    private texts.
+    """Return the file name for cached values: a salted hash of weights, libraries, device and
+    texts.
     """
     versions = []
     for name in ("torch", "transformers"):
@@ -64,9 +64,9 @@ def choose_likeliest_reading(
 ) -> Reading:
     """Return the usual prefix token or format unless another option is significantly more likely.
 
-    nll: (texts,) nats per token of the same texts for each option. The test is Student's paired
-    interval. A Bonferroni correction covers the other options and `looks`, the number of tests
-    while data arrive.
+    nll: for each option, the nats per token of the same texts, of shape (texts,). The test is
+    Student's paired interval. A Bonferroni correction covers the number of other options and
+    `looks`, the number of times that the test is made while data arrive.
     """
     other_readings = [reading for reading in nll if reading != usual]
     likelier = [
@@ -86,7 +86,8 @@ def is_choice_clear(
 ) -> bool:
     """Test if no other option can be better than `best` by `margin` nats per token.
 
-    Every paired interval must exclude such a gain. nll, looks: as in `choose_likeliest_reading`.
+    Every option's paired interval must exclude such a gain. nll, looks: as in
+    `choose_likeliest_reading`.
     hurried: use uncorrected one-sided 95% intervals, which suffice to decide that no more texts are
     needed.
     """
@@ -102,11 +103,10 @@ def is_choice_clear(
 
 
 def bound_mean_gain(gain: Floats, comparisons: float) -> float:
-    """Return the lower end of Student's interval for the mean of paired differences `gain`
-    (pairs,).
+    """Return the lower end of Student's interval for the mean of the paired differences `gain`.
 
-    Return -inf for fewer than 2 pairs. comparisons: divides the error probability of the two-sided
-    interval; 0.5 gives a one-sided interval.
+    Return -inf for fewer than 2 pairs. comparisons: number by which the error probability of the
+    two-sided interval is divided; 0.5 gives a one-sided interval.
     """
     n = len(gain)
     if n < 2:

@@ -1,6 +1,6 @@
 """Accept models in memory as inputs of an audit.
 
-They are a training script's models, or objects of a user's `LanguageModel` class.
+Such models come from a training script, or are objects of a user's `LanguageModel` class.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_live_model(kind: str, value: Any) -> bool:
 def check_no_shared_weights(models: Mapping[str, Any]) -> None:
     """Raise AuditError if two models share weights. Only `public` and `reference` may share.
 
-    An adapter changes its base model in place, so an adapter and its base would be equal.
+    An adapter changes its base model in place, so an adapter and its base would answer the same.
     """
     for (role, model), (other, other_model) in combinations(models.items(), 2):
         if other_model is model and role != "model":
@@ -62,7 +62,7 @@ def name_live_model(model: Any) -> str:
 
 
 def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
-    """Wrap a causal language model in memory, and check the model as if it were loaded from files.
+    """Wrap a causal language model in memory, with the same checks as for a model from files.
 
     Return a `LanguageModel` unchanged. Raise AuditError if the model's distributions differ between
     kinds of query.

@@ -1,6 +1,4 @@
-"""Provide the models that a plan outside the lab names, each loaded through its provider on first
-use.
-"""
+"""Provide the models that a plan outside the lab names. Each is loaded on first use."""
 
 from __future__ import annotations
 
@@ -36,9 +34,10 @@ from auditor.runs.sweep_cache import SweepCache
 class SiteModels:
     """Models of a plan: the attacked model and related models, each loaded on first use.
 
-    live: models in memory by role (model, public, reference), which replace the plan's models. The
-    folder of such a model is ignored, because its weights may have changed. Its privacy promise is
-    therefore not read. Its digest is that of the weights in memory, if the model reports a digest.
+    live: models in memory, keyed by role (model, public, reference), which replace the plan's
+    models. The folder of a model in memory, including its privacy promise, is not read, because the
+    weights may have changed since. The model's digest, if it reports one, is that of the weights in
+    memory.
     """
 
     run = ""  # the run that pays for queries over a network
@@ -66,7 +65,7 @@ class SiteModels:
     def is_model_asked_over_network(self) -> bool:
         """True if the model is queried over a network.
 
-        A single process then holds the query budget and the answers.
+        If so, a single process holds the query budget and the answers.
         """
         return self.target.model is not None and self._provider_and_request[0].network
 
@@ -79,10 +78,8 @@ class SiteModels:
 
     @property
     def names_reference_model(self) -> bool:
-        """True if there will be a reference model, as far as the plan shows before models are
-        loaded.
-        """
-        if "reference_model" in self.__dict__:  # already loaded: an adapter's base may be unfit
+        """True if the run will have a reference model, as far as known before models are loaded."""
+        if "reference_model" in self.__dict__:  # loaded: None if unsuitable
             return self.reference_model is not None
         if {"reference", "public"} & self.live.keys():
             return True
@@ -97,7 +94,8 @@ class SiteModels:
         self.loading = self.loading.resolve_auto_dtype()
 
     def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
-        """Raise AuditError, before loading, for a model that the plan's options cannot reach.
+        """Raise AuditError, before loading, for a model that cannot be reached by the plan's
+        options.
 
         fields: the plan's fields that say how to reach models.
         """
@@ -122,7 +120,7 @@ class SiteModels:
         provider.check(request)
 
     def digest_fileless_models(self) -> dict[str, str]:
-        """Return the digest of each loaded model without files, by `role/...`."""
+        """Return the digest of each loaded model that has no files, keyed by `role/...`."""
         # `__dict__` holds a cached property after its first use: this must not load the model.
         if self.is_model_asked_over_network and "model" in self.__dict__:
             digests = {ANSWERS: self.model.digest()}
@@ -162,7 +160,8 @@ class SiteModels:
 
     @cached_property
     def reference_model(self) -> LanguageModel | None:
-        """Model whose likelihoods attacks compare with the target's; None if there is none."""
+        """Model whose likelihoods attacks compare with the target's; None if the run has no such
+        model."""
         if self.target.reference == NONE:
             return None
         if self.target.reference is not None:
@@ -191,7 +190,7 @@ class SiteModels:
         return (base, None)
 
     def notes_on_models(self) -> tuple[str, ...]:
-        """Sentences on the models for readers."""
+        """Sentences about the models for readers."""
         notes: list[str] = []
         for model in filter(None, (self.model, self.public_model, self.reference_model)):
             notes += model.notes
@@ -244,9 +243,9 @@ class SiteModels:
         return _require_same_vocabulary("forms", target, other)
 
     def _load_matching_model(self, kind: str, name: str | None) -> LanguageModel | None:
-        """Load the model of this role; None if no name exists.
+        """Load the model of this role; return None if `name` is None.
 
-        Raise AuditError if its vocabulary size differs from the attacked model's.
+        Raise AuditError if its vocabulary size differs from that of the attacked model.
         """
         if name is None:
             return None
@@ -290,7 +289,7 @@ class SiteModels:
         """Load the model of a role, such as `public`. kind: the role. name: the model's folder or
         hub id.
 
-        options: loading options; if None, the attacked model's options that suit a companion model.
+        options: loading options; if None, those of the attacked model that also suit other models.
         """
         if kind in self.live:
             return self.live[kind]
@@ -299,7 +298,7 @@ class SiteModels:
         options = options or self.loading.for_companion_model()
         attacked = self.__dict__.get("model")  # the attacked model, if it is loaded
         if options.dtype == AUTO and isinstance(attacked, HuggingFaceModel):
-            # Precision must not distinguish two models.
+            # Two models must not differ in precision.
             options = replace(options, dtype=str(attacked.model.dtype).removeprefix("torch."))
         provider, name = registry.resolve_model_provider(name, options.model_args)
         if provider.network:

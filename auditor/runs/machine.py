@@ -1,4 +1,4 @@
-"""Describe a run's machine, which may affect the numbers, and measure the use of memory."""
+"""Describe a run's machine, which may affect the numbers, and measure memory use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from auditor.models.weights import resolve_model_device
 
 
 def describe_environment(device: str) -> dict[str, str]:
-    """Describe the software and hardware that may affect numbers, and the working folder's commit.
+    """Describe the software and hardware that may affect numbers, with the working folder's commit.
 
     device: name of the device in the plan.
     """
@@ -86,9 +86,9 @@ def _format_current_commit() -> str:
 def _run_git_without_hooks(
     *arguments: str, off: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run git without the programs that a folder may configure: monitors, hooks, filters.
+    """Run git, with all programs disabled that a folder may configure: monitors, hooks, filters.
 
-    off: further git settings, as `name=value`. Return None if git is missing.
+    off: further git settings that disable programs, as `name=value`. Return None if git is missing.
     """
     settings = list[str]()
     for setting in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off):

@@ -1,6 +1,4 @@
-"""Make the canaries of `audit canaries make --audit`, and models with a new token for each
-canary.
-"""
+"""Make canaries (`audit canaries make --audit`), and models with a new token for each canary."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from auditor.models.loading import DEFAULTS, load_causal_lm
 
 ADAPTER = "adapter_config.json"
 MARK = "audit_tokens.json"  # in the folder of an extended model
-# modules with a row for each token: inputs, and outputs, which score a canary's token
+# modules with a row for each token: the inputs, and the outputs that score a canary's token
 _VOCABULARY_MODULES = ("embed_tokens", "embed_in", "wte", "word_embeddings", "lm_head", "embed_out")
 
 
@@ -40,11 +38,11 @@ def make_audit_canaries(
 ) -> AuditCanaryManifest:
     """Draw the canaries' texts, and the coins that decide which canaries are inserted.
 
-    Raise AuditError if an input is missing, or unused for this kind of canary.
+    Raise AuditError if this kind of canary needs a missing input, or does not use a given input.
 
     Args:
         count: number of canaries.
-        times: insertions of each included canary.
+        times: number of insertions of each included canary.
         seed: seed of texts and coins; None for an unguessable seed.
         kind: kind of canary.
         length: words of a canary.
@@ -108,9 +106,8 @@ def refuse_extended_adapter(model: str) -> None:
 def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
     """Write the model with a new token for each canary; return the number of new tokens.
 
-    The tokens' embedding rows are drawn like the rows of a new model. The seed of this draw does
-    not reveal the coins. Raise AuditError for another kind of manifest, an adapter, or an existing
-    folder.
+    The new tokens' embeddings are drawn as in a new model, with a seed that does not reveal the
+    coins. Raise AuditError for a different kind of manifest, an adapter, or an existing folder.
     """
     canary_manifest = manifests.read_canary_manifest(manifest)
     if not isinstance(canary_manifest, AuditCanaryManifest) or canary_manifest.kind != "new-tokens":

@@ -85,7 +85,7 @@ class TrainingOutcome:
 
     Args:
         told: sentences that the training reported.
-        seconds: training time, also if an earlier session trained.
+        seconds: training time, even if an earlier session trained.
     """
 
     told: tuple[str, ...]
@@ -100,8 +100,9 @@ class Mitigation:
         options: options of the command.
         plan: plan of the first audit.
         trainer: training method of the mitigation.
-        recipe: arguments that repeat the recorded training; None in the lab and with a command.
-        command: words of the user's training command; () if no command exists.
+        recipe: arguments that repeat the recorded training; None in the lab, and if a command
+        trains.
+        command: words of the user's training command; () if no command was given.
     """
 
     options: MitigationOptions
@@ -122,13 +123,14 @@ class Mitigation:
 
     @property
     def plan_of_second_audit(self) -> Plan:
-        """Plan of the second audit: the first plan, without defenses, on the new model."""
+        """Plan of the second audit: the first plan applied to the new model, without defenses."""
         plan = self.plan.with_fields(defense=(), defense_options={}, submission=None)
         if self.plan.target.uses_builtin_lab:
             return plan.with_fields(mitigation={"method": self.trainer.name, **vars(self.trainer)})
         model = self.options.out / MODEL
         adapter = (model / "adapter_config.json").is_file()
-        # A new adapter needs the base of the audited adapter; a complete model needs no base.
+        # A new adapter needs the audited adapter's base model; a complete model needs no base
+        # model.
         local = plan.with_fields(
             model=str(model), revision=None, base=self.plan.loading.base if adapter else None
         )
@@ -147,7 +149,7 @@ class Mitigation:
     def configuration(self) -> dict[str, Any]:
         """Return the configuration to record in the output folder.
 
-        An output folder with another configuration is refused.
+        An output folder with a different configuration is refused.
         """
         choices = {
             "run": str(self.options.run.resolve()),
@@ -261,7 +263,8 @@ def _parse_mitigation(request: MitigationOptions) -> tuple[str, dict[str, Any]]:
 def _split_training_command(command: str, trainer: Trainer) -> tuple[str, ...]:
     """Split a user's training command into words.
 
-    Raise AuditError if a placeholder is missing, or if the mitigation changes more than the data.
+    Raise AuditError if a placeholder is missing, or if the mitigation changes more than the
+    training data.
     """
     if not isinstance(trainer, DataVariant):
         kinds = registry.list_mitigations()
@@ -289,7 +292,7 @@ def audit_mitigated_model(
 ) -> TrainingOutcome:
     """Train and audit the mitigated model, without repeating finished steps.
 
-    No partial output remains after an AuditError.
+    Partial output is removed if AuditError is raised.
     """
     # Share a cache: the audit attacks the model that the lab trains now.
     shared = SweepCache()
@@ -305,7 +308,7 @@ def audit_mitigated_model(
     else:
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
         if (form := RunFolder(mitigation.options.run).text_form()) is not None:
-            # Render the same secrets the same way, even on another day.
+            # Render the same secrets in the same way, even on a different day.
             folder.save_text_form(form)
     try:
         files.write_run_reports(out, audit(plan, make_site(plan, reporter, shared), folder))
@@ -349,9 +352,9 @@ def compare_mitigated_run(
 def _measure_perplexity_change(
     first: Path, before: AuditResult, second: Path, after: AuditResult
 ) -> Measurement | None:
-    """Return the perplexity after the mitigation minus before, paired by held-out text.
+    """Return the perplexity after the mitigation minus that before, paired by held-out text.
 
-    Return None if a run has no stored losses of the texts. first, second: run folders.
+    Return None if a run stored no losses of the texts. first, second: run folders.
     """
     parts = []
     for sign, place, result in ((1.0, second, after), (-1.0, first, before)):
@@ -373,10 +376,10 @@ def _measure_perplexity_change(
 def train_mitigated_model(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> TrainingOutcome:
-    """Train the model in a locked folder, unless the folder holds the trained model.
+    """Train the model in a locked folder, unless the folder already holds the trained model.
 
-    Raise AuditError for a folder of another mitigation, or for a refused training. The partial
-    output of a refused training is removed.
+    Raise AuditError for the folder of a different mitigation, or if the training refuses its input.
+    In the latter case, partial output is removed.
     """
     out = mitigation.options.out
     configuration = mitigation.configuration()
@@ -408,7 +411,7 @@ def train_mitigated_model(
 
 
 def _read_finished_record(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the record of a finished mitigation; None if the mitigation is unfinished.
+    """Return the record of a finished mitigation; None if the mitigation is not finished.
 
     Raise AuditError if the folder's configuration differs from `configuration`.
     """
@@ -445,7 +448,8 @@ def _discard_refused_training(out: Path) -> None:
 def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, ...]:
     """Train a user's model on the mitigated records, and return sentences for the user.
 
-    Raise AuditError if the model was trained on other records, or if the command makes no model.
+    Raise AuditError if the model was not trained on these records, or if the command makes no
+    model.
     """
     out = mitigation.options.out / MODEL
     recipe = mitigation.recipe
@@ -500,7 +504,7 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
 def _write_dropped_records(
     mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> None:
-    """Write the extracted records, which the new training drops, to a file.
+    """Write a file of the extracted records, which the new training drops.
 
     Write nothing if the user gave a list of records to drop.
     """
@@ -531,7 +535,7 @@ def _write_dropped_records(
 
 
 def list_extracted_members(run: RunOutcomes) -> list[str]:
-    """Return the ids of members that some attack extracted verbatim from the undefended model.
+    """Return the ids of members that any attack extracted verbatim from the undefended model.
 
     Only the first guess of an attack counts.
     """

@@ -49,7 +49,7 @@ def load_own_benchmark(
         name: the model's folder or hub id.
         model: the attacked model.
         recorded_form: text form of a resumed run; None to choose the form.
-        form_rows: most data rows used to choose the form.
+        form_rows: largest number of data rows used to choose the form.
         soft_prompt_rows: number of soft-prompt rows before the texts.
     """
     plan = reader.plan
@@ -81,7 +81,7 @@ def load_own_benchmark(
     benchmark.canaries = canaries
     if not model.returns_token_ids:
         benchmark.doubts += tuple(_list_character_doubts(benchmark.secrets, model))
-    # With equal sizes, no token is outside the distribution.
+    # If the sizes are equal, every token is in the distribution.
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
         pairs = (
             *((s.prefix, s.suffix) for s in benchmark.secrets),
@@ -114,7 +114,7 @@ def _load_row_benchmark(
     else:
         context = model.max_positions - soft_prompt_rows
     if context is not None and context <= LEAST_PREFIX + LEAST_SUFFIX:
-        # The soft prompt, not the rows, is too long: the run refuses it by name.
+        # The soft prompt is too long, not the rows: a later check refuses the soft prompt by name.
         context = model.max_positions
     form_record = None
     is_tokenised = is_tokenised_data(str(plan.data))
@@ -139,7 +139,7 @@ def _load_row_benchmark(
             end_of_text=getattr(model.tokenizer, "eos_token_id", None),
         )
     else:
-        # A template writes the first token; other texts need room for a prefix token.
+        # A template writes the first token; texts without a template need room for a prefix token.
         framed = form is not None and form.source is not None
         room = context if context is None or framed else context - 1
         benchmark = Files(reader, model.tokenizer, form=form, trained=trained, room=room)
@@ -173,9 +173,9 @@ def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> I
 def _choose_trained_length(
     plan: DataPlan, name: str, tokenizer: Any
 ) -> tuple[TrainedLength | None, tuple[str, ...]]:
-    """Return the number of tokens in a row of the training, then notes about this length.
+    """Return the number of tokens in a training row, then notes about this length.
 
-    The length is in the plan or in a file next to the model; None if neither names a length.
+    The plan or a file next to the model gives the length; it is None if neither does.
     """
     if plan.trained_length == NONE:
         return None, ()
@@ -199,7 +199,7 @@ def _choose_trained_length(
 
 
 def _refuse_nondefault_fields(plan: DataPlan, fields: Sequence[str], reason: str) -> None:
-    """Raise AuditError, with this reason, if any of these plan fields differs from its default."""
+    """Raise AuditError with this reason if any of these plan fields differs from its default."""
     for field in fields:
         if getattr(plan, field) != FIELDS[field].default:
             raise AuditError(f"{format_field_flag(field)} {reason}")

@@ -1,9 +1,9 @@
 """Test if a model recites a packed record better after the earlier records of its training row.
 
-Trainers mark where each record of a row starts, so that a model reads each record separately. Some
-model families ignore these marks. In transformers 5.23, OPT, MPT, Falcon, BLOOM, Mamba, Mamba 2,
-Jamba and RecurrentGemma let a record see all earlier records of its row. Falcon with rotary
-positions, and a Llama with `use_cache=True`, do so too, but restart positions at each record.
+Trainers mark where each record of a row starts, so that a model reads each record separately, but
+some model families ignore these marks. In transformers 5.23, OPT, MPT, Falcon, BLOOM, Mamba, Mamba
+2, Jamba and RecurrentGemma let a record see all earlier records of its row. Falcon with rotary
+positions and Llama with `use_cache=True` do so too, but restart positions at each record.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class _Recitation:
     """Scores of n suffixes.
 
     Args:
-        is_greedy: (n,), True if every token of the suffix is the most likely token.
-        log_prob: (n,) log-probability of the whole suffix, in nats.
+        is_greedy: True if every token of the suffix is the most likely one; of shape (n,).
+        log_prob: log-probability of the whole suffix, in nats; of shape (n,).
     """
 
     is_greedy: Bools
@@ -51,10 +51,11 @@ def compare_packed_records(
 ) -> tuple[str, tuple[Doubt, ...]]:
     """Compare how well a model recites records with and without the earlier records of their row.
 
-    Return a sentence, and a doubt if the earlier records help. Similar text may help any model, so
-    they must also help more than the earlier records of another row. The sentence is "" if fewer
-    than three records have earlier texts that fit. model: the model with prefix token. earlier: by
-    secret id, the texts before the record in its row, then the start of the record.
+    Return a sentence, and a doubt if the earlier records help. Because similar text may help any
+    model, the earlier records must also help more than those of a different row. The sentence is ""
+    if fewer than three records have earlier texts that fit. model: the model with prefix token.
+    earlier: for each secret id, the texts before the record in its row, followed by the start of
+    the record.
     """
     chosen = _choose_compared_records(model, secrets, earlier)
     if len(chosen) < 3:
@@ -92,9 +93,9 @@ def _recite_rows(
 def _recite_positions(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
 ) -> _Recitation | None:
-    """Score each suffix after the texts in `before`, with positions that restart at 0 in each text.
+    """Score each suffix after the texts in `before`; positions restart at 0 in each text.
 
-    Return None if the model does not accept positions.
+    Return None if the model accepts no position ids.
     """
     if not isinstance(model, ReadsPositions):
         return None
@@ -151,10 +152,9 @@ def _recite(
 
 
 def _is_higher(recitation: _Recitation, right: _Recitation, comparisons: int) -> bool:
-    """Test if `recitation` has significantly higher log-probabilities than `right`, paired by
-    record.
+    """Test if `recitation` has significantly higher log-probabilities than `right`.
 
-    comparisons: number of tests that share the error probability.
+    The test is paired by record. comparisons: number of tests that share the error probability.
     """
     difference = recitation.log_prob - right.log_prob
     # -inf, from a token of probability 0, has no mean.

@@ -33,7 +33,7 @@ from auditor.statistics.strongest_score import (
     compute_simultaneous_widening,
 )
 
-_SECRETS_AT_ONCE = 1000  # whose tokens are in memory at once
+_SECRETS_AT_ONCE = 1000  # number of secrets whose tokens are in memory at once
 # extracted share of a secret's personal data, by kind and secret
 Kinds = Mapping[str, Mapping[str, float]]
 
@@ -59,8 +59,8 @@ class PerSecretCollector:
     These attributes have a key for each cell (target, setting, attack or probe):
 
     `answers` holds the main number of each member, and of each non-member if non-members measure
-    chance. `rows` holds all results. `stopped` lists the cells that `--until` queried in random
-    order. `scored` holds membership scores.
+    chance. `rows` holds all results. `scored` holds membership scores. `stopped` lists the cells
+    that `--until` queried in random order.
 
     These attributes have a key for each target: `likelihoods` holds each secret's mean
     log-probability of true tokens, in nats. `heldout` holds the nll of each held-out text.
@@ -83,8 +83,8 @@ class PerSecretCollector:
     ) -> RowValuesBySecret:
         """Collect and return the results of an attack. key: target, setting and attack.
 
-        probable: whether the attack's scores are probabilities. kinds: extracted share of a
-        secret's personal data, by kind and secret id.
+        probable: whether the attack's scores are probabilities. kinds: extracted share of each
+        secret's personal data, keyed by kind and secret id.
         """
         row = self._keep_cell_row(key, build_outcome_row(outcome, kinds, probable))
         self.answers[key] = row.keep_one_metric(RECALL, others=False)
@@ -118,7 +118,7 @@ class PerSecretCollector:
                 self.answers[key] = answers
 
     def set_row_column(self, key: CellKey, quantity: str, values: Floats) -> None:
-        """Set the values of a quantity in the collected results of an attack or probe.
+        """Set a quantity's values in the collected results of an attack or probe.
 
         key: target, setting, and attack or probe.
         """
@@ -201,7 +201,8 @@ def build_observation_row(
 def _build_observation_columns(
     key: CellKey, row: RowValuesBySecret, observations: Observed
 ) -> Iterator[Column]:
-    """Yield the observations as columns, which share the facts of the same secrets in `row`."""
+    """Yield the observations as columns, which share the ids and other facts about secrets with
+    `row`."""
     for name in observations.names:
         values, present = observations.find_column(name)
         ids = row.ids
@@ -216,7 +217,8 @@ def _build_observation_columns(
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Return a function from token ids to text. Without a tokenizer, the text lists the ids."""
+    """Return a function from token ids to text; without a tokenizer, the text is the list of
+    ids."""
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)
     return partial(decode_keeping_special_tokens, tokenizer)
@@ -225,10 +227,10 @@ def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
 def add_strongest_membership(
     findings: Sequence[Finding], collector: PerSecretCollector
 ) -> list[Finding]:
-    """Return a target's findings, with the AUC of the strongest score in each membership finding.
+    """Return a target's findings; add the AUC of the strongest score to each membership finding.
 
-    Findings of a setting that scored equal records share an error probability. The strongest score
-    also replaces the main score's column in the collector, so that the numbers can be recomputed.
+    Membership findings of the same setting and records share an error probability. The strongest
+    score also replaces the main score's column in the collector, so that the AUC can be recomputed.
     """
     changed = {}
     for family in _group_row_families(findings, collector.scored):
@@ -263,7 +265,7 @@ def add_strongest_membership(
 def _group_row_families(
     findings: Sequence[Finding], scored: Mapping[CellKey, ScoredRow]
 ) -> Iterator[dict[CellKey, ScoredRow]]:
-    """Yield groups of membership results in the same setting that scored the same records.
+    """Yield groups of membership results that have the same setting and scored the same records.
 
     Keys name target, setting and probe.
     """
@@ -278,7 +280,7 @@ def _group_row_families(
 def _align_scores(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
     """Yield the membership scores of all results in `family`.
 
-    Each is in the order of the first result's records. Keys name target, setting and probe.
+    All scores are in the order of the first result's records. Keys name target, setting and probe.
     """
     first = next(iter(family.values()))
     for row in family.values():

@@ -1,7 +1,7 @@
-"""Measure the share of the secrets' personal data that guesses contain, by kind of data.
+"""Measure the share of the secrets' personal data that guesses contain, for each kind of data.
 
-An item of personal data counts only if the suffix contains the whole item. It does not count if the
-prefix, which an attacker knows, contains the item.
+An item of personal data counts only if the suffix contains the whole item, and the prefix, which an
+attacker knows, does not contain the item.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PersonalDataOfSecrets:
 
     Args:
         marks_by_secret: (kind, text) of each item of personal data, keyed by secret id.
-        counts: counts of items by kind.
+        counts: number of items of each kind.
         notes: sentences for the reader.
     """
 
@@ -40,15 +40,16 @@ class PersonalDataOfSecrets:
     def measure_extracted_shares(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
     ) -> dict[str, dict[str, float]]:
-        """Return, by kind and secret id, the share of the secret's personal data in its first
-        guess.
+        """Return the share of each secret's personal data that its first guess contains.
+
+        The result is keyed by kind, then by secret id.
         """
         share_by_kind: dict[str, dict[str, float]] = {}
         for answer in guesses:
             if answer.secret not in self.marks_by_secret:
                 continue
             secret = secrets[answer.secret]
-            # The right tokens contain all data, even if they decode to a different text.
+            # Correct tokens contain all data, even if they decode to a different text.
             right = answer.ranked[0].suffix == secret.suffix
             text = ""
             if not right:
@@ -80,8 +81,9 @@ def parse_phone_regions(text: str | None) -> tuple[str, ...]:
 
 
 def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
-    """Find the personal data in the secrets. regions: codes of countries with their own phone
-    numbers.
+    """Find the personal data in the secrets.
+
+    regions: codes of countries whose phone numbers count as personal data.
 
     Raise AuditError if a region's phone numbers cannot be recognised.
     """
@@ -96,7 +98,7 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
         )
     members = {secret.id for secret in select_members(benchmark.secrets)}
     spans_by_id = {}
-    # True: a number that continues after the text is another number.
+    # True: a number that continues after the text is a different number.
     foreign = {}
     for id, wording in worded.items():
         spans_by_id[id] = list(_judge_personal_spans(wording, recognisers))
@@ -133,7 +135,7 @@ def _build_recognisers(
 ) -> tuple[pii.PiiRecognisers | None, tuple[str, ...]]:
     """Return the recognisers of personal data, then sentences about their limits.
 
-    The recognisers are None if the data mark all personal data, or if their packages are missing.
+    The recognisers are None if the data already mark all personal data, or if packages are missing.
     """
     if benchmark.marks_all:
         return None, ()
@@ -166,7 +168,7 @@ def _judge_personal_spans(
     The fate says how the item is used: "members" if it counts in the recall, "held" if the prefix
     already contains it, and "cut" if the suffix contains only a part of it.
     """
-    # Include the text after the suffix, to find spans cut by its end completely.
+    # Include the text after the suffix, to find whole spans that the suffix's end cuts.
     full_text = _decode_whole_text(wording)
     begin = len(wording.prefix)
     end = len(wording.prefix_and_suffix_text)

@@ -14,7 +14,7 @@ from auditor.core.plan_fields import AUTO, Options
 
 
 def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
-    """Return the fields of a plan file, and the keys named in `extra`.
+    """Return the plan fields in a plan file, and the keys named in `extra`.
 
     Raise AuditError for a missing file, invalid TOML or an unknown field.
     """
@@ -61,7 +61,7 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
             for plugin, options in value.items():
                 base[plugin] = {**base.get(plugin, {}), **options}
             value = base
-        # `auto` for a number is its default: the flag overrides the file.
+        # `auto` for a number means its default, so that the flag overrides the file.
         if value == AUTO and name in FIELDS and FIELDS[name].definition.minimum:
             merged.pop(name, None)
         else:
@@ -72,7 +72,7 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
 
 
 def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
-    """Group `[plugin.]option=value` items by plug-in; the key is "" for items without a plug-in.
+    """Group `[plugin.]option=value` items by plug-in; items without a plug-in have the key "".
 
     flag: the flag in messages. known: names of plug-ins. Raise AuditError for any other text.
     """
@@ -91,9 +91,10 @@ def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) 
 def merge_plugin_options(
     name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]
 ) -> dict[str, Any]:
-    """Merge a plug-in's options. Common options override `defaults`.
+    """Merge a plug-in's options: its own options override common options, which override
+    `defaults`.
 
-    The plug-in's own options override both. fields: names of the plug-in's options.
+    fields: names of the options that the plug-in has.
     """
     general = {}
     for option, value in options.get("", {}).items():

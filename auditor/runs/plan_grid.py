@@ -38,16 +38,16 @@ _TABLES = tuple(
     if typing.get_origin(plan_field.kind) is dict and plan_field.kind != Options
 )
 _LONGEST_RANGE = 10_000
-_MOST_POINTS = 10_000  # one run each: more is a mistake
+_MOST_POINTS = 10_000  # each point is one run, so more points are a mistake
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """Run of a grid.
+    """One run of a grid.
 
     Args:
-        variant: name of the variant; "" if no variants exist.
+        variant: name of the variant; "" if the plan has no variants.
         at: values of the swept fields.
         seed: seed of the run.
         plan: raw fields of the run's plan.
@@ -81,8 +81,7 @@ class GridPoint:
 
 
 def name_grid_point(variant: str, at: Mapping[str, Any]) -> str:
-    """Return a name like `w/o smooth, ethicist.samples=10`; "" for a plan without variants and
-    sweep.
+    """Return a name like `w/o smooth, ethicist.samples=10`; "" if no variant or field varies.
 
     at: values of the swept fields.
     """
@@ -94,7 +93,7 @@ def is_plan_grid(raw: Mapping[str, Any]) -> bool:
 
 
 def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
-    """List all runs of a raw plan. All runs of a seed come before the next seed.
+    """List all runs of a raw plan. All runs with one seed come before those with the next seed.
 
     Raise AuditError for an unknown field, an empty list, a duplicate name, or unused options.
     """
@@ -134,9 +133,7 @@ def _build_point_plan(base: Values, overrides: Values, at: Values, seed: int) ->
 
 
 def merge_raw_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """Return `base` with the values of `over`. Tables are merged by entry; other values are
-    replaced.
-    """
+    """Return `base` updated by `over`: tables are merged entry by entry, other values replaced."""
     result = copy.deepcopy(dict(base))
     for name, value in over.items():
         are_tables = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
@@ -211,10 +208,7 @@ def _check_variants(variants: Any) -> list[tuple[str, Values]]:
 
 
 def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]) -> None:
-    """Raise AuditError for a common option that no variant uses.
-
-    An example is an option of a misspelt attack.
-    """
+    """Raise AuditError for a common option that no variant uses, as of a misspelt attack."""
     for kind in ("attack", "defense"):
         used: set[str] = set()
         for _, fields in variants:
@@ -229,9 +223,10 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
 
 
 def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse `--sweep KEY=V1,V2` items. A value that is not TOML is text.
+    """Parse `--sweep KEY=V1,V2` items. Values that TOML cannot parse are text.
 
-    `start:stop:step` means the numbers from start to stop; stop is included if a step reaches stop.
+    `start:stop:step` means the numbers from start to stop, including stop if a step hits it
+    exactly.
     """
     sweep: dict[str, list[Any]] = {}
     for item in items:
@@ -247,7 +242,7 @@ def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _parse_number_range(text: str) -> list[Any]:
-    """Return the numbers of `start:stop:step`, computed with decimal arithmetic (0.3, not 3 * 0.1).
+    """Return the numbers of `start:stop:step`, in decimal arithmetic.
 
     Return [] for any other text.
     """

@@ -18,7 +18,7 @@ from auditor.core.plan_parts import (
 )
 from auditor.records.file_digests import digest_model_files
 
-if TYPE_CHECKING:  # imports torch, which a gate does without
+if TYPE_CHECKING:  # imports torch, which a gate does not need
     from auditor.runs.site import Site
 
 Places = dict[str, tuple[str, str | None]]
@@ -28,16 +28,17 @@ _FOLDERS = {"ensemble": "ensemble", "model": "trained"}
 
 
 def digest_plan_files(plan: Plan) -> dict[str, str]:
-    """Return the SHA-256, by `role/file`, of all the user's files that a plan reads; {} in the lab.
+    """Return the SHA-256 of all the user's files that a plan reads, keyed by `role/file`; {} in the
+    lab.
 
-    For a hub model, the files are those of its downloaded snapshot, if any. Raise AuditError for
+    A hub model's files are those of its downloaded snapshot, if any. Raise AuditError for
     unreadable files.
     """
     return digest_model_files(locate_role_models(plan))
 
 
 def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
-    """Return the digests of `digest_plan_files`, and digests of the audit's models without
+    """Return the digests of `digest_plan_files`, and those of the audit's models that have no
     files.
     """
     return digest_plan_files(plan) | site.digest_fileless_models()
@@ -46,7 +47,7 @@ def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
 def locate_target(
     fields: Mapping[str, Any], run: str, model: str | None
 ) -> tuple[TargetPlan, Places]:
-    """Return the target fields of a finished run's plan, then its models' locations, keyed by role.
+    """Return the target fields of a finished run's plan, then the models' locations, keyed by role.
 
     fields: the plan's fields. run: the run's name in error messages. model: the attacked model's
     current location, if the model was moved.
@@ -61,7 +62,7 @@ def locate_target(
 
 
 def locate_role_models(plan: Plan) -> Places:
-    """Return, for each role, the model's folder or hub id, and its hub revision."""
+    """Return the folder or hub id, and the hub revision, of each model, keyed by role."""
     target = plan.target
     places = Places()
     if target.tokenizer is not None:
@@ -98,7 +99,7 @@ def locate_role_models(plan: Plan) -> Places:
 
 
 def _locate_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
-    """Return, by role, the folder or hub id of the model's files, and the hub revision.
+    """Return the folder or hub id of the model's files, and the hub revision, keyed by role.
 
     Return {} for an unknown provider.
     """

@@ -1,8 +1,8 @@
 """Choose the prefix token: the token before every queried text, as in training.
 
-The tokenizer or the training put this token there: a `<bos>`, or the end of text between packed
-records. Without the prefix token a model may recite few of its records. A run chooses its prefix
-token once, on the undefended model. Only this module adds the token, so prefixes, secrets and
+In training, the tokenizer put a `<bos>` before each text, or the trainer an end of text between
+packed records. Without this token, a model may recite few of its records. A run chooses its prefix
+token once, on the undefended model. Only this module adds the token, so all prefixes, secrets and
 guesses contain only tokens of the data.
 """
 
@@ -33,20 +33,20 @@ from auditor.runs.likeliest_reading import (
 )
 
 _SPECIAL = ("bos", "eos")
-# most known pairs of a choice: a difference that needs more pairs does not matter
+# maximum number of known pairs in a choice: a difference that needs more pairs does not matter
 PAIRS = 500
 # first pairs, enough if they exclude a lead of `_MARGIN` for another prefix token
 _LOOKS = (5, 50)
-_SCORED = 16  # first tokens of each suffix, most sensitive to a prefix token
+_SCORED = 16  # leading tokens of each suffix, which depend most on a prefix token
 _MARGIN = 0.1  # nats a token
-_LEAD = 4  # unscored first tokens of a text in a hurried choice
+_LEAD = 4  # unscored leading tokens of a text in a hurried choice
 _DRAWN = 64  # texts of each canary format in place of known pairs
 
 
 def _make_prefixed_delegate(question: str) -> Any:
-    """Make a method that puts the prefix token before texts.
+    """Make a method that puts the prefix token before the texts of a query.
 
-    The method then calls the method `question` of the wrapped model.
+    It then passes the query to the method `question` of the wrapped model.
     """
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
@@ -58,7 +58,7 @@ def _make_prefixed_delegate(question: str) -> Any:
 class PrefixedModel(WrappingModel):
     """Wrapper of a model that puts the prefix token before each text, and after any soft prompt.
 
-    No other class turns a text into a context. `max_positions` is the number of positions left for
+    No other class turns texts into contexts. `max_positions` is the number of positions left for
     texts.
     """
 
@@ -70,9 +70,9 @@ class PrefixedModel(WrappingModel):
             self.max_positions -= len(prefix_token)
 
     def prepend_prefix_token(self, texts: Tensor) -> Tensor:
-        """Put the prefix token before texts (B, n). n may be 0.
+        """Put the prefix token before texts of shape (B, n); n may be 0.
 
-        Return (B, m + n), for a prefix of m tokens.
+        Return texts of shape (B, m + n), where m is the length of the prefix in tokens.
         """
         # Never empty (`wrap_prefixed_model`): an empty tensor would cast the token ids to float.
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
@@ -142,9 +142,7 @@ class PrefixedModel(WrappingModel):
 
 
 def wrap_prefixed_model(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
-    """Return the model wrapped with the prefix token. If the token is empty, return the model
-    itself.
-    """
+    """Return the model wrapped with the prefix token; if the token is empty, the model itself."""
     if prefix_token:
         return PrefixedModel(model, prefix_token)
     return model
@@ -166,26 +164,26 @@ def resolve_prefix_token(
 ) -> PrefixToken:
     """Return the requested prefix token; for `auto`, the token that makes known pairs most likely.
 
-    `auto` keeps the tokenizer's default unless another token gives a significantly lower mean nll
-    per token of the known suffixes. The test is Student's interval, paired by known pair, corrected
-    for the number of alternatives. Without known pairs, `auto` uses new texts in the canaries'
-    formats. For the canaries of an epsilon audit, `auto` uses all their texts, without reading
-    coins. Raise AuditError for a token that the model or its tokenizer lacks.
+    `auto` keeps the tokenizer's default unless a different token gives a significantly lower mean
+    nll per token of the known suffixes. The test is Student's interval, paired by known pair, and
+    corrected for the number of alternatives. Without known pairs, `auto` uses new texts in the
+    canaries' formats, or all canary texts in an epsilon audit, whatever their coins. Raise
+    AuditError for a token that the model or its tokenizer does not have.
 
     Args:
         spec: the requested token, or `auto`.
         known: the attacker's known pairs of prefix and suffix.
-        longest: tokens of the longest context, without prefix token; `auto` skips tokens that do
-        not fit.
+        longest: number of tokens of the longest context, without prefix token; `auto` skips prefix
+        tokens that do not fit.
         canaries: canaries in the model's training data.
-        framed: whether a template begins the texts; the tokenizer's default then counts as no
+        framed: whether the texts begin with a template; the tokenizer then has no default prefix
         token.
-        as_trained: whether the texts are a trainer's token ids; nothing is then chosen.
-        hurried: use fewer known pairs, as in `is_choice_clear`, and read only the starts of
-        their texts, unless `framed`.
+        as_trained: whether the texts are a trainer's token ids; `auto` then chooses nothing.
+        hurried: whether to use fewer known pairs (see `is_choice_clear`) and, unless `framed`, only
+        the starts of their texts.
     """
     begins = {pair.prefix[: len(model.prepended)] for pair in known}
-    # A template or the trainer's ids may begin with it.
+    # A template or the trainer's ids may begin with this token.
     if model.prepended and begins != {model.prepended}:
         return _resolve_server_prefix(spec, model)
     if spec != AUTO:
@@ -206,7 +204,7 @@ def resolve_prefix_token(
         return _choose_likeliest_prefix_token(
             model, fresh_pairs, longest, "new texts of the canaries' formats"
         )
-    # The first token is given, since a context may not be empty.
+    # The first token is given, because a context may not be empty.
     canary_pairs = _split_after_first_token(secret.tokens for secret in canaries)
     return _choose_likeliest_prefix_token(
         model, canary_pairs, longest, "canaries, those that stayed out among them"
@@ -216,7 +214,7 @@ def resolve_prefix_token(
 def _resolve_server_prefix(spec: str, model: LanguageModel) -> PrefixToken:
     """Return the prefix token that the model's server uses.
 
-    Raise AuditError if the user requests another token in `spec`.
+    Raise AuditError if `spec` requests a different token.
     """
     name = describe_prefix_token(model.prepended, model.tokenizer)
     if spec != AUTO and parse_prefix_token(spec, model) != model.prepended:
@@ -265,7 +263,7 @@ def _choose_likeliest_prefix_token(
     # Use the same pairs for every seed: the prefix token is not random.
     order = make_keyed_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
     pairs = [pairs[i] for i in order.tolist()]
-    if hurried and not framed:  # a template's beginning is the same in every text
+    if hurried and not framed:  # a template starts every text the same way
         pairs = [_shorten_pair(pair) for pair in pairs]
         description = f"beginnings of {description}"
     pairs = [Pair(pair.prefix, pair.suffix[:_SCORED]) for pair in pairs]
@@ -294,7 +292,8 @@ def _choose_likeliest_prefix_token(
 
 
 def _shorten_pair(pair: Pair) -> Pair:
-    """Return the pair's text, cut after its first tokens instead of after its prefix."""
+    """Return the start of the pair's text, as a pair of a few leading tokens and the tokens after
+    them."""
     text = pair.tokens
     n_lead = min(_LEAD, len(text) - 1)
     return Pair(text[:n_lead], text[n_lead:])
@@ -312,7 +311,10 @@ def _split_after_first_token(texts: Iterable[Sequence[int]]) -> list[Pair]:
 def _compute_prefix_nlls(
     model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair]
 ) -> dict[Tokens, Floats]:
-    """Return, for each prefix token, (pairs,) nats per suffix token, computed in a single batch."""
+    """Return the nats per suffix token of each pair, of shape (pairs,), for each prefix token.
+
+    All prefix tokens are scored in a single batch.
+    """
     texts = [Pair(first + pair.prefix, pair.suffix) for first in candidates for pair in pairs]
     values = compute_pair_nlls(model, texts).reshape(len(candidates), len(pairs))
     return dict(zip(candidates, values, strict=True))
@@ -345,7 +347,7 @@ def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
 
 
 def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
-    """Return the text of the prefix token; without a tokenizer, its token ids."""
+    """Return the text of the prefix token; without a tokenizer, return its token ids."""
     if not prefix_token:
         return "none"
     if tokenizer is None:
@@ -356,7 +358,7 @@ def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
 def _list_prefix_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
     """List the distinct prefix tokens to try: the tokenizer's default, no token, bos and eos.
 
-    framed: whether a template begins the texts; the default then counts as no token.
+    framed: whether the texts begin with a template; the tokenizer then has no default.
     """
     candidates: dict[Tokens, None] = {}
     if not framed:
@@ -414,8 +416,8 @@ def _tokenize_prefix_text(text: str, model: LanguageModel) -> Tokens:
 def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
     """Sample new texts in the canaries' formats, each split after its first token.
 
-    They show how the model reads a format, but not which canaries were inserted, so the choice of a
-    prefix token reveals nothing about the canaries.
+    New texts show how the model reads a format, but not which canaries were inserted, so the choice
+    of a prefix token reveals nothing about the canaries.
     """
     known_canaries = list(filter(None, (secret.canary for secret in canaries)))
     texts: dict[str, None] = {}

@@ -1,8 +1,8 @@
 """Describe the Python objects given to `audit()`: models, rows and plug-ins of unregistered
 classes.
 
-A plan names the objects' classes by role (`model`, `data`, `attack NAME`), so that a reader sees
-them. No folder stores the objects.
+For readers, a plan names the objects' classes, keyed by role (`model`, `data`, `attack NAME`). No
+folder stores the objects themselves.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def format_python_objects(classes: Mapping[str, str]) -> str:
 
 
 def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
-    """Raise AuditError if an object is missing whose class the plan names.
+    """Raise AuditError if the plan names an object's class but the object is missing.
 
-    This happens if a plan is read from a folder. classes: the plan's class names, keyed by role.
+    The objects are missing if the plan is read from a folder. classes: the plan's class names,
+    keyed by role.
     """
     if set(classes) - set(objects):
         raise AuditError(
@@ -59,8 +60,8 @@ def list_unregistered_plugins(
     """Return the plug-in objects whose classes are not registered, keyed by role.
 
     attacks, defenses: names or plug-in objects. Names, and objects of registered classes, are
-    skipped. files: paths of plug-in files. Raise AuditError if another registered class has the
-    object's name, or if a record cannot hold its name or options.
+    skipped. files: paths of plug-in files. Raise AuditError if a registered class has the same name
+    as the object, or if the object's name or options cannot be recorded.
     """
     for path in files:
         registry.load_plugin_file(Path(path))
@@ -85,7 +86,7 @@ def list_unregistered_plugins(
 
 
 def _check_recordable(plugin: Any) -> None:
-    """Raise AuditError if a record cannot hold the plug-in's options.
+    """Raise AuditError if the plug-in's options cannot be recorded.
 
     Also raise AuditError if the plug-in's name is not a valid file name.
     """

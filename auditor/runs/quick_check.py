@@ -21,13 +21,13 @@ from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 
-# share of the data that is not attacked, and pairs of it to choose the prefix token
+# share of the data that is not attacked, and number of its pairs that choose the prefix token
 KNOWN = 0.1
 PAIRS = 10
-MOST = 10_000  # most records of a check, most copied first: more than minutes allow
+MOST = 10_000  # most records of a check, by copies: more than minutes allow
 SAMPLE = 200  # records searched for personal data before a check begins
 FORM_ROWS = 8  # rows of members, and of non-members, for the choice of a text form
-Limits = tuple[str, ...]  # sentences on the limits of a check
+Limits = tuple[str, ...]  # sentences about the limits of a check
 
 
 def build_quick_plan(
@@ -35,8 +35,7 @@ def build_quick_plan(
 ) -> Plan:
     """Return a plan of all cheap attacks and probes on a user's model and data.
 
-    nonmembers: file of records that the model was not trained on. fields: further fields of the
-    plan.
+    nonmembers: file of records that the model was not trained on. fields: further plan fields.
     """
     return Plan.from_fields(
         model=model,
@@ -53,7 +52,7 @@ def build_quick_plan(
 
 
 def choose_quick_fields(has_nonmembers: bool = True) -> dict[str, Any]:
-    """Return plan fields that select all cheap attacks and probes, which declare `quick`
+    """Return plan fields that select all cheap attacks and probes: those that declare `quick`
     options.
     """
     options = {}
@@ -68,9 +67,9 @@ def choose_quick_fields(has_nonmembers: bool = True) -> dict[str, Any]:
 
 
 def build_slow_plan(plan: Plan) -> Plan:
-    """Return a plan of the slow attacks, and of the quick plan's probes with their usual options.
+    """Return a plan of the slow attacks, and the probes of `plan` with their usual options.
 
-    Model and data stay those of the quick plan.
+    Model and data are those of `plan`, a quick plan.
     """
     known = registry.list_methods()
     no_adapter = read_adapter_base(str(plan.target.model)) is None
@@ -92,7 +91,7 @@ def build_slow_plan(plan: Plan) -> Plan:
 
 
 def _has_subject(kind: type[Attack] | type[Probe], secrets: Sequence[Secret]) -> bool:
-    """Test if these records contain the data that an attack or probe measures."""
+    """Test if these secrets contain the kind of data that an attack or probe measures."""
     return not issubclass(kind, Probe) or kind(**(kind.quick or {})).has_subject_in(secrets)
 
 
@@ -103,8 +102,8 @@ def _select_nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str,
 def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[Plan, Limits]:
     """Return the plan with the attacks and probes that suit these records.
 
-    Also return sentences about the attacks and probes that were left out. shared: keeps the loaded
-    models. Raise AuditError for every plan that a run would refuse.
+    Also return sentences about the attacks and probes that were left out. shared: cache that keeps
+    the loaded models. Raise AuditError for every plan that a run would refuse.
     """
     clock = StageClock(reporter)
     site = make_site(plan, reporter, shared)
@@ -122,8 +121,8 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
 def enable_hidden_state_caches(site: Site) -> None:
     """Make each model read each text only once, and limit the rows that decide the text form.
 
-    `select_plugins` must have been called, which counts soft prompts. The cache folder stores
-    self-checks, and choices of prefix tokens and forms, by a digest of the weights.
+    Call `select_plugins` before, because it counts soft prompts. The cache folder stores
+    self-checks, and the choices of prefix tokens and text forms, keyed by a digest of the weights.
     """
     site.form_rows = FORM_ROWS
     site.hurried = True

@@ -1,6 +1,6 @@
 """Audit released text without a model: search for private records, and test membership.
 
-The result is a run folder like any other, for reports, gates, comparisons and attestations. This
+The result is a usual run folder, for reports, gates, comparisons and attestations. This
 module does not import torch.
 """
 
@@ -87,7 +87,7 @@ _CELLS = {attack: CellKey(UNDEFENDED, SETTING, attack) for attack in METHODS}
 DELTA = 1e-5
 _SHARES = 10  # shares of the level: one for each bound of epsilon, the rest for other signals
 WORDS = 10
-# about 10 words of Chinese, Japanese or Thai, whose characters count as words
+# characters that make about 10 words of Chinese, Japanese or Thai, whose characters count as words
 CHARACTERS = 20
 _SIDES = {True: "members", False: "nonmembers"}  # fields of `KindCount`
 
@@ -102,7 +102,7 @@ class ReleasedText:
         records: records to search for, members first.
         texts: released texts as word ids.
         written: released texts as strings.
-        manifest: canaries of an epsilon audit; None without.
+        manifest: canaries of an epsilon audit; None if no canaries were given.
         notes: sentences for the reader.
     """
 
@@ -128,7 +128,7 @@ class ReleasedText:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """Records as the secrets of a run."""
+        """The records, as secrets of a run."""
         secrets = []
         for record in self.records:
             id = f"{'member' if record.member else 'nonmember'}-{record.row:06d}"
@@ -145,7 +145,7 @@ def build_release_plan(
         nonmembers=nonmembers,
         canaries=canaries,
         setting=SETTING,
-        # The third method, epsilon, needs canaries.
+        # The third method, epsilon, runs only with canaries.
         attack=tuple(METHODS)[: 2 + (canaries is not None)],
         seed=seed,
         command=command,
@@ -196,9 +196,9 @@ def audit_released_text(
 ) -> AuditResult:
     """Audit the released text.
 
-    n: words of a passage. If None, n is `usual_passage_length`, or the median length of private
-    records if that is shorter. Raise AuditError if all members, or all non-members, have fewer than
-    n words.
+    n: number of words in a passage. If n is None, use `usual_passage_length`, or the median length
+    of private records if this is shorter. Raise AuditError if all members, or all non-members, have
+    fewer than n words.
     """
     clock = StageClock(reporter)
     secrets = release.secrets
@@ -237,8 +237,8 @@ def _build_release_result(
     findings: Sequence[Finding],
     clock: StageClock,
 ) -> AuditResult:
-    """Return the record of a finished audit. name: name of the run. kinds: counts of personal data
-    by kind.
+    """Return the record of a finished audit. name: name of the run. kinds: counts of personal data,
+    keyed by kind.
     """
     members = select_members(secrets)
     repeats = Counter(secret.repeats or 1 for secret in members)
@@ -289,9 +289,9 @@ class _ReleasedTextResults:
     def add_observations(
         self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, Floats]
     ) -> None:
-        """Add numbers of each record, from which the measurements can be recomputed.
+        """Add numbers about each record, from which the measurements can be recomputed.
 
-        values: (secrets,) values, keyed by name.
+        values: arrays of shape (secrets,), keyed by name.
         """
         ids, member, times = list_secret_facts(secrets)
         observations = []
@@ -328,7 +328,8 @@ def _find_copied_passages(
     """Find passages of the records in the released text, verbatim or nearly, and judge them as
     guesses.
 
-    n: words of a passage. Return the finding, then counts of personal data by kind.
+    n: number of words in a passage. Return the finding, then counts of personal data, keyed by
+    kind.
     """
     is_long = [len(record.tokens) >= n for record in release.records]
     long = list(compress(release.records, is_long))
@@ -405,15 +406,14 @@ def _describe_released_passages(
 def _measure_personal_data(
     release: ReleasedText, records: Sequence[ReleasedRecord]
 ) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
-    """Return the released share of each record's personal data by kind, then counts of items by
-    kind.
+    """Return, for each kind of personal data, each record's released share and the counts of items.
 
-    A share is NaN for a record without personal data. A string in both members and non-members does
-    not count, because its source is ambiguous.
+    The share is NaN for a record without such data. A string that is in both members and
+    non-members does not count, because its source is ambiguous.
     """
     recognisers = pii.PiiRecognisers() if pii.has_pii_packages() else None
     marks_of_records = []
-    # A mark that is only part of longer words in its record may match parts elsewhere.
+    # An item that is only a part of longer words in its record may match parts elsewhere.
     whole_word_only: dict[str, bool] = {}
     for record in records:
         marks: dict[Mark, None] = {}
@@ -454,7 +454,7 @@ def _measure_personal_data(
 def _find_strings(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
     """Return the strings that the texts contain.
 
-    strings: True for a string that counts only as a whole word.
+    strings: maps a string to True if it counts only as a whole word.
     """
     return {text for text, count in count_text_occurrences(strings, texts).items() if count}
 
@@ -468,7 +468,7 @@ def _build_membership_finding(
 ) -> Finding:
     """Score each record's membership by its n-grams in the released text.
 
-    The scores compare a record with other records, or are published scores (arXiv 2502.14921).
+    Some scores compare a record with the other records; others are published (arXiv 2502.14921).
     """
     # + 1: any unknown word.
     records = [record.tokens for record in release.records]
@@ -513,11 +513,10 @@ def _build_membership_finding(
 def _build_epsilon_finding(
     release: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
-    """Bound epsilon by the canaries in the released text. Return the finding, then the canaries as
-    secrets.
+    """Bound epsilon by the canaries in the released text. Return the finding, then the canaries.
 
-    The records of --nonmembers are the reference. Those of --data are not, because coins decide
-    which canaries --data contains.
+    Only the records of --nonmembers are the reference, because coins decide which canaries --data
+    contains. The canaries are returned as secrets.
     """
     words = WordIds(dict(release.words.ids))  # a copy, as reading adds words
     texts = []

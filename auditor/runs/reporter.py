@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a help page does without
+if TYPE_CHECKING:  # a help page does not need this import
     from auditor.core.result import Measurement
 
 
 class Reporter:
-    """Interface through which a run reports its progress. This class ignores all messages."""
+    """Interface through which a run reports its progress. This base class ignores all messages."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager for a stage of the run."""
@@ -24,12 +24,12 @@ class Reporter:
         """Show a note to the user at once. The run's record also holds the note."""
 
     def announce(self, text: str) -> None:
-        """Show a message that the user waits for, even in quiet modes."""
+        """Show a message that the user is waiting for, even in quiet modes."""
 
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
         """Show the first result: the share of members that greedy decoding recites.
 
-        recall: this share by repeat count.
+        recall: this share, keyed by repeat count.
         """
 
 

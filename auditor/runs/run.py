@@ -1,7 +1,7 @@
 """Run a plan and compute its result.
 
-Targets come in order, the undefended first, then access settings, then attacks and probes. Messages
-go to a `Reporter`.
+Queries are ordered by target (the undefended first), then access setting, then attack or probe.
+Messages go to a `Reporter`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ def run_audit(
         baseline: baseline run of `--until decided`.
         limit: time limit of a check, which queries the secrets most at risk first; None for all
         secrets.
-        publish: called with the first result, and again whenever the number of secrets has doubled.
-        is_check: whether the run has all cheap attacks and probes, of which some may not apply.
+        publish: function called with the first result, and again whenever the number of secrets has
+        doubled.
+        is_check: whether the run has all cheap attacks and probes, some of which may not apply.
     """
     site.attach_run_folder(folder)
     selection, clock = select_plugins(plan, site, objects), StageClock(site.reporter)
@@ -124,14 +125,14 @@ def _measure_audit(
 ) -> AuditResult:
     """Make all queries that have no answer yet, and compute the result.
 
-    loaded: SHA-256 of the loaded weights by `role/file`.
+    loaded: SHA-256 of the loaded weights, keyed by `role/file`.
     """
     benchmark = audit.benchmark
     selection = audit.selection
     folder = audit.folder
     targets = Targets(audit)
     collector = PerSecretCollector(folder)
-    # Not while preparing: a check counts only the secrets asked so far.
+    # Do not count while preparing: a check counts only the secrets queried so far.
     benchmark.notes += audit.personal_data_of_secrets.notes
     folder.save_secret_facts(
         secret_details.build_fact_columns(
@@ -175,7 +176,7 @@ def _measure_audit(
     )
     # process-wide: frontiers and reports look metrics up by name
     metrics.register_plugin_titles(result.metrics)
-    if not collector.stopped:  # else its intervals have a fixed size
+    if not collector.stopped:  # otherwise its intervals are for a fixed sample size
         runs = {plan.seed: (result, folder.path)}
         result = replace(result, frontiers=build_frontiers(list_frontier_models(runs)))
     unlearning = []
@@ -185,7 +186,7 @@ def _measure_audit(
 
 
 def _prepare_workplace(plan: Plan, audit: Audit, targets: Targets, engine: Engine) -> Workplace:
-    """Return the workplace of this process. The engine learns how workers build theirs."""
+    """Return the workplace of this process, and tell the engine how workers build theirs."""
     workplace = Workplace(audit, targets)
     form = audit.benchmark.text_form  # workers render conversations like the run
     if form is not None:
@@ -204,7 +205,8 @@ def _prepare_workplace(plan: Plan, audit: Audit, targets: Targets, engine: Engin
 def _list_plugin_sections(
     selection: PluginSelection, findings: Sequence[Finding]
 ) -> dict[str, OwnSection]:
-    """Return the report sections that plug-ins write about their own findings, keyed by name."""
+    """Return the report sections that plug-ins write about their own findings, keyed by plug-in
+    name."""
     sections = {}
     for method in selection.methods:
         section = method.report_section([f for f in findings if f.attack == method.name])
@@ -218,8 +220,8 @@ def _measure_unlearning(
 ) -> Unlearning:
     """Measure how much an unlearned model retained.
 
-    models: names of the unlearned model's and each baseline's target, keyed by role. rate:
-    learning rate of relearning.
+    models: target names of the unlearned model and its baselines, keyed by role. rate: learning
+    rate of relearning.
     """
     benchmark = audit.benchmark
     steps = audit.defenses.relearn
@@ -276,7 +278,7 @@ def _prepare_audit(
 def _measure_greedy_recall(
     audit: Audit, target: Target, clock: StageClock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
-    """Return members' greedy recall by repeat count, then non-members' greedy recall.
+    """Return members' greedy recall, keyed by repeat count, then non-members' greedy recall.
 
     Greedy recall is the share of secrets that greedy decoding recites. The non-members' recall is
     None if no member is recited.
@@ -289,7 +291,7 @@ def _measure_greedy_recall(
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:
         recall = measure_repeat_recall(target.model, secrets, guesses)
-        # Without recalled members there is no recall to correct by a baseline.
+        # Without recalled members, no recall needs a baseline.
         recalled = any(m.value for m in recall.values())
         return recall, measure_nonmember_recall(
             target.model, secrets, guesses
@@ -362,7 +364,7 @@ def _measure_target(
         doubts += scoring.doubt_if_members_likelier(
             target.title, likelihoods, audit.selection.methods_by_name
         )
-    target.model.check_unchanged_at_end()  # refuses a served model that changed meanwhile
+    target.model.check_unchanged_at_end()  # refuse a served model that has changed during the run
     # Last: peak memory, cost and the model's doubts cover all queries.
     return target.make_target_record(perplexities, audit.prefix_token, doubts)
 

@@ -1,6 +1,6 @@
 """Measure a model without attacks: greedy recall, held-out perplexity, likelihood of true tokens.
 
-These queries are not an attacker's. They are therefore not charged to a privacy claim.
+An attacker does not make these queries, so no privacy claim is charged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure_repeat_recall(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> dict[str, Measurement]:
-    """Return members' verbatim recall by greedy decoding, for each repeat count ("all" if unknown).
+    """Return members' verbatim recall by greedy decoding, keyed by repeat count ("all" if unknown).
 
     guesses: greedy guesses, keyed by secret id, if an attack has guessed all these secrets.
     """
@@ -85,10 +85,10 @@ def mark_greedy_hits(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> Bools:
-    """Return (secrets,): True if greedy decoding after the prefix gives the suffix.
+    """Return, of shape (secrets,), True if greedy decoding after the prefix gives the suffix.
 
-    The suffix is then the most likely token at every position. A model with distributions therefore
-    needs no decoding. guesses: greedy guesses, keyed by secret id.
+    In that case each suffix token is the most likely one at its position, so a model with
+    distributions needs no decoding. guesses: greedy guesses, keyed by secret id.
     """
     continuations: Sequence[Tokens] | None = None
     if guesses and all(secret.id in guesses for secret in secrets):
@@ -115,7 +115,7 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
     for batch in batch_lengths(model, [secret.lengths for secret in secrets]):
 
         def decoded(places: slice, batch: Sequence[int] = batch) -> list[SuffixCandidates]:
-            # Greedy decoding reads no noise; its shape gives the number of tokens.
+            # Greedy decoding uses no noise; the noise's shape only gives the number of tokens.
             noise = []
             prefixes = []
             for i in batch[places]:
@@ -130,10 +130,10 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
 
 
 def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
-    """Return, for each held-out text, the number of predicted `tokens` and its summed nlls in nats.
+    """Return, for each held-out text, the number of predicted `tokens` and the summed nlls in nats.
 
-    Keys are `tokens` and the names of perplexities. The perplexity of the model's own distribution
-    comes first. Return {} if no held-out texts or likelihoods exist.
+    Keys are `tokens` and the names of perplexities, that of the model's own distribution first.
+    Return {} if no held-out texts or likelihoods exist.
     """
     texts = audit.benchmark.heldout
     if not texts or not implies_capability(target.model.capabilities, "likelihood"):
@@ -189,9 +189,9 @@ def _compute_record_losses(
 def compute_published_nlls(
     model: LanguageModel, texts: Sequence[Tokens], context_lengths: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
-    """Return each text's summed nll in nats, by the name of a perplexity.
+    """Return each text's summed nll in nats, keyed by the name of a perplexity.
 
-    These perplexities are defined by published defenses. context_lengths: number of given tokens at
+    Published defenses define these perplexities. context_lengths: number of given tokens at
     the start of each text; only later tokens count.
     """
     nll_by_name: dict[str, list[float]] = {}
@@ -205,9 +205,9 @@ def compute_published_nlls(
 
 
 def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
-    """Measure each perplexity from the results of `compute_heldout_losses` (`nlls_by_name`).
+    """Measure each perplexity, in the order of `nlls_by_name`.
 
-    The order is the same.
+    nlls_by_name: results of `compute_heldout_losses`.
     """
     tokens = list(map(int, nlls_by_name.get("tokens", ())))
     perplexities = []
@@ -219,7 +219,7 @@ def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[M
 
 
 def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
-    """Score each secret's true suffix tokens by teacher forcing, to show leaks that no attack
+    """Score each secret's true suffix tokens by teacher forcing, to show leakage that no attack
     found.
 
     Return each secret's mean log-probability per token, in nats. The run folder stores the members'
@@ -249,9 +249,9 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
 def build_likelihood_row(
     members: Mapping[str, float], others: Mapping[str, float]
 ) -> RowValuesBySecret:
-    """Join mean log-probabilities per token, in nats, of members and of non-members (`others`).
+    """Combine the mean log-probabilities per token (nats) of members and of non-members (`others`).
 
-    Both are keyed by secret id.
+    Both inputs are keyed by secret id.
     """
     ids = (*members, *others)
     values = np.array([*members.values(), *others.values()])
@@ -269,9 +269,9 @@ def doubt_if_members_likelier(
 ) -> tuple[Doubt, ...]:
     """Return a doubt about zero extraction if members' true tokens are likelier than non-members'.
 
-    The test is a one-sided Welch test at 2.5% of mean log-probabilities, in nats per token. This
-    does not measure extractable text. methods: the run's attacks and probes, which the doubt need
-    not recommend.
+    A one-sided Welch test at the 2.5% level compares mean log-probabilities, in nats per token. The
+    difference does not measure extractable text. methods: the run's attacks and probes; the doubt
+    recommends only others.
     """
     values = answers.values[LIKELIHOOD]
     members = values[answers.member]
@@ -321,7 +321,7 @@ def batch_suffix_log_probs(
 def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     """Yield a doubt if the model withheld answers.
 
-    The doubt states the likelihood of the secrets without answers, if known.
+    The doubt states the likelihood of the secrets whose answers were withheld, if known.
     """
     members = select_members(target.secrets)
     withheld = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])

@@ -1,6 +1,6 @@
 """Select a plan's plug-ins (attacks, probes, defenses with their controls) and access settings.
 
-Each plug-in is built once, without a model.
+Each plug-in is built once, before any model is loaded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class PluginSelection:
         methods: attacks and probes in the plan's order.
         rows: defenses, each followed by its controls.
         settings: access settings, from the narrowest access to the widest.
-        around: for each unlearned model, the target names of its baselines, keyed by role.
+        around: for each unlearned model, the target names of the model and its baselines, keyed by
+        role.
     """
 
     methods: tuple[Attack | Probe, ...]
@@ -55,7 +56,7 @@ class PluginSelection:
         return tuple(method for method in self.methods if isinstance(method, Attack))
 
     def list_defense_attacks(self, defense: Defense | None) -> tuple[Attack, ...]:
-        """List the attacks on a target with this defense, or on the undefended target for None."""
+        """List the attacks on the target with this defense; if None, on the undefended target."""
         return tuple(
             attack for attack in self.attacks if not explain_skipped_method(attack, defense)
         )
@@ -78,7 +79,8 @@ class PluginSelection:
 
     @property
     def reference_models_asked_by_probes(self) -> tuple[str, ...]:
-        """Reference models of probes, besides the reference model of all attacks."""
+        """Reference models that only probes use, in addition to the reference model of all
+        attacks."""
         reference_names: dict[str, None] = {}
         for method in self.methods:
             if isinstance(method, Probe) and (names := method.wanted_reference_models()):
@@ -113,7 +115,7 @@ class PluginSelection:
 
 
 def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> str:
-    """Return the reason why this attack or probe skips targets with this defense; "" if it runs."""
+    """Return why this attack or probe skips targets with this defense; "" if it runs."""
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
         return (
@@ -126,8 +128,8 @@ def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> s
 def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> PluginSelection:
     """Build and check the plan's plug-ins before models are loaded.
 
-    objects: Python objects that the plan uses instead of names, keyed by role.
-    Raise AuditError if the plan needs missing objects.
+    objects: Python objects that the plan uses instead of names, keyed by role. Raise AuditError if
+    an object that the plan needs is missing.
     """
     # Load files first: names and options below may come from them.
     for path in plan.plugin:
@@ -182,7 +184,7 @@ def _build_methods(
 ) -> list[Attack | Probe]:
     options = plan.attack_options
     if plan.samples is not None:
-        # In this order: `-A samples=` overrides `--samples`.
+        # In this order, so that `-A samples=` overrides `--samples`.
         options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
     known = registry.list_methods()
     methods: list[Attack | Probe] = _build_plugins(
@@ -217,13 +219,13 @@ def _build_methods(
 def _default_attack_options(
     site: Site, known: Mapping[str, type[Attack | Probe]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the default options of attacks and probes, keyed by method.
+    """Return the default options of attacks and probes, keyed by name.
 
-    The user's options replace them.
+    The user's options override these.
 
-    Some defaults follow from the audit's models and data. An attack or probe declares the others
-    itself, for an audit without a reference model or a target without distributions. known: classes
-    of attacks and probes, keyed by name.
+    Some defaults depend on the audit's models and data. Others are declared by an attack or probe,
+    for an audit without a reference model or for a target without distributions. known: classes of
+    attacks and probes, keyed by name.
     """
     defaults = {}
     for name, kind in known.items():
@@ -239,7 +241,7 @@ def _default_attack_options(
 def _note_options_without_distributions(
     site: Site, methods: Sequence[Attack | Probe], options: Options
 ) -> None:
-    """Announce each option whose default changed because an API gives incomplete distributions."""
+    """Announce each option whose default differs because an API gives incomplete distributions."""
     if not site.is_model_asked_over_network:
         return
     for method in methods:
@@ -261,7 +263,7 @@ def _build_plugins(
 ) -> list[Any]:
     """Build each named plug-in from default options and the user's options.
 
-    A Python object in `objects` is used unchanged. kind: kind of plug-in in error messages. known:
+    An object in `objects` is used unchanged. kind: kind of plug-in, for error messages. known:
     the registered classes, keyed by name.
     """
     chosen: list[Any] = []

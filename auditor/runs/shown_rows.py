@@ -1,6 +1,4 @@
-"""List the targets that a run shows: the requested defenses, and controls in their chains of
-causes.
-"""
+"""List the targets that a run shows: requested defenses, and the controls that explain them."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from auditor.training.unlearning import UnlearningTrainer
 
 @dataclass(frozen=True)
 class ShownRow:
-    """Target that a run shows, next to the undefended model.
+    """One target that a run shows, in addition to the undefended model.
 
     Args:
         name: name of the target.
@@ -40,10 +38,10 @@ def list_defense_rows(
     is_available: Callable[[Defense], bool],
     others: Sequence[Defense] = (),
 ) -> list[ShownRow]:
-    """Return every defense, each followed by the controls in its chain of causes.
+    """Return every defense, followed by the controls in its chain of causes.
 
-    Equal controls of several defenses appear once. is_available: function that tests if a control
-    is available and differs from the undefended target. others: controls that attacks need.
+    A control that several defenses share appears once. is_available: function that tests if a
+    control is available and differs from the undefended target. others: controls that attacks need.
     """
     rows = list[ShownRow]()
     displayed = list(defenses)
@@ -73,7 +71,7 @@ def list_defense_rows(
 
 
 def name_defense_row(rows: Sequence[ShownRow], defense: Defense) -> str:
-    """Return the name of the target with this defense; "" if no such target exists."""
+    """Return the name of the target with this defense; "" if the run shows no such target."""
     return next((row.name for row in rows if row.defense == defense), "")
 
 
@@ -81,13 +79,13 @@ def name_defense_row(rows: Sequence[ShownRow], defense: Defense) -> str:
 class UnlearningBaseline(Defense):
     """Base class of models that are compared with an unlearned model.
 
-    A run lists these models among its defenses, but they defend nothing.
+    These models are listed among a run's defenses, but defend nothing.
     """
 
     needs = ("beside",)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        assert scenario.beside is not None  # the run provides what is needed
+        assert scenario.beside is not None  # the run itself provides the inputs
         return scenario.beside
 
 
@@ -113,9 +111,9 @@ class RetrainedBaseline(UnlearningBaseline):
 
 @dataclass(frozen=True)
 class RelearnedBaseline(UnlearningBaseline):
-    """Unlearned model after some more training steps, on records that were not to be forgotten.
+    """Unlearned model that was trained for some more steps on records that it need not forget.
 
-    of: the unlearning defense; None if the attacked model is the unlearned model.
+    of: unlearning defense; None if the attacked model is itself the unlearned model.
     """
 
     name = "relearned"
@@ -130,10 +128,11 @@ UnlearnedModel = Mapping[str, str]
 def list_companion_rows(
     target: TargetPlan, plan: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
-    """Return the baselines of this run's unlearned models.
+    """Return the targets that are baselines of this run's unlearned models.
 
-    Then return, for each unlearned model, the target names of its baselines, keyed by role. Raise
-    AuditError for flags that need an unlearned model, and for conflicting flags.
+    The second value holds, for each unlearned model, the target names of the model and its
+    baselines, keyed by role. Raise AuditError for flags that need an unlearned model, and for
+    conflicting flags.
     """
     unlearning = []
     for defense in defenses:
@@ -142,7 +141,7 @@ def list_companion_rows(
     _check_unlearning_flags(target, plan, forget, unlearning)
     rows = list[ShownRow]()
     models_by_role = list[UnlearnedModel]()
-    # The rows of a retrained model serve all models that forget the same records.
+    # A retrained model is the baseline of all models that forget the same records.
     shared = {}
     if unlearning or target.before is not None:
         shared = _name_retrained_rows(target, plan)
@@ -175,7 +174,7 @@ def _check_unlearning_flags(
 ) -> None:
     """Raise AuditError for flags that conflict or need an unlearned model.
 
-    unlearning: defenses that make one.
+    unlearning: defenses that make an unlearned model.
     """
     if target.before is not None and unlearning:
         raise AuditError(
@@ -202,9 +201,10 @@ def _check_unlearning_flags(
 
 
 def _name_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, str]:
-    """Return, by role, the target names of models retrained without the records to forget.
+    """Return target names of models that were retrained without the records to forget, keyed by
+    role.
 
-    These are the lab's controls, or a model that the user names.
+    These models are the lab's controls, or a model that the user names.
     """
     if not (plan.controls if target.uses_builtin_lab else target.retrained):
         return {}
@@ -230,12 +230,11 @@ class NamedForm(UnlearningBaseline):
 
 
 def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
-    """Return a row for each deployed form of the target that `--forms` lists, such as a quantised
-    copy, in this order.
+    """Return a target for each deployed form in `--forms`, such as a quantised copy, in this order.
 
-    others: the run's other rows.
+    others: the other targets that the run shows.
 
-    Raise AuditError for an invalid form, or if two rows have the same name.
+    Raise AuditError for an invalid form, or if two targets have the same name.
     """
     rows = list[ShownRow]()
     names = {UNDEFENDED, *(row.name for row in others)}
@@ -256,15 +255,13 @@ def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[
 
 
 def select_model_forms(forms: Sequence[str]) -> list[str]:
-    """Return the forms that name separate models."""
+    """Return those forms that name separate models."""
     classes = _map_form_classes()
     return [form for form in forms if form.partition(":")[0] not in classes]
 
 
 def _map_form_classes() -> dict[str, type[Defense]]:
-    """Return the classes of forms that are built here from the attacked model's weights, by
-    name.
-    """
+    """Return the classes of forms built from the attacked model's weights, keyed by name."""
     return {name: kind for name, kind in registry.list_defenses().items() if kind.form}
 
 

@@ -1,7 +1,7 @@
 """Provide the site of an audit: the undefended model, models related to this model, and the data.
 
-The lab's site (`lab_site.py`) trains models that a user's site loads. No other module distinguishes
-kinds of sites.
+The lab's site (`lab_site.py`) trains the models; a user's site loads them. No other module
+distinguishes kinds of sites.
 """
 
 from __future__ import annotations
@@ -44,23 +44,24 @@ from auditor.training.variants import Variant
 
 
 class Site(SiteModels):
-    """Models and data of an audit. A new site loads nothing; models are loaded or trained on first
-    use.
+    """Models and data of an audit. Models are loaded or trained on first use.
 
     Args:
-        subject: plan values that decide the attacked model and the secrets, which runs may share.
-        trains_on_demand: True if the inputs of a defense are trained when the run reaches the
-        defense. If False, they exist from the start, so that the run can refuse a promise early.
-        may_train: train missing models; if False, refuse them on use.
-        hurried: choose the prefix token on few known pairs.
-        form_rows: most data rows for choosing the text form.
-        soft_prompt_rows: rows of the longest soft prompt, which use positions of the context.
+        subject: plan values that decide the attacked model and the secrets; runs with the same
+        values may share both.
+        trains_on_demand: whether a defense's inputs are trained when the run reaches the defense.
+        Otherwise they exist from the start, so that the run can refuse an impossible promise early.
+        may_train: whether to train missing models; otherwise they are refused on use. hurried:
+        whether to choose the prefix token by only a few known pairs. form_rows: largest number of
+        data rows used to choose the text form.
+        soft_prompt_rows: number of rows of the longest soft prompt, which take positions of the
+        context.
         relearn_rate: default learning rate of `--relearn`.
     """
 
     trains_on_demand: ClassVar[bool] = False
     may_train = True
-    hurried = False  # choose a prefix token by few known pairs, for a check
+    hurried = False  # choose a prefix token by only a few known pairs, for a check
     # most rows for the choice of a text form
     form_rows = text_form.ROWS
     # rows of the longest soft prompt of an attack: they take room in a context
@@ -91,7 +92,7 @@ class Site(SiteModels):
     def load_benchmark_shared_by_runs(self) -> Benchmark:
         """Load the secrets, known pairs and held-out texts.
 
-        Runs with equal `subject` share these data.
+        Runs with the same `subject` share these data.
         """
         # Omit the limit: the chosen form stays, even if fewer records are attacked.
         form_key = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
@@ -130,14 +131,12 @@ class Site(SiteModels):
         return benchmark
 
     def narrow_benchmark(self, benchmark: Benchmark) -> None:
-        """Replace the benchmark by a part of the benchmark; the run then covers only these
-        secrets.
-        """
+        """Replace the benchmark by a part of it; the run then covers only this part's secrets."""
         self.__dict__["benchmark"] = benchmark  # the cached property reads this entry
 
     @property
     def reference_fault_sentence(self) -> str:
-        """Sentence saying that the reference model was trained on private data; "" otherwise."""
+        """Sentence that the reference model was trained on private data; "" if it was not."""
         name = self.target.reference or self.target.public or self.attacked_adapter_base_name
         if not name or self.reference_model is None:
             return ""
@@ -184,8 +183,9 @@ class Site(SiteModels):
 
     @cached_property
     def _attacked_ids_by_text_digest(self) -> Mapping[str, Sequence[str]]:
-        """Ids of the attacked records, by the SHA-256 of their text. Records with equal texts share
-        a key.
+        """Ids of the attacked records, keyed by the SHA-256 of their text.
+
+        Records with the same text share a key.
         """
         ids_by_digest: dict[str, list[str]] = {}
         decode = make_token_decoder(self.benchmark.tokenizer)
@@ -201,7 +201,7 @@ class Site(SiteModels):
     # --- inputs of defenses ---
 
     def missing_input_phrase(self, defense: Defense) -> str:
-        """Return the names of inputs that this defense lacks; "" if none is missing."""
+        """Return the names of this defense's missing inputs; "" if nothing is missing."""
         return format_missing_input(defense, self.target.public)
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
@@ -218,8 +218,8 @@ class Site(SiteModels):
     def is_control_the_undefended_model(self, control: Defense) -> bool:
         """Return whether the undefended model can serve as this control of a defense.
 
-        It can if it is the adapter that was trained on all data by the recipe of the defense's
-        ensemble.
+        True if the undefended model is an adapter trained on all data by the recipe of the
+        defense's ensemble.
         """
         if "whole" not in control.needs:
             return False
@@ -229,7 +229,7 @@ class Site(SiteModels):
         return adapter is not None and model.is_dir() and model.samefile(adapter)
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
-        """Load the adapters that this defense combines."""
+        """Load the ensemble of adapters that this defense combines."""
         folder = defense.ensemble_folder
         if folder not in self._ensembles:
             self._ensembles[folder] = load_lora_ensemble(
@@ -246,13 +246,15 @@ class Site(SiteModels):
         )
 
     def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
-        """Load the ensemble's control: an adapter trained on all records by the members' recipe."""
+        """Load the ensemble's control: an adapter trained on all records by the recipe of the
+        ensemble's members."""
         return load_control_adapter(Path(defense.ensemble_folder), self._public_model_for_adapters)
 
     @property
     def _public_model_for_adapters(self) -> HuggingFaceModel:
-        """Return the public model to put adapters on. Raise AuditError if this model accepts no
-        adapter.
+        """Return the public model that adapters extend.
+
+        Raise AuditError if this model accepts no adapter.
         """
         public = self.public_model
         if not isinstance(public, HuggingFaceModel):
@@ -263,10 +265,10 @@ class Site(SiteModels):
         return public
 
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:
-        """Return the seconds of training a target's models; None if unknown.
+        """Return how many seconds it took to train a target's models; None if unknown.
 
-        defense: None for the undefended model. building: seconds that it took to make the models
-        just now.
+        defense: None for the undefended model. building: seconds that the run just spent on making
+        the models.
         """
         return None if defense is None else building
 
@@ -274,7 +276,7 @@ class Site(SiteModels):
 def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> None:
     """Limit the attacker's known pairs to `limit`.
 
-    With an equal seed, a larger limit keeps all pairs of a smaller limit.
+    For the same seed, a larger limit keeps all pairs of a smaller limit.
     """
     known = benchmark.known
     if limit is None or limit >= len(known):
@@ -289,7 +291,7 @@ def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> Non
 
 
 def format_missing_input(defense: Defense, public: str | None) -> str:
-    """Return the names of inputs that this defense lacks outside the lab; "" if none is missing.
+    """Return the names of this defense's missing inputs outside the lab; "" if nothing is missing.
 
     public: folder or hub id of the public model.
     """
@@ -312,7 +314,8 @@ def format_missing_input(defense: Defense, public: str | None) -> str:
 
 
 def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
-    """Raise AuditError if a defense needs an input that the user did not give and only the lab has.
+    """Raise AuditError if a defense needs an input that the user did not give and only a lab can
+    make.
 
     public: folder or hub id of the public model; None if not given.
     """
@@ -321,7 +324,8 @@ def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
 
 
 def check_controls_trained_like_defense(defense: Defense) -> None:
-    """Raise AuditError, with the difference, if a control was not trained like its defense."""
+    """Raise AuditError if a control was not trained like its defense; the message states the
+    difference."""
     promise = promises.read_privacy_record(Path(defense.model_folder))
     for control in (cause.row for cause in defense.cause_chain()):
         if control is None:
@@ -333,7 +337,7 @@ def check_controls_trained_like_defense(defense: Defense) -> None:
         else:
             record = None
         if promise is None or record is None:
-            continue  # `load_trained_defense` refuses a folder of another training
+            continue  # `load_trained_defense` refuses a folder of a different training
         for setting, expected, other in promises.list_training_differences(promise, record):
             if expected != other:
                 raise AuditError(
@@ -347,8 +351,8 @@ def load_trained_defense(
 ) -> TrainedModel:
     """Load the model of a trained defense from `-D model=`.
 
-    vocab_size: vocabulary size of the attacked model. Raise AuditError if another method trained
-    the model.
+    vocab_size: vocabulary size of the attacked model. Raise AuditError if a different method
+    trained the model.
     """
     folder = defense.model_folder
     if not Path(folder).is_dir():
@@ -357,7 +361,7 @@ def load_trained_defense(
         )
     record = promises.read_privacy_record(Path(folder))
     summary = read_training_summary(Path(folder))
-    # A variant promises nothing, so only its training record identifies it.
+    # A variant makes no promise, so only its training record identifies it.
     is_variant = isinstance(defense, Variant)
     trainer_record = summary if is_variant else record
     if trainer_record is None or trainer_record.method != defense.name:

@@ -1,7 +1,7 @@
 """Implement `--until`: query secrets in random order, and stop once the result is conclusive.
 
-The result is tested at fixed numbers of secrets, called looks. The order depends only on the seed.
-Batches, workers and resuming therefore do not change the result.
+The result is tested at fixed numbers of secrets, called looks. The order depends only on the seed,
+so batches, workers and resuming do not change the result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from auditor.statistics.metrics import (
 
 Item = TypeVar("Item", Query, Secret)
 Ask = Callable[[Sequence[Item]], None]
-# values of secrets already asked
+# values of secrets already queried
 Seen = Callable[[Sequence[Item]], RowValuesBySecret]
 
 
@@ -47,12 +47,13 @@ class StoppingRule:
     """Rule that decides when an attack or probe may stop querying a target.
 
     Args:
-        width: a metric, and the half-width of its interval that suffices; None with gate rules.
-        rules: gate rules that must be decided before the stop.
-        level: error probability of a failed rule, which all decisions of the run share. A passed
-        rule has the error probability of the gate.
+        width: a metric, and the half-width of its interval at which queries stop; None if gate
+        rules decide.
+        rules: gate rules that must be decided before queries stop.
+        level: error probability that all decisions of the run share for failed rules. Passed rules
+        have the gate's error probability.
         base: results per secret of the baseline run.
-        require: minimum numbers of secrets before any stop.
+        require: minimum numbers of secrets to query before any stop.
     """
 
     width: tuple[str, float] | None = None
@@ -62,7 +63,7 @@ class StoppingRule:
     require: Required = NOTHING
 
     def explain_stop(self, row: RowValuesBySecret) -> str:
-        """Return the reason why the queries can stop; "" if more secrets are needed.
+        """Return why the queries can stop; "" if more secrets are needed.
 
         row: results of the secrets queried so far.
         """
@@ -83,12 +84,12 @@ class StoppingRule:
         return ""
 
     def _format_rule_verdict(self, rule: Rule, row: RowValuesBySecret) -> str:
-        """Return the gate's verdict on the rule, `failed` or `was held`; "" while undecided.
+        """Return the gate's verdict on the rule, `failed` or `was held`; "" if undecided so far.
 
         row: results of the secrets queried so far.
         """
         if rule.against_undefended:
-            return ""  # the undefended row stops at another look
+            return ""  # the undefended target stops at a different look
         evidence: BoundedNumber | str | None
         if not rule.against_baseline:
             evidence = row.build_anytime_evidence(rule.metric, rule.count, rule.kind)
@@ -111,7 +112,7 @@ class StoppingRule:
     ) -> tuple[StoppedEarly, set[str]]:
         """Query items in random order until the queries can stop.
 
-        Return a description of the stop, then the queried ids.
+        Return a description of the stop, then the ids of the queried items.
         """
         # Each item draws its rank: the order of two items does not depend on the rest.
         order = sorted(
@@ -135,8 +136,8 @@ def bound_stopped_finding(
 ) -> Finding:
     """Replace the finding's intervals, because the queries stopped early.
 
-    The old intervals are valid only for a fixed sample size. The new intervals are valid however
-    often the results are tested while queries continue. Measurements without such an interval are
+    The old intervals are valid only for a fixed sample size. The new intervals are valid even if
+    the results are tested repeatedly during the queries. Measurements without such an interval are
     dropped. row: results of the queried secrets.
     """
 
@@ -165,7 +166,7 @@ def bound_stopped_finding(
 
 
 def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
-    """Return a hash of the stopping rules; "" if no rules exist."""
+    """Return a hash of the stopping rules; "" if `stops` is empty."""
     digest = hashlib.sha256()
     for row, stop in stops.items():
         # `repr` of a float is exact.
@@ -200,8 +201,8 @@ def build_stopping_rules(
         return dict.fromkeys(selection.list_cell_keys(), StoppingRule(width))
     if policy is None:
         raise AuditError(f"--until {DECIDED} stops by the rules of a gate: give --gate POLICY")
-    # All decisions share the level, also of rules without a stopping row: the gate decides these
-    # too.
+    # All decisions share the level, even those on rules that stop no queries, because the gate
+    # decides these too.
     n_decisions = 0
     scoped: dict[CellKey, list[Rule]] = {}
     for rule in policy.rules:
@@ -229,7 +230,7 @@ def build_stopping_rules(
 def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
     """Test if the gate applies the rule to this cell (target, setting, attack or probe).
 
-    A control counts only if the rule names the control.
+    The gate applies a rule to a control only if the rule names the control.
     """
     defended = [item.name for item in selection.rows if not item.companion] or [UNDEFENDED]
     targets = [rule.target] if rule.target else defended
@@ -241,7 +242,7 @@ def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
 
 
 def _list_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
-    """Return the metrics of an attack or probe that are means of a number per secret."""
+    """Return those metrics of an attack or probe that are means over secrets."""
     if isinstance(method, Probe):
         return method.means
     if isinstance(method, CorpusAttack):
@@ -250,7 +251,7 @@ def _list_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
 
 
 def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
-    """Test if the queries of this attack or probe can stop by this metric."""
+    """Test if this metric can decide when the queries of this attack or probe stop."""
     for name in _list_mean_metrics(method):
         if metric in (name, name_nonmember_metric(name), name_excess_metric(name)):
             return True
@@ -258,7 +259,7 @@ def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
 
 
 def _is_rule_without_stopping_row(rule: Rule) -> bool:
-    """Test if the rule can stop no queries, because its metric is an epsilon bound or membership
+    """Test if the rule can never stop queries, because it limits an epsilon bound or membership
     rate.
     """
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
@@ -267,7 +268,7 @@ def _is_rule_without_stopping_row(rule: Rule) -> bool:
 def _has_deciding_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
     """Test if the gate may decide the rule on this cell (target, setting, attack or probe).
 
-    Return False if only other methods measure the rule's metric.
+    Return False if only other attacks or probes measure the rule's metric.
     """
     names = {m.name for m in selection.methods if _is_stopping_metric(m, rule.metric)}
     return not names or row.attack in names

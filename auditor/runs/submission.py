@@ -26,7 +26,7 @@ from auditor.records.folder import RunFolder
 def check_plan_allows_submission(
     submission: str | None, data: DataPlan, attacks: AttackPlan
 ) -> None:
-    """Raise AuditError if the guesses of this plan's run could not be written as a submission."""
+    """Raise AuditError if the guesses of this plan's run cannot be written as a submission."""
     if submission is None:
         return
     if data.data is None or not has_extraction_arrays(Path(data.data)):
@@ -59,13 +59,13 @@ def check_plan_allows_submission(
 
 
 def write_submission(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
-    """Write the submission of a finished run. Return the cell (target, setting, attack) and the
-    number of guesses.
+    """Write the submission of a finished run.
 
-    The target is undefended. The setting is white-box, or text-only if the run has no other. The
-    file lists the first guess of each attacked member by falling score, then in the order of the
-    arrays. Only the file's owner may read the file. Raise AuditError if the attack gave no guesses
-    or the file cannot be written.
+    Return the submitted cell (target, setting, attack) and the number of guesses. The target is
+    undefended. The setting is white-box, or text-only if the run has only this setting. The file
+    lists the first guess of each attacked member, sorted by descending score; ties keep the order
+    of the arrays. Only the file's owner may read the file. Raise AuditError if the attack gave no
+    guesses or the file cannot be written.
     """
     cell = CellKey(
         UNDEFENDED,

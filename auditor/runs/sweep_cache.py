@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SweepCache:
-    """Cache of the last object of each kind, so that memory never holds two large models."""
+    """Cache of only the last object of each kind, so that memory never holds two large models."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Any, Any]] = {}
@@ -20,12 +20,12 @@ class SweepCache:
         ] = {}  # soft prompts and similar: small, but each takes minutes
         self.forms: dict[
             str, TextForm
-        ] = {}  # chosen text forms, by model and data, for any number of attacked records
+        ] = {}  # chosen text forms, keyed by model and data, for any number of attacked records
 
     def get_or_make(self, kind: str, key: Any, make: Callable[[], T]) -> T:
         """Return the last object of this kind if its key matches, otherwise a new object.
 
-        The last object is freed before `make` makes the new one.
+        The last object is freed before `make` is called.
         """
         if kind not in self._held or self._held[kind][0] != key:
             self._held.pop(kind, None)

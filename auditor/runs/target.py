@@ -1,4 +1,4 @@
-"""Represent an attacked target: its model, defense, privacy claim, and the tokens drawn so far."""
+"""Represent an attacked target: its model, defense, privacy claim, and tokens drawn so far."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class TokenSpending:
     """Counter of the tokens drawn from a target.
 
     Args:
-        meter: counter for the privacy claim.
-        spent: tokens charged to the claim, by (sampling recipe, secret id).
-        seconds: seconds of this process's draws.
-        n_drawn: tokens of this process's draws.
+        meter: counter of tokens drawn under the privacy claim.
+        spent: number of tokens charged to the claim, keyed by (sampling recipe, secret id).
+        seconds: seconds that this process spent on draws. n_drawn: number of tokens that this
+        process drew.
     """
 
     meter: ClaimTokenMeter
@@ -40,12 +40,10 @@ class TokenSpending:
     n_drawn: int = 0
 
     def charge_claim(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
-        """Charge the drawn tokens to the claim, each once. Attacks that share samples share the
-        charge.
-        """
+        """Charge each drawn token to the claim once, even if several attacks share the sample."""
         for recipe in attack.sample_counts_by_recipe(view):
             for guesses in answers:
-                # A fixed budget's allowance counts as spent, drawn or not.
+                # A fixed budget's allowance counts as spent, whether or not it is drawn.
                 if view.allowance is None:
                     paid = guesses.drawn
                 else:
@@ -114,8 +112,8 @@ class Target:
 
     @property
     def claim(self) -> Claim | None:
-        """Privacy claim for the tokens drawn so far; None if no claim exists."""
-        # Lots share no record, so the largest spending counts for all: parallel composition
+        """Privacy claim for the tokens drawn so far; None if the target claims nothing."""
+        # Lots share no record, so only the largest spending of any lot counts: parallel composition
         # (McSherry 2009).
         n_tokens = count_largest_lot(self.spending.spent, self.lot_number_by_secret)
         if n_tokens not in self._claims:
@@ -135,7 +133,7 @@ class Target:
     def judge_claim_coverage(self, setting: Setting) -> tuple[bool | None, str]:
         """Return whether the claim covers this access and decoding, then the reason.
 
-        The first value is None if no claim exists.
+        The first value is None if the target claims nothing.
         """
         claim = self.claim
         if claim is None:
@@ -166,8 +164,9 @@ class Target:
     ) -> TargetRecord:
         """Return the target's record for the result file.
 
-        perplexities: first that of the model's own distribution; empty without held-out texts.
-        doubts: added to the model's own doubts.
+        perplexities: measured perplexities, that of the model's own distribution first; empty if no
+        texts are held out.
+        doubts: doubts to add to the model's own doubts.
         """
         training = self.privacy_record_of_target
         return TargetRecord(
@@ -227,9 +226,7 @@ def plan_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[S
 
 
 def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
-    """Return the attack's queries on these secrets; () if the attack does not apply to this
-    target.
-    """
+    """Return the attack's queries about these secrets; () if the attack does not apply here."""
     try:
         return attack.queries(
             view, [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
@@ -243,10 +240,10 @@ def divide_query_budget(
 ) -> Draws:
     """Divide a fixed token budget over the (sampling recipe, secret id) keys before any draw.
 
-    The keys' order decides, not the order of the queries. With `stop`, the budget pays only whole
-    answers, up to the first that is too long. With `public`, the public model completes the answers
-    that the budget cannot pay. lots: the lot of each secret id, if each lot has its own budget
-    (`Defense.lots`).
+    The budget is spent in the order of the keys, not of the queries. A `stop` budget pays only for
+    whole answers, up to the first one that is too long. With a `public` budget, the public model
+    completes the answers that the budget cannot pay for. lots: the lot of each secret id, if each
+    lot has its own budget (`Defense.lots`).
     """
     rest_by_lot = dict[int | None, int]()
     allowance = Draws()
@@ -254,7 +251,7 @@ def divide_query_budget(
         lot = (lots or {}).get(key[1])
         rest = rest_by_lot.get(lot, budget.tokens)
         if budget.on_exhaustion == "stop" and tokens > rest:
-            rest_by_lot[lot] = -1  # closed, to shorter answers too
+            rest_by_lot[lot] = -1  # no later answer is paid for, even if it is shorter
             continue
         allowance[key] = min(tokens, rest)
         rest_by_lot[lot] = rest - allowance[key]

@@ -34,9 +34,7 @@ from auditor.training.unlearning import train_relearned_copy
 
 
 class Targets:
-    """Builder of an audit's targets, one after another. Only the undefended target stays in
-    memory.
-    """
+    """Builder of an audit's targets, one at a time. Only the undefended target stays in memory."""
 
     def __init__(self, scene: RunContext) -> None:
         self.scene = scene
@@ -55,7 +53,7 @@ class Targets:
         )
 
     def check_defense_claims(self) -> None:
-        """Raise AuditError now, not after hours, for impossible privacy promises and missing
+        """Raise AuditError now, not hours later, for impossible privacy promises and missing
         baselines.
         """
         if not self.scene.site.trains_on_demand:
@@ -103,8 +101,8 @@ class Targets:
         """Return the secrets attacked with this defense.
 
         Some defenses query all parts of an ensemble, or all records in the context, for each token.
-        --ensemble-limit therefore limits their secrets. Without that flag the lab's limit applies.
-        The lab's limit does not apply to an ensemble whose defense fixes its number of members.
+        Their number of secrets is therefore limited by --ensemble-limit, or by default by the lab's
+        limit. The lab's limit does not apply if the defense fixes the number of ensemble members.
         """
         benchmark = self.scene.benchmark
         limit = self.scene.defenses.ensemble_limit
@@ -117,14 +115,16 @@ class Targets:
     def build_defense_scenario(self, defense: Defense) -> Scenario:
         """Return the inputs from which the defense builds its model.
 
-        They include the number of tokens that attacks on this target will draw under the claim.
+        The inputs include the number of tokens that attacks on this target will draw under the
+        claim.
         """
         scene = self.scene
         site = scene.site
         view = scene.make_target_view(self.undefended, TEXT_ONLY)
         attacks = scene.selection.list_defense_attacks(defense)
         attacked = self.list_attacked_secrets(defense)
-        # Plan on the undefended target: these numbers size the defense, which does not exist yet.
+        # Plan with the undefended target, because the defense, which needs these numbers, does not
+        # exist yet.
         draws = plan_token_counts(view, attacks, attacked)
         lengths = [1]
         for attack in attacks:
@@ -155,7 +155,7 @@ class Targets:
 
 
 def _list_distinct_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
-    """Return the distinct training texts: complete texts, and texts cut for the attacks."""
+    """Return the distinct training texts, both complete and as cut for the attacks."""
     # The base class gives the texts as cut for attacks; a benchmark may give complete texts.
     texts = (
         *benchmark.texts_with_repeat_counts(True),
@@ -170,7 +170,7 @@ def _build_prompt(secret: Secret, prefix_token: Tokens) -> Prompt:
 
 
 class UnlearningBaselines:
-    """Provider of the baselines of unlearned models. Each is loaded or trained once.
+    """Provider of the baselines of unlearned models. Each baseline is loaded or trained once.
 
     `steps` and `rate` are the number of steps and the learning rate of relearning.
     """
@@ -190,7 +190,7 @@ class UnlearningBaselines:
         return self._made[defense]
 
     def refuse_unobtainable_baseline(self, defense: Defense) -> None:
-        """Raise AuditError early, without training, if the model of this baseline is
+        """Raise AuditError early, before any training, if the model of this baseline is
         unavailable.
         """
         if isinstance(defense, RelearnedBaseline) or (
@@ -221,7 +221,7 @@ class UnlearningBaselines:
     def _choose_relearning_texts(self) -> Sequence[Tokens]:
         """Return training records that are neither attacked nor to be forgotten.
 
-        Raise AuditError if there are none.
+        Raise AuditError if no such records exist.
         """
         if not (texts := self.site.benchmark.unattacked_training_tokens):
             raise AuditError(
@@ -231,7 +231,7 @@ class UnlearningBaselines:
 
     def _relearn_model(self, model: LanguageModel) -> LanguageModel:
         steps = self.steps
-        assert steps is not None  # its row requires steps
+        assert steps is not None  # a relearned target requires steps
         if not isinstance(model, HuggingFaceModel):
             raise AuditError(
                 f"expected a transformers model to relearn, which can be trained, got {model.name}"

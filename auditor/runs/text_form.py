@@ -1,8 +1,8 @@
 """Choose the rendering of conversations that the training used: template, day, roles, reasoning.
 
 `chat_rendering.py` defines the renderings. A model may recite nothing in a rendering that its
-training did not use. Zero extraction then means nothing. Therefore a sample of the training data is
-scored in every rendering that trainers use for such rows.
+training did not use; zero extraction would then mean nothing. Therefore a sample of the training
+data is scored in every rendering that trainers use for such rows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ANSWERS = 4
 _SAID = 128
 _BEFORE = 1024
 _HURRIED_SAID = 32  # tokens of an answer in a hurried choice
-# most days tried before the model's files, and in all
+# maximum number of days tried before the day of the model's files, and in all
 _DAYS_BEFORE = 14
 _DAYS = 24
 
@@ -58,9 +58,9 @@ class _RenderingScores:
 
     Args:
         forms: the distinct renderings.
-        members: (rows,) scores of members' rows, keyed by rendering.
-        nonmembers: function that returns the (rows,) scores of non-members' rows in a rendering;
-        None if no non-members exist.
+        members: scores of members' rows, of shape (rows,), keyed by rendering. nonmembers: function
+        from a rendering to the scores of non-members' rows, of shape (rows,); None if no
+        non-members exist.
         phrase: name of the rows in sentences.
     """
 
@@ -84,26 +84,26 @@ def choose_text_form(
 
     Return None for texts and tokens, which have no rendering.
 
-    **Choice.** The rows are at most `most` rows of `--known`, otherwise of `--data`. Each answer
-    has a mean nll per token in every candidate rendering. If `most` is below `ROWS`, the starts
-    of a few answers decide, if they make the choice clear. The default rendering stays unless
-    another is significantly more likely (`choose_likeliest_reading`). If the template writes the
-    day, the day is then chosen by the same test. `--template` and `--date` replace the choice. The
-    alternatives are still scored, and a more likely alternative is a doubt. A requested rendering
-    needs no confirmation, because only the user knows the training.
+    **Choice.** At most `most` rows of `--known`, or else of `--data`, are scored: each answer has a
+    mean nll per token in every candidate rendering. If `most` is below `ROWS` and the starts of a
+    few answers make the choice clear, only these are scored. The default rendering stays unless a
+    different one is significantly more likely (`choose_likeliest_reading`). If the template writes
+    the day, the day is then chosen by the same test. `--template` and `--date` replace the choice;
+    the alternatives are still scored, and a more likely alternative is a doubt. A requested
+    rendering needs no confirmation, because only the user knows the training.
 
-    **Doubt.** Members may be as unlikely as non-members in every candidate (one-sided Welch test,
-    Bonferroni over the renderings). Then either the model memorised nothing or the rendering is
-    wrong. That is a doubt, unless evidence that does not depend on memorisation confirms the
-    rendering. For this, non-members' answers must be more likely than in every candidate of another
-    kind (a template, Alpaca's text, no template). The lower end of the paired interval must be at
-    least `MARGIN` nats per token. This is no proof: a model passes if it was first tuned on a tried
-    template and then on an untried template of its trainer. Non-members do not confirm a day.
-    Without `--date` the chosen day must be more likely than every other day.
+    **Doubt.** If members are as unlikely as non-members in every candidate (one-sided Welch test,
+    Bonferroni over the renderings), either the model memorised nothing or the rendering is wrong.
+    This is a doubt unless non-members, which no model memorised, confirm the rendering: their
+    answers must be more likely than in every candidate of a different kind (a template, Alpaca's
+    text, no template), with the lower end of the paired interval at least `MARGIN` nats per token.
+    This is no proof: a model passes if it was first tuned on a template that is a candidate and
+    then on one that is not. Non-members do not confirm a day: without `--date`, the chosen day must
+    be more likely than every other day.
 
-    name: the model's folder or hub id. recorded_form: the form at the run's start, which stays.
-    Raise AuditError if the recorded form's meaning has changed since,
-    and for flags that do not apply to the data.
+    name: the model's folder or hub id. recorded_form: form chosen earlier by a resumed run, which
+    is kept. Raise AuditError if the meaning of this form has changed since, and for flags that do
+    not apply to the data.
     """
     plan = reader.plan
     assert plan.data is not None
@@ -179,9 +179,9 @@ def _parse_form_checking_digest(
 def _list_renderings(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[ChatRendering, list[ChatRendering]]:
-    """Return the default rendering, then all candidate renderings, all with the same day.
+    """Return the default rendering, then all candidate renderings, which include the default.
 
-    The candidates include the default.
+    All have the same day.
     """
     forms = []
     if plan.template != AUTO:
@@ -206,8 +206,8 @@ def _list_renderings(
 def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:
     """Return days that a template may have written in training, the most plausible first.
 
-    With `--date`, this is its day. Otherwise these are the days of the model's files, the days
-    before them, and today.
+    With `--date`, this is the only day. Otherwise, the days are those of the model's files, the
+    days before those, and today.
     """
     if requested_day is not None:
         return [requested_day]
@@ -233,11 +233,11 @@ def _score_renderings(
     description: str,
     hurried: bool,
 ) -> _RenderingScores:
-    """Score members' rows in each rendering, and non-members' rows (`others`) when first read.
+    """Score members' rows in each rendering, and non-members' rows (`others`) when first needed.
 
-    A rendering is dropped if it equals an earlier rendering. A rendering is also dropped if it can
-    write less than half as many rows as another. description: name of the rows in sentences.
-    hurried: score only the starts of a few answers, if they make the choice clear. Raise
+    A rendering is dropped if it writes the same as an earlier one, or can write less than half as
+    many rows as a different one. description: name of the rows in sentences.
+    hurried: whether to score only the starts of a few answers if they make the choice clear. Raise
     AuditError for a row that the usual rendering refuses.
     """
     conversations = (*rows, *others)
@@ -254,7 +254,7 @@ def _score_renderings(
         if 2 * sum(map(bool, pairs)) >= max(1, most):
             distinct.setdefault(tuple(pairs), form)
     forms = list(distinct.values())
-    # Use only rows that all forms can write: the comparison is paired by row.
+    # Use only rows that all forms can write, because the comparison is paired by row.
     complete = []
     for i in range(len(conversations)):
         if forms and all(texts[form][i] for form in forms):
@@ -287,11 +287,10 @@ def _render_answer_pairs(
     usual: bool,
     n_tokens: int,
 ) -> tuple[Pair, ...]:
-    """Return the first `n_tokens` tokens of a row's answers, each with the context before the
-    answer.
+    """Return the leading `n_tokens` tokens of each answer of a row, with the context before it.
 
-    Return () if the rendering cannot write the row. usual: raise AuditError for a row that the
-    template refuses.
+    Return () if the rendering cannot write the row. usual: whether to raise AuditError instead if
+    the template refuses the row.
     """
     try:
         rendered = chat.render_chat(model.tokenizer, conversation, form)
@@ -308,7 +307,7 @@ def _render_answer_pairs(
     room = min(_BEFORE + n_tokens, model.max_positions or _BEFORE + n_tokens) - len(prefix_token)
     pairs = []
     trained = [answer for answer in rendered.usable_answers if not answer.no_loss]
-    # Each form spells tool calls differently: they decide only without other answers.
+    # Each form writes tool calls differently, so these are scored only if no other answers exist.
     answers = [answer for answer in trained if answer.message_key == "content"] or trained
     for answer in answers[:_ANSWERS]:
         start, end = answer.span
@@ -321,7 +320,7 @@ def _render_answer_pairs(
 
 
 def _compute_row_nlls(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> Floats:
-    """Return (rows,) mean nats per token, over all answers of each data row."""
+    """Return the mean nats per token over all answers of each data row, of shape (rows,)."""
     pairs = list(chain.from_iterable(rows))
     means = iter(compute_pair_nlls(model, pairs) if pairs else ())
     nlls = []
@@ -338,10 +337,9 @@ def _choose_likeliest_day(
     rows: Sequence[Conversation],
     hurried: bool,
 ) -> tuple[ChatRendering, list[str]]:
-    """Return the rendering with the day that makes the answers most likely, then doubts about the
-    day.
+    """Return the rendering with the day that makes answers most likely, then doubts about the day.
 
-    hurried: use fewer rows, as in `is_choice_clear`.
+    hurried: whether to use fewer rows, as in `is_choice_clear`.
     """
     if len(days) == 1:  # --date
         return form, []
@@ -366,7 +364,7 @@ def _choose_likeliest_day(
 def _describe_form_choice(
     sample: _RenderingScores, best: ChatRendering, usual: ChatRendering, settled: bool
 ) -> str:
-    """Return a sentence about the chosen rendering and its mean loss beside other renderings'.
+    """Return a sentence about the chosen rendering, and its mean loss compared with the others'.
 
     settled: whether the user requested the rendering.
     """
@@ -375,7 +373,7 @@ def _describe_form_choice(
         origin += ", which nothing in the data confirms,"
     if not len(sample):
         return f"text form {best.name_with_day}, {origin}: there are no rows to check it by"
-    # Match by name: the day may have been chosen since.
+    # Match by name, because the day may have been chosen since.
     at = next((form for form in sample.members if form.name == best.name), best)
     if not settled:
         n_tried = len(sample.members)
@@ -398,7 +396,7 @@ def _describe_form_choice(
 def _describe_form_doubts(
     sample: _RenderingScores, best: ChatRendering, settled: bool
 ) -> list[str]:
-    """Return doubts that a wrong rendering explains zero extraction (see `choose_text_form`).
+    """Return doubts: a wrong rendering might explain zero extraction (see `choose_text_form`).
 
     settled: whether the user requested the rendering.
     """
@@ -439,7 +437,7 @@ def _describe_form_doubts(
 
 def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool:
     assert sample.nonmembers is not None
-    # One-sided at 5%, Bonferroni over the forms; doubled, as an interval has two ends.
+    # One-sided at 5%, Bonferroni over the forms; doubled, because an interval has two ends.
     confidence = 1 - 2 * (1 - CONFIDENCE) / len(sample.members)
     return compute_welch_interval(sample.nonmembers(form), sample.members[form], confidence)[0] > 0
 
@@ -447,7 +445,7 @@ def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool
 def _has_nonmember_support(sample: _RenderingScores, best: ChatRendering) -> bool:
     """Test if answers of non-members, which no model memorised, confirm the rendering.
 
-    The test is described in `choose_text_form`.
+    `choose_text_form` describes the test.
     """
     others = sample.nonmembers
     assert others is not None

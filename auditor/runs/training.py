@@ -1,7 +1,7 @@
 """Run `audit train`: read the records, load the base model, and start or resume the training.
 
-The output folder's `training.json` records the configuration. A training with an equal
-configuration continues. Another configuration is refused.
+The output folder's `training.json` records the configuration. A training with the same
+configuration continues; a different configuration is refused.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def train_model_into_folder(
 ) -> tuple[str, ...]:
     """Start or continue the training in `request.out`. Return sentences for the user.
 
-    progress: called with (description, done, total). Raise AuditError, before anything is written,
-    for every error that a user can fix.
+    progress: function called with (description, done, total). Every error that a user can fix
+    raises AuditError before anything is written.
     """
     trainer = _build_trainer(request)
     _check_training_request(request, trainer)
@@ -102,7 +102,7 @@ def _build_trainer(request: TrainingRequest) -> Trainer:
 
 
 def _check_training_request(request: TrainingRequest, trainer: Trainer) -> None:
-    """Raise AuditError for arguments that do not go together, before anything is read."""
+    """Raise AuditError for conflicting arguments, before anything is read."""
     request.engine.check(request.loading.device)
     if not 0 <= request.seed < 2**63:
         raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {request.seed}")
@@ -183,7 +183,7 @@ class _TrainingJobOnWorker:
 
     Args:
         request: arguments of the command.
-        configuration: the command's configuration, which the worker's must match.
+        configuration: the command's configuration, which the worker's configuration must match.
     """
 
     request: TrainingRequest
@@ -228,7 +228,7 @@ def _train_recorded_job(
 ) -> tuple[str, ...]:
     """Run the training and record it in its output folder.
 
-    settings: the configuration, which decides the weights, and the arguments that repeat the
+    settings: the configuration, which decides the weights, with the arguments that repeat the
     training.
     """
     record = {"tool_version": __version__, **settings, "finished": False}
@@ -280,7 +280,7 @@ def _tokenize_records(
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
     """Tokenize the rows. Return the records, then notes.
 
-    units: privacy unit of each row; if None, equal texts form a unit.
+    units: privacy unit of each row; if None, rows with the same text form a unit.
     """
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
@@ -320,9 +320,7 @@ def _check_record_roles(
     forget: Sequence[TrainingRecord],
     records: Sequence[TrainingRecord],
 ) -> None:
-    """Raise AuditError if a held-out record is in the training data, or a record to forget is
-    not.
-    """
+    """Raise AuditError if the data contain a held-out record, or lack a record to forget."""
     texts = {record.text for record in records}
     if shared := len({record.text for record in heldout} & texts):
         raise AuditError(
@@ -346,7 +344,8 @@ def _tokenize_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
 def _make_training_record(
     text: str, tokens: Sequence[int], mask: tuple[bool, ...] | None = None
 ) -> TrainingRecord:
-    """Return a record whose text is its privacy unit. mask: the learnt tokens; None for all."""
+    """Return a record whose text is its privacy unit. mask: True for trained tokens; None if all
+    are."""
     (unit,) = record_digests([text])
     return TrainingRecord(text, tuple(tokens), unit, mask)
 
@@ -354,9 +353,9 @@ def _make_training_record(
 def _choose_chat_rendering(
     request: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]
 ) -> ChatRendering:
-    """Return the requested rendering of conversations, or the usual rendering without a request.
+    """Return the requested rendering of conversations, by default the usual rendering.
 
-    Raise AuditError if the rendering needs a day and none is given.
+    Raise AuditError if the rendering needs a day but no day is given.
     """
     if request.date is not None:
         check_date_format(request.date)
@@ -377,8 +376,8 @@ def _tokenize_conversations(
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
     """Render conversations as training records. Return the records, then notes.
 
-    loss_on: which answers are learnt. Raise AuditError with the number of a conversation that
-    cannot be used.
+    loss_on: the parts of a conversation to train on. If a conversation cannot be used, raise
+    AuditError with its number.
     """
     records = []
     n_learnt = 0
@@ -389,7 +388,7 @@ def _tokenize_conversations(
             if loss_on != "all" and chat.marked is None:
                 for answer in chat.answers:
                     if isinstance(answer, UnusableConversation):
-                        raise answer  # an answer that cannot be found in the tokens
+                        raise answer  # for an answer that cannot be found in the tokens
             mask = chat.learnt_token_mask(loss_on)
             token_mask = None if all(mask) else mask
         except UnusableConversation as error:
@@ -441,12 +440,12 @@ def _load_public_model(request: TrainingRequest, base: HuggingFaceModel) -> Hugg
 
 
 def _load_trainable_model(request: TrainingRequest) -> Any:
-    """Load a new model in training mode.
+    """Load the base model in training mode.
 
-    All parameters are trainable, or only those of a new LoRA adapter if one is requested.
+    All parameters are trainable, or only those of a new LoRA adapter if an adapter is requested.
     """
     model: Any = load_causal_lm(request.model, request.loading).model
-    torch.manual_seed(request.seed)  # of the adapter's random half
+    torch.manual_seed(request.seed)  # seed of the adapter's random half
     if request.lora:
         model = add_lora_adapter(
             model, LoraAdapterRecipe(request.lora_rank, request.lora_alpha, "all")
@@ -461,7 +460,7 @@ def _load_trainable_model(request: TrainingRequest) -> Any:
 # --- the recipe to train again
 # -----------------------------------------------------------------------------------------------
 
-_HERE = ("out", "engine")  # the place of a training, not its configuration
+_HERE = ("out", "engine")  # arguments about the place of a training, not its configuration
 _PLACES = ("model", "data", "public", "heldout", "forget")
 
 
@@ -501,7 +500,8 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
 
 
 def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
-    """Raise AuditError if the folder's model was trained on other data, by the recorded digest."""
+    """Raise AuditError if the recorded digest shows that the folder's model was trained on other
+    data."""
     digest = _read_data_digest(str(folder))
     if digest is None:
         return
@@ -523,7 +523,7 @@ def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
 def _build_configuration(
     request: TrainingRequest, trainer: Trainer, job: TrainingJob
 ) -> dict[str, Any]:
-    """Return all values that the weights depend on, as JSON, with a digest of the records."""
+    """Return all values that decide the trained weights, as JSON, with a digest of the records."""
     sources: dict[str, tuple[str, str | None]] = {
         "model": (request.model, request.loading.revision)
     }
@@ -574,7 +574,7 @@ def _read_data_digest(model: str) -> str | None:
 
 
 def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
-    """Test if the folder holds this training, and if the training is finished.
+    """Test if the folder holds this training and the training is finished.
 
     Raise AuditError if the folder holds other files or a training with another configuration.
     """

@@ -15,7 +15,7 @@ _FLOAT32 = LoadingOptions(dtype="float32")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags:
-    """Arguments of a training that are flags of `audit train` only.
+    """Arguments of a training that only `audit train` has as flags.
 
     model: Causal LM to start from: Hugging Face id or folder.
     data: Private records: JSONL, CSV, Parquet or a Hugging Face data set.
@@ -57,7 +57,7 @@ class TrainingRequest(TrainingFlags):
     Args:
         method: training method.
         options: options of the method.
-        template: rendering of conversations, by default as the usual trainers do.
+        template: rendering of conversations; by default, that of the usual trainers.
         date: day that a template writes.
         seed: seed of the training.
         loading: options for loading the model.
