@@ -203,8 +203,7 @@ def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
 def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
     """Return a heading, and one line for each attack on the model with the most attacks.
 
-    most: maximum number of lines. Return [] if only one attack ran, or if fewer than two attacks
-    fit.
+    most: maximum number of lines. Return [] if fewer than two attacks ran or fit.
     """
     cells = dict.fromkeys((f.target, f.setting) for f in phrases.sort_findings(result))
     tables = [compare_attacks(result, details, *cell) for cell in cells]

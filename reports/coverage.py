@@ -12,6 +12,7 @@ from auditor.reports import escaping, phrases
 
 def format_stratum(stratum: Stratum) -> str:
     """Return a clause about the extracted records with a given number of copies.
+
     `all 14 records that occur 16 times are recited`, `3 of the 12 asked ...`
     """
     m = stratum.extracted
@@ -22,7 +23,7 @@ def format_stratum(stratum: Stratum) -> str:
 def group_sentence_part(group: tuple[str, Measurement]) -> str:
     """Return a clause such as `all 36 records of the group wanted are recited`.
 
-    group: the group's name and its extracted share.
+    group: the group's name (`wanted`) and its extracted share.
     """
     name, m = group
     return _format_recited_share(
@@ -78,6 +79,7 @@ def format_audited_share(result: AuditResult) -> str:
 
 def format_coverage(result: AuditResult) -> str:
     """Return how many records were audited, and how many rows were not, by reason.
+
     `41 of 135 records audited (150 rows given: 94 not asked ..., 15 auxiliary data)`. The rows
     given include identical copies and auxiliary data; the records do not. Return "" if records were
     not counted.
@@ -153,7 +155,8 @@ def list_copies_phrases(finding: Finding, owner: str) -> list[str]:
 
 
 def describe_asked_records(result: AuditResult) -> str:
-    """Describe how many records were queried, of those with copies and of the others.
+    """Describe how many of the records with copies, and of those without, were queried.
+
     `41 of 135 records were asked: all 12 that occur more than once, 29 of the 123 others.` Return
     "" if all were queried, or if records were not counted.
     """

@@ -74,9 +74,9 @@ class Sheet:
 
 
 def build_measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
-    """Return a sheet with a row per measurement, which names run, model, access and attack.
+    """Return a sheet with a row per measurement, and columns for run, model, access and attack.
 
-    If an attack has no measurements, one row has the reason.
+    An attack that has no measurements gets one row, with the reason.
     """
     rows = []
     for result in map(phrases.make_result_printable, results):
@@ -155,7 +155,7 @@ def read_exported_run(folder: Path) -> RunOutcomes:
 
 
 def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
-    """Return a sheet with a row per run, model, access, attack and secret."""
+    """Return a sheet with a row per combination of run, model, access, attack and secret."""
     names: dict[str, None] = {}  # an ordered set
     for run in runs:
         for entry in run.outcomes.values():

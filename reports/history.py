@@ -53,7 +53,7 @@ _READING = (
 class _ShownRun:
     """A run on the page.
 
-    change: the comparison of the run with the previous run, or None.
+    change: comparison of the previous run with this run, or None.
     result: the cleaned result; label: the run's date, commit or checkpoint.
     """
 

@@ -114,7 +114,7 @@ def _format_target_severity(standing: TargetSummary) -> str:
 
 
 def _render_unfolded_sections(section: Section) -> list[str]:
-    """Return a visible section's shortened tables, and the first items of its lists."""
+    """Render a visible section: shortened tables, and the first items of each list."""
     parts = list[str]()
     for block in section.blocks:
         match block:
@@ -163,7 +163,7 @@ def _fit_comment(parts: list[str], folded: Iterable[Section]) -> str:
 
 
 def _format_claim_violations(result: AuditResult) -> list[str]:
-    """Return the violations of privacy claims that a probe found, which must stay visible."""
+    """Return sentences about claim violations that a probe found; these must stay visible."""
     sentences = []
     for finding in phrases.sort_findings(result):
         title = phrases.title_row(result, finding)

@@ -175,7 +175,7 @@ def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
 
 
 def _build_target_cost_blocks(result: AuditResult) -> Iterator[Block]:
-    """Return a table of models with descriptions and costs, then their other numbers and notes."""
+    """Return a table of the models' descriptions and costs, then further costs and notes."""
     shared = _select_shared_notes([target.notes for target in result.targets])
     notes = [f"All targets: {'; '.join(shared)}."] if shared else []
     rows = []

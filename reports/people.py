@@ -60,9 +60,9 @@ def _build_person_inference_paragraph(result: AuditResult) -> Paragraph:
 def _build_people_spread_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[Finding]
 ) -> Iterator[Block]:
-    """Return a table that counts people by the extracted share of their records, and a list.
+    """Return a table that counts people by the extracted share of their records.
 
-    The list has the most affected people. Both are grouped by attack result.
+    Add a list of the most affected people. Both are grouped by attack result.
     """
     groups = []
     spans = []

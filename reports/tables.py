@@ -22,9 +22,9 @@ _LATEX_WIDE = {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%": 8.4}
 
 @dataclass(frozen=True)
 class RowTable:
-    """Table with one head, for readers and for programs.
+    """A table for readers, and optionally a different table for programs.
 
-    machine_head, machine_rows: the table that CSV has; if empty, CSV has `head` and `rows`.
+    machine_head, machine_rows: the table written to CSV; if empty, `head` and `rows` are written.
     """
 
     title: str

@@ -73,7 +73,8 @@ class ClaimEvidence:
     Args:
         target: record of the target.
         claimed: epsilon for the claim's neighbouring relation; None if no finite claim exists.
-        nominal: epsilon that a paper would print; no promise, but tested if no claim exists.
+        nominal: epsilon that a paper would print; promises nothing, but is tested if `claimed` is
+        None.
         bounds: audits that test the claim.
         unheld: audits that cannot test the claim.
         refuted: sentences about violations of the claim that were found without an audit.

@@ -179,7 +179,7 @@ def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
 
 
 def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierModel]:
-    """Return the models; append the defense's name to titles that several defenses share."""
+    """Return the models, with labels that add the defense's name to titles shared by defenses."""
     names_by_line: dict[str, set[str]] = {}
     for model in models:
         names_by_line.setdefault(model.line, set()).add(model.name)
@@ -194,10 +194,10 @@ def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierMod
 
 
 def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
-    """Yield each leakage metric with each (setting, attack) that measures the metric.
+    """Yield (metric, (setting, attack)) for each frontier to build.
 
-    Text-only settings are used only if no white-box setting has the metric. If several probes
-    measure a metric, use only the probe that lists this metric earliest.
+    Text-only settings are used only if no white-box setting measured the metric. If several probes
+    measured a metric, use only the probe that lists this metric earliest.
     """
     for name in LEAKS:
         rows = []
@@ -390,6 +390,7 @@ def _flag_least_leaking_points(
 
 def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     """Mark the corners of the convex frontier of leakage against log perplexity.
+
     A user who chooses at random between two models gets a point on the line between them.
     """
     indices = []

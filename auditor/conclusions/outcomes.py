@@ -278,6 +278,7 @@ def align_rows(
     rows: Iterable[RowValuesBySecret], name: str, members: bool
 ) -> tuple[list[str], Floats]:
     """Return the k secret ids that have this metric in all `rows`, and values of shape (rows, k).
+
     members: True for members, False for non-members.
     """
     columns = [row.values_by_secret(name, members) for row in rows]

@@ -239,7 +239,7 @@ class Reliability:
 
 
 def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
-    """Compute the calibration of scores in [0, 1]. right: True for correct guesses. Both (n,).
+    """Compute the calibration of n scores in [0, 1]. right: True for each correct guess.
 
     Bins have equal width, and empty bins are omitted. Guo et al. 2017, Eq. 3 (expected calibration
     error); Brier 1950. Raise AuditError for a score outside [0, 1].

@@ -218,8 +218,8 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
     """Yield a signal for each kind of leak and tested access setting.
 
-    A kind that no setting tested gives one signal, with the reason. The signals of released text
-    share one significance level, because they answer a single question.
+    If a kind was tested in no setting, yield one signal with the reason. The signals of released
+    text share one significance level, because they answer a single question.
     """
     rows = result.select_findings(target)
     readings = []
