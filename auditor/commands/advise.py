@@ -11,12 +11,12 @@ from auditor.core.errors import AuditError
 
 
 def advise(folder: Path, *, at_most: str | None = None) -> None:
-    """Print what to do now: where leakage sits, what fewer copies would leave, which defenses help
-    or may only hide.
+    """Print advice: where the leakage is, what fewer copies would leave, which defenses help or may
+    only hide it.
 
     Args:
         folder (RUN): Run folder, also of a run over --checkpoints.
-        at_most (--max NAME=LIMIT): Of checkpoints, show the last one below this, as recall=0.05.
+        at_most (--max NAME=LIMIT): Show the last checkpoint within this limit, as recall=0.05.
 
     Examples:
         audit advise runs/latest

@@ -16,15 +16,15 @@ def attest(
     """State which model was audited, on which data, with which result and decision: in-toto, signed
     as DSSE.
 
-    RUN may be the folder of an `audit erase -o`: then it states the files that were examined.
-    `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies a run's: the signature, every
-    record of the run, the model.
+    If RUN is the folder of an `audit erase -o`, the statement lists the examined files.
+    `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies the signature, records and
+    model of a run.
 
     Args:
         folder (RUN): Run folder.
         out (-o, --out FILE): Attestation file. [default: attestation.json in RUN]
         sign (KEY.pem): Sign with this Ed25519 private key. [default: an unsigned statement]
-        key (PUBLIC.pem): Verify attestation.json by this Ed25519 key instead; exit 1 if it differs.
+        key (PUBLIC.pem): Instead verify attestation.json with this key; exit 1 if not valid.
 
     Examples:
         audit attest runs/latest --sign key.pem

@@ -220,7 +220,7 @@ def insert(
         out (-o, --out): New file, or folder of a data set; DATA stays as it is.
         column: Column of the texts.
         group: Column that names the person of a row; each canary gets its own. [default: none]
-        seed: Seed of the places at which copies are inserted.
+        seed: Seed of the positions of inserted copies.
 
     Examples:
         audit canaries insert canaries.json train.jsonl -o train-with-canaries.jsonl

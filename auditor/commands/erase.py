@@ -43,7 +43,7 @@ def erase(
         model: Also ask this model: Hugging Face id or folder.
         nonmembers (FILE): Records that --model never saw: the membership baseline.
         released (FILE): Also search released text; repeatable.
-        user_column: Column of --deleted with each record's person.
+        user_column: Column of --deleted that names each record's person.
         out (-o, --out DIR): Folder for erasure.html, .md and .json.
         gate: Exit 1 if a deleted record is still there, 4 if a layer cannot tell.
         junit (FILE): Write JUnit XML: a case for each layer.

@@ -117,7 +117,7 @@ class GateOutputFlags:
     """Flags that name the decision's output files.
 
     junit (FILE): Write JUnit XML.
-    summary (FILE): Append that Markdown to FILE. [default: $GITHUB_STEP_SUMMARY, if set]
+    summary (FILE): Append the decision as Markdown. [default: $GITHUB_STEP_SUMMARY, if set]
     """
 
     panel: ClassVar[str] = "output"
@@ -156,13 +156,13 @@ def gate(
 ) -> None:
     """Judge a finished run by limits and a baseline: exit 0 held, 1 failed, 4 inconclusive.
 
-    Every byte of the audited model is read again: another model fails.
+    Every byte of the audited model is read again: a different model fails.
     Held: the one-sided 95% upper bound is within the limit. Failed: the lower bound, corrected for
     the number of decisions, is beyond it. A policy file holds `rules = ["recall <= 0.05", "recall
     not worse than baseline by 0.02"]` and [[rule]] tables with rule (or metric, count or kind, max
-    or max_increase), target, setting, attack. The rule `epsilon_lower_bound <= claim` fails where
-    an audit contradicts what the target claims, holds where it could have, and is inconclusive
-    where it could not have, or where none ran.
+    or max_increase), target, setting, attack. The rule `epsilon_lower_bound <= claim` fails if an
+    audit contradicts the target's claim, holds if an audit could have but did not, and is otherwise
+    inconclusive.
 
     Args:
         folder (RUN): Run folder.

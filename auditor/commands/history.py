@@ -13,9 +13,9 @@ def history(folders: list[Path], *, by: str = "date", out: Path = Path("history.
     """Write one page over many runs: leakage with intervals over time, gate decisions, links to
     each report.
 
-    Runs that cannot be compared (other secrets, other attacks, another model family) are listed
-    apart, with the reason. Commits are ordered by their first audit; a checkpoint is a
-    model or revision whose name ends in its step (checkpoint-500, step1000, epoch-3).
+    Runs that cannot be compared (different secrets, attacks or model family) are listed separately,
+    with the reason. Commits are ordered by their first audit; a checkpoint is a model or revision
+    whose name ends in its step (checkpoint-500, step1000, epoch-3).
 
     Args:
         folders (RUN): Run folders, as runs/*; those without a result are left out.

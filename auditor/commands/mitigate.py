@@ -25,14 +25,14 @@ def mitigate(
     out: Path | None = None,
     plan: Annotated[options.Values, options.PlanFlags("trust_remote_code plugin")],
 ) -> None:
-    """Train again with what the advice named, audit again on the same secrets, and show before and
+    """Train again with an advised mitigation, audit again on the same secrets, and show before and
     after on a page.
 
     Args:
         folder (RUN): Run folder of a finished audit.
         by (NAME[:VALUE]): dedup, cap:N, drop, drop:N, early-stop, dp-sgd:EPSILON, ... (`audit
             list`: training).
-        option (-D OPTION=VALUE): Option of it; repeatable.
+        option (-D OPTION=VALUE): Option of the mitigation; repeatable.
         train (COMMAND): Train by this command, given the file {data} and the folder {out}.
             [default: as training.json says]
         data (FILE): Training data of the model. [default: as recorded; else the audited file]

@@ -38,15 +38,15 @@ def reproduce(
 ) -> None:
     """Run the plans of a paper and compare its claims with what is measured.
 
-    The paper `claims` tests published privacy claims, each with the query that is hardest on it.
+    The paper `claims` tests published privacy claims, each with the query that challenges it most.
 
     Args:
         paper: A paper of --list, or a folder of plans.
         show (--list): List the papers and their plans.
         plan: Run this plan of the paper only; repeatable. [default: all]
         scale: Sizes of the paper's plans: lab, or the paper's own.
-        beside (DIR): Another reproduction of the paper, a second column. [default with --lab: that
-            of the small lab]
+        beside (DIR): Another reproduction of the paper, as a second column. [default with --lab:
+            that of the small lab]
         out: Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE or -LAB]
 
     Examples:

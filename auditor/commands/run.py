@@ -92,7 +92,7 @@ def run(
 
     Args:
         out: Run folder; runs/latest does not link to it. [default: runs/<UTC time>-<name>]
-        resume (RUN): Continue an interrupted run; only --reveal, --gate, --baseline go with it.
+        resume (RUN): Continue an interrupted run; add only --reveal, --gate or --baseline.
         verbose (-v, --verbose): Show stages, choices and every configuration on screen.
 
     Examples:

@@ -27,8 +27,8 @@ def synthetic(
         data (FILE): Private records that its generator was trained on.
         nonmembers (FILE): Similar records that its generator never saw: the baseline.
         canaries (MANIFEST): Canaries that a coin put among --data: audit canaries make --audit.
-        words: Words in a row that count as extracted, or characters in a script without spaces.
-            [default: 10, or 20 characters, or as half of the records have]
+        words: Consecutive words that count as extracted; characters in a script without spaces.
+            [default: 10, or 20 characters; the median record if shorter]
         out: Run folder; runs/latest does not link to it. [default: runs/<UTC time>-released-<name>]
 
     Examples:

@@ -28,7 +28,7 @@ class TrainingFlags:
     loss_on (assistant|all): Tokens of a conversation that are trained on. [default: assistant]
     user_column (--user-column, --group-column): Column that names the person of a record. [default:
         each text its own]
-    heldout (DATA): Held-out records that early-stop decides by. [default: a tenth of --data]
+    heldout (DATA): Held-out records by which early-stop decides. [default: a tenth of --data]
     forget (DATA): Records of --data to unlearn, with gradient-ascent and npo.
     block (--block, --max-length): Tokens per training sequence. [default: 512]
     """
