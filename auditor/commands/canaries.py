@@ -184,7 +184,7 @@ def _format_typed_flags(names: Iterable[str]) -> str:
 
 
 def extend(manifest: _MANIFEST, model: str, *, out: Path) -> None:
-    """Add the tokens of a manifest of new tokens to a base model, to be trained in full (adapters
+    """Add a manifest's new tokens to a base model, which must then be trained in full (adapters
     learn no tokens).
 
     Args:

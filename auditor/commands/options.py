@@ -348,7 +348,7 @@ def _list_risks(values: Mapping[str, Any]) -> Risks:
 
 
 def format_risk_flags(plan: Plan) -> list[str]:
-    """Return the flag of each risk of a plan with its value, quoted for a shell."""
+    """Return the flags, quoted for a shell, that set the plan's risky values."""
     risks = list_allowed_risks(plan.map_field_values())
     return [_format_flag(name, value) for (name, _), value in risks.items()]
 

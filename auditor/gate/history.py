@@ -158,9 +158,9 @@ def _explain_left_out(folder: Path) -> str:
 
 
 def _find_checkpoint_label(run: RunOutcomes) -> str | None:
-    """Return the model's revision, or its folder name if this name ends in a step number.
+    """Return the model's revision, or its folder's name if the name ends in a step number.
 
-    Return None otherwise.
+    Return None if the model has neither.
     """
     sources = (run.result.plan.get("revision"), run.result.plan.get("model"))
     for text in filter(None, sources):

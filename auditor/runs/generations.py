@@ -260,7 +260,7 @@ def _build_record_columns(
     For each extracted record, column `generations` holds the number of generations that contain a
     part of it, and column `longest` the number of tokens of the longest part. Column `record`
     holds, for each attacked secret, its record's position in `order` (from 0). Column `trained`
-    counts training records by copies.
+    counts the training records with each number of copies.
 
     order: indices of the records in the corpus. Mappings are keyed by record index.
     """

@@ -229,8 +229,9 @@ def add_strongest_membership(
 ) -> list[Finding]:
     """Return a target's findings; add the AUC of the strongest score to each membership finding.
 
-    Membership findings of the same setting and records share an error probability. The strongest
-    score also replaces the main score's column in the collector, so that the AUC can be recomputed.
+    If several findings have the same setting and records, they share one error probability. The
+    strongest score also replaces the main score's column in the collector, so that the AUC can be
+    recomputed.
     """
     changed = {}
     for family in _group_row_families(findings, collector.scored):

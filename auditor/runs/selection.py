@@ -63,8 +63,8 @@ class PluginSelection:
 
     @property
     def own_methods(self) -> tuple[str, ...]:
-        """Names of attacks and probes that the user wrote, whose metrics the table of metrics may
-        lack.
+        """Names of the user's own attacks and probes; their metrics may be missing from the metric
+        table.
         """
         names = []
         for method in self.methods:

@@ -136,7 +136,8 @@ class Site(SiteModels):
 
     @property
     def reference_fault_sentence(self) -> str:
-        """Sentence that the reference model was trained on private data; "" if it was not."""
+        """Sentence stating that the reference model was trained on private data; "" if it was
+        not."""
         name = self.target.reference or self.target.public or self.attacked_adapter_base_name
         if not name or self.reference_model is None:
             return ""

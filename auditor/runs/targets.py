@@ -155,7 +155,7 @@ class Targets:
 
 
 def _list_distinct_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
-    """Return the distinct training texts, both complete and as cut for the attacks."""
+    """Return the distinct training texts: each complete, and also as cut for the attacks."""
     # The base class gives the texts as cut for attacks; a benchmark may give complete texts.
     texts = (
         *benchmark.texts_with_repeat_counts(True),

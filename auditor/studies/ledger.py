@@ -78,7 +78,8 @@ class Expectation:
 def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
     """Return the verdict on a measurement, as defined by RULE.
 
-    The verdict is undecided if the measurement's interval contains a bound of the claim, or NaN.
+    The verdict is undecided if a bound of the claim is in the measurement's interval, or if the
+    interval has a NaN.
     """
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED
