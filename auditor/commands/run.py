@@ -332,7 +332,6 @@ def print_plan_audit(
     from auditor.runs import quick_check
     from auditor.runs.lab_site import make_site
     from auditor.runs.run import run_audit as audit
-    from auditor.runs.selection import select_plugins
     from auditor.runs.submission import write_submission
 
     command = "run" if limit is None else "check"
@@ -350,7 +349,6 @@ def print_plan_audit(
         try:
             site = make_site(plan, reporter, shared)
             if limit is not None:
-                select_plugins(plan, site)
                 quick_check.enable_hidden_state_caches(site)
             result = audit(
                 plan,

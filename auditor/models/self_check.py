@@ -46,18 +46,16 @@ _RECORD_STEPS = 2  # suffix tokens read one at a time
 # distributions.
 _checked: WeakKeyDictionary[HuggingFaceModel, tuple[int, float | None]] = WeakKeyDictionary()
 _compared_on_records: WeakSet[HuggingFaceModel] = WeakSet()
-# Folder of what self-checks found, and whether the run has soft prompts.
-_kept_in: ContextVar[tuple[Path, bool] | None] = ContextVar("kept self-checks", default=None)
+_kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found", default=None)
 
 
 @contextmanager
-def keep_self_checks(folder: Path, soft_prompts: bool) -> Iterator[None]:
+def keep_self_checks(folder: Path) -> Iterator[None]:
     """Store in `folder` the results of all self-checks made during the block.
 
-    The models' weights must not change. If `soft_prompts` is False, the models take no soft
-    prompts, so none are checked.
+    The models' weights must not change.
     """
-    token = _kept_in.set((folder, soft_prompts))
+    token = _kept_in.set(folder)
     try:
         yield
     finally:
@@ -66,11 +64,7 @@ def keep_self_checks(folder: Path, soft_prompts: bool) -> Iterator[None]:
 
 def check_loaded_model(model: HuggingFaceModel) -> None:
     """Check a newly loaded model, on texts as short as possible."""
-    kept = _kept_in.get()
-    if kept is not None:
-        model.choices_kept_in, soft_prompts = kept
-        if not soft_prompts:
-            model.capabilities -= {"embeddings"}
+    model.choices_kept_in = _kept_in.get()
     configure_serving(model, cache=model.choices_kept_in)
 
 
@@ -97,9 +91,7 @@ def configure_serving(
     """
     n_tokens = reach
     if n_tokens is None:
-        n_tokens = AT_LOAD
-        if cache is not None and "embeddings" not in model.capabilities:
-            n_tokens = _LEAST
+        n_tokens = AT_LOAD if cache is None else _LEAST
     room = min(n_tokens, model.max_positions or n_tokens)
     reached, tolerance = _checked.get(model, (0, None))
     if model in _compared_on_records:
@@ -157,7 +149,8 @@ def _is_checked_base(
     text.
     """
     is_as_fast = (
-        other.served == model.served == "slots" and other.capabilities == model.capabilities
+        other.served == model.served == "slots"
+        and "embeddings" in other.capabilities & model.capabilities
     )
     is_shared = reach is None or (other.begins is not None and other.can_join_rows)
     return is_as_fast and is_shared and _checked[other][0] >= room and is_adapter_on(other, model)

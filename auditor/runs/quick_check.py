@@ -121,13 +121,13 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
 def enable_hidden_state_caches(site: Site) -> None:
     """Make each model read each text only once, and limit the rows that decide the text form.
 
-    Call `select_plugins` before, because it counts soft prompts. The cache folder stores
-    self-checks, and the choices of prefix tokens and text forms, keyed by a digest of the weights.
+    The cache folder stores self-checks, and the choices of prefix tokens and text forms, keyed by a
+    digest of the weights.
     """
     site.form_rows = FORM_ROWS
     site.hurried = True
     kept_in = disk.find_cache_folder() / "self-checks"
-    with self_check.keep_self_checks(kept_in, soft_prompts=site.soft_prompt_rows > 0):
+    with self_check.keep_self_checks(kept_in):
         models = site.model, site.reference_model
     for model in models:
         if isinstance(model, HuggingFaceModel):

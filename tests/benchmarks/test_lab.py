@@ -201,13 +201,17 @@ def test_secrets_known_and_nonmembers_are_apart(built: Lab) -> None:
 def test_the_challenge_does_not_hold_the_answers(built: Lab) -> None:
     challenge = built.challenge()
     assert [query.id for query in challenge.queries] == [secret.id for secret in built.secrets]
-    seen = [tokens_of(value) for query in challenge.queries for value in vars(query).values()]
-    seen += [tokens_of(value) for pair in challenge.known for value in vars(pair).values()]
+    seen = [tokens_of(value) for query in challenge.queries for value in values_of(query)]
+    seen += [tokens_of(value) for pair in challenge.known for value in values_of(pair)]
     for secret in built.secrets:
         assert len(secret.suffix) == TINY.suffix_length
         assert not any(holds(tokens, secret.suffix) for tokens in seen)
         # else the line above could not fail
         assert any(holds(tokens, secret.prefix) for tokens in seen)
+
+
+def values_of(item: Any) -> list[Any]:
+    return [getattr(item, field.name) for field in dataclasses.fields(item)]
 
 
 def tokens_of(value: Any) -> tuple[Any, ...]:

@@ -29,7 +29,6 @@ from auditor.runs.asking import TimeLimit
 from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import prepare_selection, run_audit
-from auditor.runs.selection import select_plugins
 from auditor.runs.sweep_cache import SweepCache
 from tests.conftest import save_tiny
 
@@ -411,20 +410,3 @@ def test_personal_data_are_ranked_if_there_are_no_nonmembers_and_records_hold_so
     assert "identifiers" not in attacks and not limits
     attacks, limits = asked(given / "private.jsonl", nonmembers=False)
     assert "identifiers" not in attacks and limits == (f"{without}not tested.",)
-
-
-def test_no_attack_of_a_check_needs_the_soft_prompts_that_its_models_do_not_take() -> None:
-    checked = [kind for kind in registry.list_methods().values() if kind.quick is not None]
-    assert checked and all("embeddings" not in kind.needs for kind in checked)
-
-
-@pytest.mark.parametrize(("attack", "expected"), [("perplexity", False), ("ethicist", True)])
-def test_models_of_a_resumed_run_take_soft_prompts_if_an_attack_has_them(
-    given: Path, attack: str, expected: bool
-) -> None:
-    data = str(given / "private.jsonl")
-    plan = Plan.from_fields(model=str(given / "model"), data=data, attack=(attack,))
-    site = make_site(plan, Reporter(), SweepCache())
-    select_plugins(plan, site)
-    quick_check.enable_hidden_state_caches(site)
-    assert ("embeddings" in site.model.capabilities) is expected
