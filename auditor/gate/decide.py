@@ -225,9 +225,9 @@ def judge_rules(
     """Return a ruling for each rule and each finding of the judged targets.
 
     The judged targets are the defended targets, or the undefended target if no defense was audited.
-    A rule covers the attacks and probes that measure its metric. If none does, the rule fails on
-    every finding. Controls, such as the unmixed ensemble, are judged only if a rule names them. An
-    empty run, a missing metric or a NaN fails.
+    A rule covers the attacks and probes that measure its metric. If no attack or probe does, the
+    rule fails on every finding. Controls, such as the unmixed ensemble, are judged only if a rule
+    names them. An empty run, a missing metric or a NaN fails.
 
     values_by_cell: results by secret, from which every number is recomputed; None to trust the
     result. No limit holds on a number that cannot be recomputed. baseline: the run to compare with.

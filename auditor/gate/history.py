@@ -139,9 +139,10 @@ def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 def _explain_left_out(folder: Path) -> str:
-    """Return why it is acceptable that a folder has no result.
+    """Explain why a folder has no result: the run is not finished, or the folder holds several
+    runs.
 
-    Return "" if the folder has a result, or should have one.
+    Return "" for any other folder, also for a folder with a result.
     """
     if (folder / RESULT).exists():
         return ""

@@ -20,7 +20,7 @@ from auditor.statistics.bounds import LEVEL, bound_binomial_share
 def downgrade_doubtful_ruling(
     result: AuditResult, assessment: LeakAssessment, ruling: Ruling
 ) -> Ruling:
-    """Return the ruling, with `inconclusive` instead of `held` if its number is in doubt.
+    """Return the ruling, changed from `held` to `inconclusive` if its number is in doubt.
 
     An uncertain text form casts doubt on leakage. Withheld answers, or fewer hits than the model's
     probabilities predict, cast doubt on drawn answers.

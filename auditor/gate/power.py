@@ -63,9 +63,9 @@ class SecretsNeeded:
 def parse_planned_share_change(item: str) -> ShareChange:
     """Parse `recall=0.05:0.10` or `recall=0.05:0.10:0.08`.
 
-    The third number is the share of secrets whose answer changes. By default, the two runs' answers
-    are independent, which is the largest change by chance. Raise AuditError for other text, and for
-    a metric that is not a share of secrets.
+    The third number is the share of secrets whose answer changes. By default, it is the share that
+    changes if the two runs' answers are independent. Raise AuditError for other text, and for a
+    metric that is not a share of secrets.
     """
     match = _CHANGE.fullmatch(item)
     complaint = (

@@ -172,7 +172,7 @@ class CauseChains:
         return dataclasses.replace(target, likelihood=chain)
 
     def _find_defense_row(self, target: str) -> ShownRow | None:
-        """Return the row of a defense, or None for any other target."""
+        """Return the row of the target if it is a defense, otherwise None."""
         rows = filter(lambda row: row.name == target and not row.companion, self.selection.rows)
         return next(rows, None)
 

@@ -259,9 +259,7 @@ def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
 
 
 def _is_rule_without_stopping_row(rule: Rule) -> bool:
-    """Test if the rule can never stop queries, because it limits an epsilon bound or membership
-    rate.
-    """
+    """Test if the rule limits an epsilon bound or membership rate, so it can never stop queries."""
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 

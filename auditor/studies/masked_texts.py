@@ -245,7 +245,7 @@ class MaskedTexts:
         return slowdowns
 
     def _time_distribution(self, model: MaskedModel) -> float:
-        """Return the seconds to compute one distribution for each of four copies of a text."""
+        """Return the seconds to compute the distributions of a batch of four copies of a text."""
         for cache in (self.target, self.public):
             if cache is not None:
                 cache.forget()  # a cached answer would take no time

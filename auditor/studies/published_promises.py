@@ -284,7 +284,7 @@ def check_published_query(
     """Return the result of claim-check for each neighbouring relation.
 
     only: relations to check; all relations if empty. is_own_bound: whether this program's own
-    accounting is checked. Raise AuditError if claim-check reports another fault.
+    accounting is checked. Raise AuditError if claim-check reports that a different claim is broken.
     """
     # A context of one token: the given distributions ignore it.
     probe = ClaimCheck(draws=256)
