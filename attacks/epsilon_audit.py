@@ -147,10 +147,9 @@ class EpsilonAudit(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return the bound's delta, and a comparable claim's epsilon and ceiling.
+        """Return the bound's delta, and the epsilon and any ceiling of the model's claim.
 
-        A claim is comparable if it is about adding or removing this unit. Not every claim has a
-        ceiling.
+        The claim is left out unless it is about adding or removing the unit that is audited.
         """
         claim = view.claim
         delta = self._choose_delta(claim)
@@ -208,7 +207,7 @@ class EpsilonAudit(Probe):
     def _has_reference(self, observations: Sequence[Observation]) -> bool:
         """Return whether losses are compared with a reference model.
 
-        If `score` is `auto`, a model is not compared with itself.
+        If `score` is `auto`, return False if the reference model gives the same losses.
         """
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False

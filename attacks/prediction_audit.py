@@ -191,10 +191,10 @@ class PredictionAudit(AncestralProbe):
     def _choose_opponents(
         self, view: View, contexts: Tensor, last: int, at: Sequence[int]
     ) -> tuple[Sequence[Neighbours], bool]:
-        """Return the neighbours' distributions, and whether only the public model is available.
+        """Return the neighbours' distributions, and whether the public model stands in for them.
 
-        contexts: token ids; at: the compared positions. Raise NotApplicable if there is no
-        neighbour by the requested relation.
+        contexts: token ids; at: the compared positions. Raise NotApplicable if no neighbour differs
+        by the requested relation, such as one record added or removed.
         """
         offered = view.target.neighbour_distributions(contexts, last, at)
         stand_in = not offered

@@ -54,9 +54,10 @@ def build_markdown_document(
     details: SecretDetails | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
-    """Return the Markdown report, which has the sections whose topic has a `turn`.
+    """Return the Markdown report, which has only the topics with a position (`turn`) in it.
 
-    Strings have no control characters and are not escaped. texts: private text, keyed by secret id.
+    Control characters are removed from its texts; the writer of Markdown escapes them. texts:
+    private text, keyed by secret id.
     """
     material = ReportMaterial(
         phrases.make_result_printable(result), details or SecretDetails(), texts=texts

@@ -80,9 +80,10 @@ def _list_guessable_normals() -> Floats:
 
 
 def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
-    """Find the small seed that best explains the noise of any tensor in any training's first step.
+    """Find the guessable integer seed that best reproduces noise of a first step.
 
-    Return the seed, its p-value, and the tensor's name.
+    All tensors of the first step of each training are searched. Return the seed, its p-value, and
+    the tensor's name.
     """
     # torch draws 16 normal numbers at a time, and draws the last 16 of a tensor again if its size
     # is no multiple of 16.

@@ -140,7 +140,7 @@ def _fit_company_weight(
     weight: str,
     by_pass: bool,
 ) -> tuple[float, float] | None:
-    """Estimate how strongly records' contributions follow a mean over their batch.
+    """Estimate how strongly a record's contribution depends on a mean over its batch.
 
     A contribution may depend on the record's own gradient norm and length and on a constant
     divisor; the fit allows for these. weight: kind of mean, from `_WEIGHTS`. by_pass: True if a

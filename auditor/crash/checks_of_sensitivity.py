@@ -147,10 +147,10 @@ def _fit_bound_above_clipping_norm(
 
 
 def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | None:
-    """Return the mean reach of the records with the longest gradients, and its standard error.
+    """Return the mean reach of the records with the largest gradients, and its standard error.
 
-    A reach is the length of a contribution to the gradient, in units of the noise. The longest
-    gradients are those with norms in the top quarter of the training so far.
+    A record's reach is the norm of its contribution to the summed gradient, in units of the noise.
+    Its gradient is large if the norm is in the top quarter of the training so far.
     """
     ranks = rank_training_norms(runs.traces)
     return estimate_mean_reach(runs.steps, lambda step: ranks[id(step)] >= 0.75)

@@ -245,7 +245,7 @@ def _judge_other_texts(
 ) -> list[LayerVerdict]:
     """Judge whether other texts in a layer, such as summaries, contain passages of records.
 
-    As the control, passages of the kept records that the layer shows are searched for too. A
+    The control is the same search for passages of those kept records that the layer shows. A
     deleted record is skipped if its entire text is in the layer.
     """
     texts = list(sightings.other_texts)

@@ -202,9 +202,9 @@ def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[Histo
 
 
 def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:
-    """Yield lines of runs; any two runs of a line can be compared.
+    """Yield groups of runs in which any two runs can be compared.
 
-    Each run joins the first line that fits. The last run opens the first line.
+    Runs are assigned from the newest to the oldest, each to the first group that it fits.
     """
     # compare with every run of the line: comparability is not transitive (a run that stopped early
     # fits two different runs)

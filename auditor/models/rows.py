@@ -90,7 +90,9 @@ def draw_row_completions(
     vocab_size: int,
     device: torch.device,
 ) -> Completions:
-    """Draw completions from rows after B prefixes, as `LanguageModel.completions` does.
+    """Sample completions of B prefixes from their decoding rows.
+
+    The result is that of `LanguageModel.completions`.
 
     Tokens and log-probabilities after the end of a shorter suffix are 0.
 

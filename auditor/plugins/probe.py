@@ -219,10 +219,10 @@ class Probe(Method):
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> Mapping[str, Sequence[float] | Floats]:
-        """Return one number per secret for each measurement that is the mean of such numbers.
+        """Return the per-secret values of each measurement that is a mean over members.
 
-        The mean is over members. Runs are compared pairwise by these numbers, so a measurement
-        without them cannot be compared with a baseline.
+        Two runs are compared by these values, secret by secret; a measurement that has none cannot
+        be compared with a baseline.
         """
         return {}
 
@@ -244,7 +244,7 @@ class Probe(Method):
     def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited | None:
         """Return the terms of the epsilon audit, before any guess is made.
 
-        Return None if the probe does not bound epsilon, or plays a game.
+        Return None if the probe gives no lower bound on epsilon, or if it gives one by a game.
         """
         return None
 

@@ -272,9 +272,9 @@ class RagJudge:
     def judge(self, layer: str, disclosed: Bools, control: Bools, eligible: Bools) -> RagVerdict:
         """Return the verdict on the eligible documents.
 
-        `layer` names the kind of leak. `disclosed`, `control` and `eligible` are (documents,). If
-        there is a control, only documents shown in some reply count, because even a system without
-        access control would not show the others.
+        `layer` names the kind of leak. `disclosed`, `control` and `eligible` have shape
+        (documents,). If the same questions were put to a control system, which has no access
+        control, only the documents that one of the two systems showed are counted.
         """
         member = self.corpus.member
         eligible = eligible & self._list_askable()

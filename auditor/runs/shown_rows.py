@@ -172,7 +172,7 @@ def list_companion_rows(
 def _check_unlearning_flags(
     target: TargetPlan, plan: DefensePlan, forget: str | None, unlearning: Sequence[Defense]
 ) -> None:
-    """Raise AuditError for flags that conflict or need an unlearned model.
+    """Raise AuditError if flags conflict, or if they need an unlearned model and none is given.
 
     unlearning: defenses that make an unlearned model.
     """

@@ -123,8 +123,8 @@ class ScaledOptimizer(DPOptimizer):
     def add_clipped_samples(self, shares: Tensor) -> Tensor:
         """Add the clipped per-sample gradients of one physical batch to the sums.
 
-        `shares` (b,) are fractions of the clipping norm. Return the clipping factors, (b,) in
-        float64.
+        `shares` (b,) give each sample's clipping norm as a fraction of the usual one. Return the
+        clipping factors, (b,) in float64.
         """
         norms = clipping.compute_gradient_norms(self.grad_samples)
         factors = clipping.compute_clipping_factors(norms, self.max_grad_norm * shares.double())
@@ -311,8 +311,8 @@ def _hook_canary_scores(
 ) -> RemovableHandle:
     """Install a hook that scores the canaries before each optimizer step; return the hook.
 
-    The hook reads the gradients of the inner optimizer, which are released, not the sums over
-    records. `units` are the units in the batch.
+    The hook reads the noisy gradients that DP-SGD publishes, not the exact sums over records.
+    `units` are the privacy units in the batch.
     """
     inner = optimizer.original_optimizer
     expected_batch = optimizer.expected_batch_size

@@ -52,10 +52,11 @@ def _is_chinese(number: str) -> bool:
 
 
 def _is_korean(number: str) -> bool:
-    """Return whether a Korean number has a valid check digit, or may lack one and has a hyphen.
+    """Return whether a text is a Korean resident number.
 
-    For people born since October 2020, all digits after the digit of sex and century are random.
-    The same may hold for foreigners (5 to 8), because their numbers do not show the date of issue.
+    Its check digit must be valid, or it must be written with a hyphen and be of a kind that may
+    have no check digit: people born since October 2020 have random digits after the digit for sex
+    and century, and so may foreigners (5 to 8), whose numbers do not show the date of issue.
     """
     from stdnum.kr import rrn
 

@@ -129,7 +129,7 @@ class LabTraining:
     def train_target_model(self, path: Path, texts: Sequence[str] | None = None) -> None:
         """Train a model with the recipe of the attacked model.
 
-        texts: None for all private texts, which give the attacked model.
+        texts: the training texts; None to train the attacked model itself, on all private texts.
         """
         if texts is None:
             texts = self.texts.private_text_copies()
@@ -216,9 +216,9 @@ class LabTraining:
     ) -> TrainingJob:
         """Build the training job of a trainer.
 
-        The training starts from the public model or, if it unlearns, from the attacked model. If
-        the attacked model is an adapter, it trains a new adapter, unless the trainer is `whole` or
-        unlearns; otherwise it trains all parameters.
+        An unlearning starts from the attacked model, any other training from the public model. All
+        parameters are trained, or only a new adapter if the attacked model is an adapter and the
+        trainer is neither `whole` nor an unlearning.
 
         forgotten: texts to unlearn.
         """
