@@ -62,9 +62,10 @@ class CanarySpace:
 
     @cached_property
     def _head_and_choice_blocks(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """Text before the first slot, and the possible strings for each random character or word.
+        """Return the text before the first slot, and the choices for each random character or word.
 
-        The strings for a slot's last character or word also include the text up to the next slot.
+        Literal text after a slot is appended to each choice for the slot's last character or word.
+        For example, `a{digits:2}z` gives ("a", (("0", ..., "9"), ("0z", ..., "9z"))).
         """
         pieces: list[list[str]] = [[""]]
         for literal, slot in parse_canary_format(self.format):
@@ -142,7 +143,10 @@ class CanarySpace:
     # --- character by character ---
 
     def state_after_text(self, text: str) -> State | None:
-        """Return the parser's state after `text`; None if no text of the space starts with it."""
+        """Return the state after reading `text` (see `list_transitions`).
+
+        Return None if no text of the space starts with `text`.
+        """
         state: State | None = (0, "")
         for character in text:
             if state is not None:
@@ -150,10 +154,14 @@ class CanarySpace:
         return state
 
     def is_complete_text_state(self, state: State) -> bool:
+        """Return whether the characters read so far are a complete text of the space."""
         return state[0] == len(self._next_characters)
 
     def list_transitions(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yield each possible next character, with the parser's state after reading it."""
+        """Yield each character that may come next, with the state after that character.
+
+        A state says how much of a text has been read. The state (0, "") is the start of a text.
+        """
         if not self.is_complete_text_state(state):
             block, prefix = state
             for character in self._next_characters[block][prefix]:
@@ -163,10 +171,10 @@ class CanarySpace:
 
     @cached_property
     def _next_characters(self) -> list[dict[str, str]]:
-        """Possible next characters after each prefix of a string, keyed by the prefix.
+        """Return, for each block of choices, the characters that may follow each start of a choice.
 
-        The list has one map for the text before the first slot (if any), then one map for each
-        block.
+        For example, the block ("no", "yes") gives {"": "ny", "n": "o", "y": "e", "ye": "s"}. The
+        text before the first slot, if any, is a block with one choice, and comes first.
         """
         tables: list[dict[str, str]] = []
         # No character leads out of the block of an empty head.

@@ -186,8 +186,8 @@ def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yield a folder that only its owner can read, and remove it after the block.
 
     Also remove folders with this name that killed processes left. The folder is locked during the
-    block; the system releases the lock when the process ends. Only the owner can read the files
-    made in the block, even by libraries (folders 0700, files 0600).
+    block; the system releases the lock when the process ends. All files made in the block are
+    readable only by the owner (folders 0700, files 0600), even if a library makes them.
     """
     prefix = f".{name}.audit-scratch-"
     for leftover in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():

@@ -115,9 +115,10 @@ def is_onednn_memory_error(error: BaseException) -> bool:
 
 
 def make_memory_error(error: BaseException) -> AuditError | None:
-    """Return an AuditError if the error means that memory is too small even for a single text.
+    """Return an AuditError that says how to save memory, if the error is caused by lack of memory.
 
-    Return None for any other error.
+    Return None for any other error. The message says that not even a single text fits, because
+    smaller batches have been tried before.
     """
     if not any(map(is_memory_error, list_causes(error))):
         return None

@@ -25,7 +25,10 @@ NAMED = ["inf", "-inf", "nan"]  # floats without a JSON notation
 
 
 def to_json(value: Any) -> Any:
-    """Return a record as JSON values. Infinite floats and NaN are written as their names."""
+    """Return a record as JSON values.
+
+    JSON has no infinite or undefined numbers, so they become the texts "inf", "-inf" and "nan".
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -93,7 +96,8 @@ _INNER = {
 def _build_written_schema(schema: Any) -> Any:
     """Adapt pydantic's schema to the values that `to_json` writes.
 
-    Floats may be names, tuples are lists, and unknown fields are refused.
+    A float may be one of the texts "inf", "-inf" and "nan". A tuple is a list. Unknown fields are
+    refused.
     """
     if isinstance(schema, list):
         return list(map(_build_written_schema, schema))
@@ -175,9 +179,13 @@ def _describe_validation_error(
 def _format_json_path(
     where: str, steps: Iterable[int | str], fields: Collection[str], private: bool
 ) -> str:
-    """Return a path such as `result.json.targets[1].claim`: `where`, then the steps.
+    """Return a path such as `result.json.targets[1].claim`.
 
-    If `private` is True, hide all keys except `fields`.
+    Args:
+        where: start of the path, such as `result.json`.
+        steps: the keys and list indices that follow, such as "targets", 1, "claim".
+        fields: names that may be shown even if `private` is True.
+        private: whether to show any other key as "...".
     """
     keys = (
         "..." if private and isinstance(step, str) and step not in fields else step

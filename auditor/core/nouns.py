@@ -176,7 +176,12 @@ class Query:
 
 @dataclass(frozen=True)
 class PrefixToken:
-    """Tokens that precede every text of a model. `said` is a phrase that explains their choice."""
+    """Tokens that a model expects before every text, such as a begin-of-text token.
+
+    Args:
+        tokens: the tokens; usually one, or none.
+        said: a phrase for readers that says why these tokens were chosen.
+    """
 
     tokens: Tokens
     said: str
@@ -242,13 +247,15 @@ class Guess:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Bounds on the probabilities of the suffixes that a tree search did not find.
+    """Result of a tree search for suffixes whose probability reaches a threshold.
+
+    It bounds the probabilities of the suffixes that the search did not find.
 
     Args:
-        reached: whether a suffix reached the threshold.
+        reached: whether the search found a suffix whose probability reaches the threshold.
         certified: whether the most likely suffix found is proven to be the most likely of all.
         leftover: total probability of all suffixes that were not found.
-        pruned: upper bound on the probability of any suffix that was not found.
+        pruned: upper bound on the probability of any single suffix that was not found.
     """
 
     # Whether a suffix reached the threshold; otherwise the guess did not.
@@ -264,13 +271,13 @@ class Certificate:
 class Guesses:
     """An attack's guesses for a secret, most confident first, and what they cost.
 
-    A search draws no tokens. It uses none of a claim's budget, because no claim covers reading the
-    next-token distribution.
+    A tree or beam search reads the next-token distribution and draws no tokens. It therefore uses
+    none of a claim's budget: claims cover only drawn tokens.
 
     Args:
         secret: id of the secret.
         ranked: the guesses.
-        samples: number of samples, or of candidates in a search.
+        samples: number of samples drawn, or of candidates that a search returned.
         drawn: number of tokens drawn from the target.
         near_boundary: number of draws within 1e-6 of a CDF boundary, which float noise could have
             changed.
@@ -343,7 +350,8 @@ class Claim:
         decoding: decoding that the promise covers.
         spent_queries: number of tokens that this audit drew.
         spent_epsilon: epsilon that this audit used for each neighbouring relation.
-        any_two: whether the promise holds between any two models, so for every relation and unit.
+        any_two: whether the promise holds between any two models. It then holds for every
+            neighbouring relation and every unit of protection.
         shard: whether the unit is a shard of records.
         whole: unit that is never split across shards, "record" or "user"; "" if unknown.
         details: further numbers, keyed by name.

@@ -42,8 +42,9 @@ from auditor.core.plan_parts import (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Plan of an `audit run`. The run folder stores the plan, flat as in a plan file, for a resume.
+    """Plan of an `audit run`: all its settings, in parts by subject.
 
+    The run folder stores the plan, so that a stopped run can be resumed.
     seed: Seed of all random numbers. [default: 0]
     plugin (FILE.py): Python file with attacks, defenses or training methods of your own;
         repeatable.
@@ -191,7 +192,10 @@ class Plan:
         return cls().with_fields(**values)
 
     def with_fields(self, **values: Any) -> Plan:
-        """Return a copy of the plan with new values for these fields, whichever part holds them."""
+        """Return a copy of the plan with new values for the named fields.
+
+        A field of a part, such as `limit` of `DataPlan`, is named without its part.
+        """
         parts: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             parts.setdefault(FIELDS[name].part, {})[name] = value
@@ -235,16 +239,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class DescribedField:
-    """Definition of a plan field.
+    """A plan field, with all that the command line and the reference page say about it.
 
     Args:
         part: part of the plan that holds the field; "" if the plan itself does.
         kind: type of the value.
-        definition: rules.
+        definition: conditions under which the field may be used.
         default: default value.
         panel: group of the field in --help.
         flags: flags on the command line.
-        metavar: notation of a value; "" for the notation of the value's type.
+        metavar: placeholder for the value in --help; "" for the usual placeholder of its type.
         help: help text with the default.
     """
 

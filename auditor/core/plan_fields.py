@@ -46,16 +46,18 @@ SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = FieldRule
 
 @dataclass(frozen=True)
 class PlanField:
-    """Description of a plan field, apart from its type, default and docstring entry.
+    """Conditions and limits of a plan field.
+
+    The field's type and default are in the dataclass; its help text is in the docstring.
 
     Args:
         rules: conditions under which the field may be used.
         has_flag: whether the command line has a flag for the field.
         panel: group in --help, if it differs from the group of the plan part.
         minimum: smallest valid number.
-        risk: danger if a plan file from someone else sets this field; the command line must then
-            name the field too.
-        risky: text that only dangerous values contain.
+        risk: why the field is dangerous in a plan file from someone else. A field with a risk must
+            also be given on the command line; "" for a harmless field.
+        risky: characters that make a value dangerous, such as "://"; "" if every value is.
     """
 
     rules: FieldRule | None = None
@@ -83,7 +85,7 @@ class DocstringEntry:
 
     Args:
         flags: flags to use instead of `--name`.
-        metavar: notation of a value; "" for the usual notation of its type.
+        metavar: placeholder for the value in --help; "" for the usual placeholder of its type.
         help: help text.
     """
 

@@ -55,14 +55,14 @@ class TargetPlan:
     base_url (URL): Server of --model openai:NAME: http://HOST:PORT/v1; key in OPENAI_API_KEY.
     tokenizer: Tokenizer of --model openai:NAME. [default: NAME]
     max_tokens_total: Ask a model behind an API for at most N tokens. [default: no limit]
-    forms (FORM,...): Deployed forms, each in its own row: merged, int8, int4, nf4, fp4,
-        pruned:SHARE, gguf:TYPE, or a model, as FOLDER, llama:FILE or served:URL. A second --model
-        is one too.
+    forms (FORM,...): Deployed forms of the model to attack as well: merged, int8, int4, nf4, fp4,
+        pruned:SHARE or gguf:TYPE; or another model: FOLDER, llama:FILE or served:URL. A second
+        --model does the same.
     before (MODEL): The model before it was trained to forget --forget.
     retrained (MODEL): A model trained as --before was, without --forget, to compare with.
     lab_recipe: Changed fields of the lab's recipe, by name.
-    mitigation: In the lab, attack the model of this training method instead: method, and its
-        options by name.
+    mitigation: In the lab, attack a model trained by this method instead: the method's name, and
+        its options.
     """
 
     panel: ClassVar[str] = "target"
@@ -99,7 +99,10 @@ def split_model_name(model: str) -> tuple[str, str]:
 
 
 def name_deployed_form(form: str) -> str:
-    """Return the row name of a form: `pruned:0.5`, the last part of a path, or a server's host."""
+    """Return the name under which reports show a deployed form, such as `pruned:0.5`.
+
+    A file or folder is shown by the last part of its path, and a server by its host.
+    """
     head, _, address = form.partition("://")
     if address:
         return f"{split_model_name(head)[0] or head}:{address.partition('/')[0]}"
@@ -142,9 +145,10 @@ class LoadingOptions:
     base: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, panel="target")
 
     def list_pretrained_sources(self, model: str) -> dict[str, tuple[str, str | None]]:
-        """Return the folder or hub id that transformers reads, and its revision, for each role.
+        """Return the places from which transformers loads the model: (folder or hub id, revision).
 
-        Roles are "model" and "model subfolder".
+        The key of the first place is "model". With --model-arg subfolder=NAME, a second place has
+        the key "model subfolder".
         """
         sources = {"model": (model, self.revision)}
         if "subfolder" in self.model_args:
@@ -170,7 +174,10 @@ class LoadingOptions:
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     def check(self) -> None:
-        """Raise AuditError for a credential in --model-arg, or --device with --device-map."""
+        """Raise AuditError for a credential in --model-arg.
+
+        Also raise AuditError if both --device and --device-map are set.
+        """
         for name in self.model_args:
             plain = name.lower().replace("-", "_")
             # The error does not quote the value.
@@ -303,9 +310,9 @@ class AttackPlan:
 
     @property
     def until_metric_and_half_width(self) -> tuple[str, float] | None:
-        """Metric and half-width (a share) in `--until "recall ± 2%"`; None if it gives no width.
+        """Metric and half-width in `--until`: ("recall", 0.02) for "recall ± 2%".
 
-        Raise AuditError if --until has any other form.
+        None if --until is not set or is `decided`. Raise AuditError for any other text.
         """
         if self.until in (None, DECIDED):
             return None

@@ -50,8 +50,9 @@ class Audited:
         level: error probability.
         canaries: number of canaries, each inserted by a fair coin; for games, the number of valid
             games.
-        guesses: number of guesses, most confident first, that gives the largest bound.
-        right: number of correct guesses.
+        guesses: number r of guesses that are judged. These are the r most confident ones; r is the
+            tested number that gives the largest bound.
+        right: number of correct guesses among these.
         best: bound that would result if all guesses were correct.
         rights: number of correct guesses for each tested number of guesses.
         sampling: sampling rate and number of steps that "shape" assumes.
@@ -63,7 +64,8 @@ class Audited:
         tokens: number of tokens drawn in each game.
         covered: number of tokens that the claim covers; None for any number, or if there is no
             claim.
-        exact: exact epsilon of these games, computed from both next-token distributions.
+        exact: exact epsilon of these games, computed from the next-token distributions of the
+            models with and without the record; None if it was not computed.
     """
 
     # "one_run", "games": (epsilon, delta)-DP; "fdp": mu-GDP, reported as (eps, delta); "shape".
@@ -192,16 +194,17 @@ class Finding:
         violations: observed violations of the claim, one sentence each.
         seconds: duration.
         drawn: number of tokens drawn from the target.
-        samples: number of samples drawn for each prefix; 0 if none were drawn or if the prompt was
-            not the prefix alone (soft prompt).
-        rows: number of sequences run through the target, including shared passes.
+        samples: number of samples drawn for each prefix. It is 0 if no samples were drawn, or if a
+            soft prompt preceded the prefix.
+        rows: number of inputs that the target read. An input that several attacks share counts
+            for each of them.
         chain: the part of a defense's effect that each cause explains; empty if the controls were
             not measured.
         audits: lower bounds on epsilon; the (epsilon, delta) bound first.
         strata: records grouped by number of copies, most copies first; empty if copies were not
             counted.
         scores_tried: number of membership scores of which `membership_auc` is the strongest; 0 in
-        older records.
+            older records.
         stopped: where and why the queries stopped early; None without `--until`.
     """
 
@@ -289,9 +292,11 @@ class TargetRecord:
         claim: privacy claim.
         nominal_epsilon: epsilon printed in a paper. It is no promise; the notes explain why.
         notes: remarks for readers.
-        other_perplexities: perplexities of the same texts, computed as papers do.
+        other_perplexities: perplexities of the same held-out texts, computed as in the paper of the
+            target's defense.
         companion: whether the target is a control that the user did not name.
-        likelihood: chain of causes that explains how likely members' true tokens are.
+        likelihood: mean likelihood of members' true suffixes, from the undefended to this target,
+            step by step; None if the controls were not measured.
         doubts: doubts that concern only this target's answers.
     """
 
@@ -325,7 +330,8 @@ class GroupRecall:
             `retrained` and `retrained_relearned` for models that never saw the forgotten records.
         changes: differences over the same secrets. `unlearned` is after minus before, `left` is
             after minus retrained, and `relearned` is relearned minus after. `came_back` is
-            `relearned` minus the effect of the same steps on the retrained model. `share_back` is
+            (relearned minus after) minus (retrained_relearned minus retrained): the gain from
+            relearning that a model without memories of the records does not have. `share_back` is
             the share of unlearning's effect that relearning reverses.
     """
 
@@ -368,15 +374,17 @@ class Unlearning:
 
 @dataclass(frozen=True)
 class KindCount:
-    """Item counts for one kind of personal data in suffixes. A text in two secrets counts twice.
+    """Numbers of items of one kind of personal data, such as e-mail addresses, in the secrets.
+
+    An item that occurs in two secrets counts twice.
 
     Attributes:
-        members: items of members that lie wholly outside the prefix, for which guesses are
-            searched.
-        nonmembers: items of non-members that lie wholly outside the prefix.
+        members: items of members that are wholly in the suffix. The audit tests whether guesses
+            contain them.
+        nonmembers: items of non-members that are wholly in the suffix.
         held: items of members that are already in the prefix.
         cut: items of members that are cut by the end of the prefix or suffix.
-        trained: items of non-members that are in the training data, and so useless as a baseline.
+        trained: items of non-members that are also in the training data. They are no baseline.
     """
 
     members: int = 0
@@ -429,12 +437,18 @@ class RecordCounts:
 
     @property
     def askable(self) -> int:
-        """Number of distinct records that could be attacked, without auxiliary records."""
+        """Number of distinct records that could be attacked.
+
+        Records that the attacker already has (auxiliary data) are not counted.
+        """
         return sum(self.by_copies.values()) or self.given - self.copies
 
     @property
     def rows_note(self) -> str:
-        """Note such as `234 rows given`, or "" if rows and distinct records are equally many."""
+        """Note with the number of rows in the file, such as `234 rows given`.
+
+        The note is "" if every row is a record that could be attacked.
+        """
         if self.given == self.askable:
             return ""
         return f"{self.given:,} rows given"
@@ -515,10 +529,10 @@ class FrontierPoint:
         line: name of the defense; its points form a line.
         ratio: held-out perplexity divided by the undefended model's, paired by text.
         leak: leakage.
-        within: whether the interval of the ratio is within the margin: shown, not shown, or shown
-            to be beyond it.
-        least: whether no other point within the margin is shown to leak less; None unless this
-            point is itself shown to be within.
+        within: "shown" if the whole interval of the ratio is within the margin, "beyond" if the
+            whole interval is above it, and otherwise "not shown".
+        least: whether this point may leak least of all points whose `within` is "shown"; None if
+            its own `within` is not "shown".
         corner: whether the point is a corner of the convex frontier.
         epsilon: proven epsilon in nats; None without a proof.
         delta: delta of the proof.

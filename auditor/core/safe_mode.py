@@ -27,7 +27,8 @@ _hooked = False
 class RefusedBySafeMode(AuditError, PermissionError):
     """Error for an action that safe mode blocks.
 
-    It is also a PermissionError, so a library that can do without the action carries on.
+    It is also a PermissionError. A library that can work without the action catches that error and
+    continues.
     """
 
     def __str__(self) -> str:
@@ -46,7 +47,10 @@ def refuse_unsafe(description: str) -> None:
 
 @contextmanager
 def safe_mode() -> Iterator[None]:
-    """Block foreign code and queries to servers during the `with` block."""
+    """Block foreign code and queries to servers during the `with` block.
+
+    A blocked action raises `RefusedBySafeMode`.
+    """
     global _depth, _hooked
     if not _hooked:
         sys.addaudithook(_refuse_forbidden_audit_event)  # an audit hook cannot be removed

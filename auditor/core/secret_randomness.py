@@ -30,7 +30,8 @@ def make_keyed_generator(*key: str | int) -> np.random.Generator:
 def draw_secret_uniforms(samples: int, length: int, *key: str | int) -> Floats:
     """Return uniform numbers in [0, 1) for a secret, of shape (samples, length, CHANNELS).
 
-    With more samples, the first k samples stay the same. `key` is the seed, target, sampling recipe
-    and secret.
+    Each token of each sample gets CHANNELS numbers: one draws the token, and the others serve
+    defenses that make random choices. The numbers of the first samples do not change if more
+    samples are drawn. `key` is the seed, target, sampling recipe and secret.
     """
     return make_keyed_generator(*key).random((samples, length, CHANNELS))

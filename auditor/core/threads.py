@@ -34,12 +34,13 @@ _SPINS = "10000"
 
 
 def set_thread_count(count: int | None = None) -> None:
-    """Set the number of threads and how they wait, for this process and its children.
+    """Set the number of threads of this process and its children.
 
     `count` overrides OMP_NUM_THREADS. If neither is set, use one thread for each processor that
     this process may use and that other processes leave free, but at least 1. The number of threads
     affects the last bits of results, because it decides how sums are split. So a run reports it.
-    Raise AuditError if the count is below 1.
+    Idle threads sleep instead of spinning, unless OMP_WAIT_POLICY is set. Raise AuditError if the
+    count is below 1.
     """
     if count is not None and count < 1:
         raise AuditError(f"expected --threads >= 1, got {count}")
