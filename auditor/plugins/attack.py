@@ -156,7 +156,8 @@ class CorpusAttack(Attack):
     def user_chosen_beginnings(self, view: View) -> list[Tokens]:
         """Return the token sequences in the user's option `begins`.
 
-        If a text continued a training prompt, the extraction would not be untargeted.
+        The report warns of those that occur in the training data, because text that follows them is
+        no untargeted extraction.
         """
         return []
 
@@ -183,11 +184,16 @@ class CorpusAttack(Attack):
 class SamplingAttack(Attack):
     """Base class of attacks that rank candidate suffixes.
 
-    Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8). `search` is the source of candidates:
-    `sample`, `tree` or `beam`. A tree has every suffix whose probability under the decoding reaches
-    `threshold`. A beam search has width `beams`, and uses the distribution without temperature and
-    truncation. Tree and beam need log-probabilities. temperature=0 is greedy and draws one sample,
-    because all samples would be equal.
+    The defaults are those of Ethicist, Section 4.2: K=100, top-p 0.7, T 0.8. With temperature 0
+    (greedy decoding), one sample is drawn, because all samples would be equal.
+
+    `search` says where the candidates come from:
+
+    - `sample`: samples.
+    - `tree`: all suffixes whose probability under the decoding is at least `threshold`.
+    - `beam`: a beam search of width `beams`, without temperature and truncation.
+
+    A tree or beam search needs log-probabilities.
     """
 
     samples: _Candidates = 100
@@ -273,9 +279,9 @@ def rank_candidates(
 ) -> Guesses:
     """Return a query's candidates as guesses, in descending order of score.
 
-    `score` has shape (distinct,). `samples` is the number of samples drawn. Candidates with the
-    same score are ordered by descending likelihood if it is known (counts only estimate it), then
-    by descending count, then by first draw.
+    `score` has shape (distinct,). `samples` is the number of samples drawn. Among candidates with
+    the same score, the most likely comes first. If likelihoods are equal or unknown, the candidate
+    with the most samples comes first, and then the one that was drawn first.
     """
     if candidates.token_log_probs is None:
         nll = [0.0] * len(score)

@@ -35,11 +35,13 @@ class Benchmark:
         heldout_given: for each held-out text, the number of leading tokens that are not scored; ()
             means 1 for each.
         text_form: how conversations become text; None if there are no conversations.
-        framed: whether prefixes start with a chat template's own text, as in training.
-        as_trained: whether token ids are a trainer's own, with no token before them.
+        framed: whether prefixes start with the text that a chat template writes, as in training.
+        as_trained: whether the data are token ids from a trainer; then no begin-of-text token is
+            added.
         record_counts: counts of "members" and "nonmembers".
         unread_columns: columns whose texts are not used.
-        earlier_in_row: for each secret id, the token sequences before its prefix in a packed row.
+        earlier_in_row: for a secret of a packed row (several texts in one row), the token sequences
+            before its prefix, keyed by secret id.
         doubts: reasons why the data may hide a leak.
     """
 

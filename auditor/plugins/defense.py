@@ -28,7 +28,8 @@ class Scenario:
         answer_length: number of tokens in one answer.
         trained: a model trained by the defense.
         whole: an adapter trained like a member, but on all records of the ensemble.
-        prompts: the texts before the answers, and the private record that starts with each text.
+        prompts: for each secret, the text before its answer, and the private record that starts
+            with this text.
         corpus: the training records known to the audit, without repeats.
         beside: a model to show next to a model that was trained to forget.
     """
@@ -87,8 +88,8 @@ class TrainedModel:
 class MaskedScenario:
     """Inputs of a defense of a masked LM.
 
-    `target` is the attacked model, `public` a public model, and `queries` the largest number of
-    gaps in a text.
+    `target` is the attacked model, and `public` a public model. `queries` is the number of masked
+    tokens in the text that has the most; the model predicts each of them.
     """
 
     target: MaskedModel
@@ -147,7 +148,7 @@ class Defense(Configured):
         )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        """Return the fixed number of tokens that this defense answers, or None for no limit."""
+        """Return the number of tokens that may be drawn from this defense; None for no limit."""
         return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
@@ -163,11 +164,11 @@ class Defense(Configured):
         return ()
 
     def cause_chain(self) -> tuple[Cause, ...]:
-        """Return the controls that lead, one change at a time, from undefended model to defense.
+        """Return the steps from the undefended model to this defense, each with one change.
 
-        A run measures these controls too, and attributes part of the defense's effect to each
-        change. Steps after the defense show the leakage with even less private data, and do not
-        count as its effect.
+        A run attacks the control of each step too. So it can tell which part of the defense's
+        effect each change causes. Steps that follow the defense itself use even less private data,
+        and do not count toward its effect.
         """
         return ()
 
@@ -205,8 +206,9 @@ class Cause:
     """A step in a defense's chain of controls: one change from the previous step.
 
     Attributes:
-        changes: the change, in words.
-        row: the control that is measured for this step; None for the defense itself.
+        name: name of the change, such as "splitting".
+        changes: the change, as a phrase that can follow the name.
+        row: the control that has this change and all earlier ones; None for the defense itself.
         needs: input that the user must give if the control is missing.
     """
 

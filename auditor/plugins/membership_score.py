@@ -90,9 +90,10 @@ class MembershipScore(AncestralProbe):
     def add_joint_values(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Sequence[Observation]:
-        """Add to each observation the score of a classifier that does not use the model.
+        """Add a baseline score to each observation, by a classifier that does not use the model.
 
-        It measures how much members and non-members differ as texts.
+        The classifier sees only the texts. Its score shows how well members and non-members can be
+        told apart without the model.
         """
         member = mask_members(secrets)
         if explain_too_few_records(member):

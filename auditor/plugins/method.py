@@ -58,9 +58,9 @@ class Method(Configured):
         return False
 
     def sampling(self) -> Sampling | None:
-        """Return the recipe of the candidates, or of the distribution that the method reads.
+        """Return the decoding with which the method samples, searches or reads distributions.
 
-        The report shows the recipe. Return None if the method uses neither.
+        The report shows it. Return None if the method does none of these.
         """
         return None
 

@@ -40,8 +40,8 @@ DELTA = 1e-5  # of a bound on epsilon, if neither the user nor a claim gives it
 class Observed(Sequence[Observation]):
     """The observations of a probe, in the order of the secrets, stored as a column for each name.
 
-    `facts` are numbers about all secrets together, such as the rules and the outcome of a guessing
-    game.
+    `facts` are the numbers of `Probe.facts`, which describe all secrets together, such as the
+    number of rounds of a guessing game.
     """
 
     def __init__(
@@ -109,9 +109,10 @@ class Observed(Sequence[Observation]):
     def add_columns(
         self, columns: Mapping[str, Floats | Ints], places: Ints | slice = slice(None)
     ) -> Observed:
-        """Return the observations with values added by name, (places,) each.
+        """Return a copy of the observations with further values for some secrets.
 
-        places: indices of the secrets that get a value.
+        columns: the values, keyed by name. Each array has shape (places,).
+        places: indices of the secrets that get a value; by default all secrets.
         """
         completed = Observed(self, self.facts)
         completed._columns = dict(self._columns)
@@ -135,8 +136,9 @@ class Probe(Method):
     """Base class of the auditor's measurements, which use the true suffixes of secrets.
 
     Attributes:
-        of: the observed records (subjects): the benchmark's secrets, its canaries for exposure, the
-            records that a coin included or excluded, or the `textless_subjects`.
+        of: which records the probe observes, its subjects. These are the benchmark's secrets, its
+            canaries for exposure, the canaries that a coin included or excluded, or the
+            `textless_subjects`.
         means: names of measurements that are means of `per_secret_values`; these may end a run
             early.
     """
@@ -182,11 +184,11 @@ class Probe(Method):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return numbers about all secrets together, such as terms of the claim.
+        """Return numbers that describe all secrets together, such as the claimed epsilon.
 
-        The numbers may also come from further queries. This method is called once for each model
-        and setting; the methods below find the numbers in `observations.facts`. Secrets and
-        observations are in the same order.
+        The run calls this method once for each model and setting. The method may query the model.
+        All later methods find the numbers in `observations.facts`. Secrets and observations are in
+        the same order.
         """
         return {}
 
@@ -195,7 +197,7 @@ class Probe(Method):
     ) -> Sequence[Observation]:
         """Return the observations with values that depend on all secrets, such as a p-value.
 
-        They may also be answers of later queries. A second call must change nothing.
+        This method may query the model again. Calling it with its own result must change nothing.
         """
         return observations
 
@@ -242,9 +244,10 @@ class Probe(Method):
         return ()
 
     def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited | None:
-        """Return the terms of the epsilon audit, before any guess is made.
+        """Return the planned epsilon audit: its delta, significance level and number of canaries.
 
-        Return None if the probe gives no lower bound on epsilon, or if it gives one by a game.
+        The run calls this method before any guess is made. Return None if the probe gives no lower
+        bound on epsilon, or if it obtains the bound from games.
         """
         return None
 
@@ -284,7 +287,7 @@ class DistributionProbe(Probe):
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     def sampling(self) -> Sampling:
-        """Return a recipe for one sample; the probe observes the sample's distribution."""
+        """Return the decoding of the distribution that the probe observes, for one sample."""
         return Sampling(1, Decoding(self.temperature, self.top_k, self.top_p), self.eos)
 
 
@@ -332,10 +335,11 @@ def observe_in_batches(
 def read_token_statistics(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor, at_once: int, of_rows: OfRows
 ) -> Iterator[list[Tensor]]:
-    """Yield statistics of each suffix token, for b texts at a time: a list of (b, L) tensors.
+    """Yield statistics of each suffix token, for b texts at a time.
 
-    `of_rows` computes the statistics from distributions and tokens; it gets at most `at_once`
-    probabilities per call.
+    Each item is a list of tensors (b, L), one for each statistic. `of_rows` computes the statistics
+    of n tokens from their next-token distributions (n, V) and ids (n,). `at_once` limits its
+    memory: n V is at most `at_once`, or n is 1.
     """
     for batch_tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
         # (b, L, V) -> (b L, V), a chunk at a time: the results of `of_rows` take as much memory

@@ -177,8 +177,8 @@ class TrainerCheckpoint:
     """A file with the state of an interrupted training.
 
     It is replaced atomically, and only its owner can read it. When `save` returns, the state is on
-    disk. This matters for the noise key: if the key were lost, the same records would be used again
-    with a different key.
+    disk. The state includes the key of the noise in private training. If the key were lost, the
+    training would be repeated with other noise, and so reveal more than its privacy claim says.
     """
 
     def __init__(self, path: Path) -> None:

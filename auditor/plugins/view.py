@@ -50,9 +50,11 @@ class Setting:
     """An attacker's access (`capabilities`) and decoding. A privacy claim applies to one setting.
 
     Attributes:
-        stream: name in the keys of random numbers.
-        ancestral: whether draws come from the model's own distribution, whatever the attack's
-            decoding.
+        name: name of the setting, such as `text-only`.
+        stream: seed of random numbers in this setting, together with the run's other keys. It does
+            not change if the setting is renamed.
+        ancestral: whether tokens are drawn from the model's own distribution, even if the attack
+            asks for another decoding.
     """
 
     name: SettingName
@@ -118,7 +120,8 @@ Batch = list[tuple[Query, SuffixCandidates]]
 class View:
     """An attacker's access to the attacked model (`target`) in a setting.
 
-    All other methods rely on `require_capability` to enforce the setting.
+    The setting may forbid a capability, such as reading probabilities. Every method that queries
+    the target therefore calls `require_capability` first.
 
     Attributes:
         public: public model of the attacker.
@@ -292,10 +295,9 @@ class View:
     def prefix_batch_size(
         self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0
     ) -> int:
-        """Return the number of prefixes to read at once.
+        """Return the number of prefixes in a batch, so that their candidates fit into memory.
 
-        The number is large, because memorised text needs few rows. `prompt_rows` is the number of
-        rows in the soft prompt.
+        `prompt_rows` is the number of rows in the soft prompt.
         """
         # A tree splits a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
