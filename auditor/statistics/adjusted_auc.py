@@ -36,7 +36,10 @@ _ITERATIONS = 1000
 
 @dataclass(frozen=True)
 class OverlapWeights:
-    """Weight the records in the adjusted AUC of one score.
+    """Weights of the records in the adjusted AUC of one score.
+
+    The adjusted AUC compares members with non-members whose texts are similar, so that a difference
+    of texts does not count as leakage.
 
     weights: (records,), with sum 1 over members and sum 1 over non-members.
     widen: factor on the standard deviation of the adjusted AUC.
@@ -53,14 +56,16 @@ def weigh_scored_records(
     member: Bools,
     group: Ints,
 ) -> dict[str, OverlapWeights]:
-    """Return the weights of the records for each score, keyed by name; {} without a blind baseline.
+    """Return the weights of the records for each score, keyed by name.
 
-    If a control score distinguishes members from non-members, the weights depend on the classifiers
-    fitted to it. The interval is then widened like that of a cross-fitted AUC.
+    Return {} if `controls` has no score "blind".
+
+    If a control score distinguishes members from non-members, the weights depend on fitted
+    classifiers. In this case, `widen` is the factor of a cross-fitted AUC; otherwise it is 1.
 
     Args:
-        scores: (records,) arrays keyed by name.
-        controls: likewise, for scores that did not use the audited model.
+        scores: scores of the audited model, (records,) each, keyed by name.
+        controls: scores that do not use the audited model, (records,) each, keyed by name.
         features: from `build_text_features`.
         member: (records,) True for members.
         group: (records,) a code that related records share.

@@ -144,12 +144,18 @@ def compute_final_model_distribution(
 ) -> LikelihoodRatioDistribution:
     """Return the distribution of a canary's log-likelihood ratio given only the sum of all T steps.
 
-    A finished model reveals only this sum. If a canary has k copies, each clipped to C, they move
-    the sum along the canary's direction by Binomial(k T, q) C; the noise has deviation sqrt(T)
-    sigma C. If the noise is well above C, this is close to two Gaussians at distance d = k T q /
-    sqrt(T sigma^2 + k T q (1 - q) / 2): the difference of the means over the root of the mean
-    variance. sampling: (q, T);
-    noise_multiplier: sigma.
+    A finished model reveals only this sum. A canary has k copies, each clipped to norm C. They move
+    the sum along the canary's direction by Binomial(k T, q) C. The noise of the sum has the
+    standard deviation sqrt(T) sigma C.
+
+    If the noise is much larger than C, the sums with and without the canary are close to two
+    Gaussians. The distance of their means, divided by the root of their mean variance, is d = k T q
+    / sqrt(T sigma^2 + k T q (1 - q) / 2).
+
+    Args:
+        noise_multiplier: sigma.
+        sampling: (q, T), the sampling rate and the number of steps.
+        copies: k.
     """
     q, steps = sampling
     draws = copies * steps
@@ -234,12 +240,22 @@ def bound_shape_epsilon(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> float:
-    """Return the epsilon at delta of the smallest refuted noise.
+    """Return a lower bound on epsilon at `delta`, assuming DP-SGD with the given sampling.
 
-    The result is 0 if no noise is refuted, or if the surest eighth of the guesses contradicts the
-    shape.
-    right: the number of right guesses for each count in `list_guess_counts(m)`; sampling: (q, T).
+    With more noise, fewer guesses are right. The guesses refute a noise if so many right guesses
+    are too unlikely with it. The result is the epsilon of the smallest refuted noise. It is 0 if no
+    noise is refuted. It is also 0 if, at that noise, the surest eighth of the guesses has too few
+    right guesses: then the scores are not distributed as assumed.
+
     Raise AuditError for impossible counts, for delta 0, and for several copies of sampled canaries.
+
+    Args:
+        m: number of canaries.
+        right: number of right guesses among the r surest, for each r in `list_guess_counts(m)`.
+        delta: delta of the bound.
+        level: significance level.
+        copies: number of insertions of each canary.
+        sampling: (q, T), the sampling rate and the number of steps.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
@@ -279,8 +295,9 @@ def bound_shape_epsilon(
 def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tuple[float, float]:
     """Return a two-sided interval for one record's mu, assuming independent Gaussian canaries.
 
-    The right guesses among the surer half bound mu from each side at half the significance level.
-    The upper end holds for these scores only; a better score may reveal more.
+    Both ends follow from the number of right guesses among the surer half of the guesses. Each end
+    has half the significance level. The upper end holds only for these scores: a better score may
+    reveal more.
     """
     counts = list_guess_counts(m)
     bounding = min(_BOUNDED_BY, len(counts) - 1)

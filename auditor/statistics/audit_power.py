@@ -57,9 +57,10 @@ _SIMULATED = 400  # audits, of which the median is taken
 
 @lru_cache(maxsize=2**12)
 def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) -> float:
-    """Return the smallest true epsilon with which such audits exceed `limit` with this power.
+    """Return the smallest true epsilon that such audits detect with probability `power`.
 
-    The epsilon is in nats, at the audit's delta; inf if no epsilon is large enough.
+    An audit detects it if its lower bound exceeds `limit`. The result is in nats, at the audit's
+    delta; inf if no epsilon is large enough.
     """
     if audit.best <= limit:
         return math.inf
@@ -198,9 +199,10 @@ def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) ->
 def _find_needed_right_counts(
     m: int, epsilon: float, delta: float, level: float, copies: int
 ) -> Counts:
-    """Return the numbers of right guesses needed to refute that one record has this epsilon.
+    """Return how many guesses must be right to refute that one record has (epsilon, delta)-DP.
 
-    Each canary is `copies` records. There is one number for each entry of `list_guess_counts(m)`.
+    A canary is inserted `copies` times, so the guesses test the claim for a group of `copies`
+    records. There is one number for each entry of `list_guess_counts(m)`.
     """
     return find_refuting_right_counts(
         m, copies * epsilon, compute_group_delta(epsilon, delta, copies), level

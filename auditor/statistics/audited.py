@@ -77,12 +77,18 @@ def audit_epsilon_bounds(
 ) -> tuple[Audited, ...]:
     """Return one lower bound on epsilon per estimator, with the (epsilon, delta) bound first.
 
-    At delta 0, return only that first bound. scores, included: (canaries,). Each bound by itself
-    holds at significance `level`.
-
-    sampling: the rate and the number of steps of the shape that the last bound assumes. Raise
-    AuditError for NaN scores, for scores that are all equal, for unfair coins, or for too few
+    Each bound by itself holds at significance `level`. At delta 0, return only the first bound.
+    Raise AuditError for NaN scores, for scores that are all equal, for unfair coins, or for too few
     canaries for any bound.
+
+    Args:
+        scores: (canaries,) higher for a canary that seems to be included.
+        included: (canaries,) True if the coin included the canary.
+        delta: delta of the bounds.
+        level: significance level.
+        copies: number of insertions of each included canary.
+        sampling: sampling rate and number of steps of DP-SGD, which the last bound ("shape")
+            assumes.
     """
     _check_audit_inputs(scores, included, delta, level, copies)
     right = count_right_guesses(scores, included)
@@ -316,8 +322,8 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
     """Return measurements for each bound, for the best provable bound and for the right guesses.
 
     audits: all bounds of one audit. A bound's interval is one-sided, [bound, inf), and its n is the
-    number of canaries. To compare with a claim, use the audits themselves, which `Probe.audits`
-    returns.
+    number of canaries. To compare a bound with a claim, use the `Audited` itself, not its
+    measurement.
     """
     main = audits[0]
     measurements = list[Measurement]()

@@ -35,10 +35,14 @@ def compute_cross_fit_deviation_factor(
 ) -> float:
     """Return the factor on a cross-fitted AUC's standard deviation; 1 if there are too few groups.
 
-    Scores of one fold share a classifier, so the variance of a mean over J folds is not 1/J of a
-    fold's variance, but 1/J + n_test/n_train of it (Nadeau and Bengio 2003). Texts of one group
-    share words, so the variance is multiplied by the mean group size, as if all scores in a group
-    were equal (Kish 1965). member, group: (texts,).
+    Two dependences increase the variance of a mean over J folds:
+
+    - Classifiers of different folds share training texts. The variance is then not 1/J of a fold's
+      variance, but (1/J + n_test/n_train) of it (Nadeau and Bengio 2003).
+    - Texts of one group share words. The variance is multiplied by the mean group size, as if all
+      scores in a group were equal (Kish 1965).
+
+    member, group: (texts,).
     """
     folds = count_cross_fit_folds(member, group)
     if folds < 2:
@@ -75,9 +79,10 @@ def group_related_texts(
 
 
 def assign_folds(secrets: Sequence[Secret]) -> Ints:
-    """Return the group code of each secret, of shape (secrets,).
+    """Return the group code of each secret, of shape (secrets,). Related secrets share a group.
 
-    Secrets with a similar text, or with a common document, person or prompt, share a group.
+    Secrets are related if they have a similar text, or the same document, person or prompt.
+    Cross-fitting keeps each group in one fold.
     """
     texts = [secret.prefix + secret.suffix for secret in secrets]
     prompts = _prefixes_of_few_texts([secret.prefix for secret in secrets])
@@ -90,10 +95,10 @@ def assign_folds(secrets: Sequence[Secret]) -> Ints:
 
 
 def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
-    """Return each prefix that identifies a text's origin, such as a shared prompt; otherwise None.
+    """Return each prefix that shows where its text comes from, such as a shared prompt; else None.
 
-    A prefix that is short, or shared by over a fifth of the texts, is only a common phrase. Texts
-    that share it are not grouped, because so large a group would not fit into one fold.
+    A prefix shows this if it is long enough and if several texts share it, but at most a fifth of
+    all. A prefix of more texts is only a common phrase, and its group would not fit into one fold.
     """
     counts = Counter(prefixes)
     most = len(prefixes) / FOLDS

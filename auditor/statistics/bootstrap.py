@@ -121,15 +121,22 @@ def estimate_rate_statistic(
     """Return a smooth function of rates with its 95% interval, as (value, low, high).
 
     A rate is the sum of `sums` over n texts, divided by the sum of `counts` (a ratio estimator).
-    sums: (rates, n), inf if a text makes the rate infinite.
-    counts: (rates, n) or (1, n), above 0.
-    statistic: maps (rows, rates) to values (rows,) and slopes (rows, rates).
 
-    Each end of the interval is the farther from the value of two ends. The first uses Student's t
-    with the delta-method error; it is too close on the side of a long tail. The second is the
-    bootstrap-t (Efron and Tibshirani 1993, 12.5); it is too close if there are outliers on both
-    sides. Resamples that repeat a single text have error 0 and are omitted. If there is only one
-    text, the ends are infinite; if a sum is infinite, they are plain quantiles of the resamples.
+    Args:
+        sums: (rates, n), inf if a text makes the rate infinite.
+        counts: (rates, n) or (1, n), above 0.
+        statistic: maps (rows, rates) to values (rows,) and slopes (rows, rates).
+        stream: a name that seeds the resamples.
+        size: number of resamples.
+
+    Two intervals are computed, and each returned end is the outer one of their two ends:
+
+    - Student's t with the delta-method error. It is too short on the side of a long tail.
+    - The bootstrap-t (Efron and Tibshirani 1993, 12.5). It is too short if there are outliers on
+      both sides. Resamples that repeat a single text have error 0 and are omitted.
+
+    For a single text, the ends are infinite. If a sum is infinite, the ends are plain quantiles of
+    the resamples.
     """
     sums = np.asarray(sums, dtype=float)
     counts = np.asarray(counts, dtype=float)

@@ -106,9 +106,10 @@ def share_level(number: BoundedNumber, tried: int) -> BoundedNumber:
 def bound_part_share(parts: BoundedNumber, records: BoundedNumber) -> BoundedNumber:
     """Bound the share of extracted parts of records, such as windows or turns.
 
-    parts: the share of parts; records: the share of records. The interval of the records widens
-    that of the parts. An interval over parts alone is too narrow, because parts of one record are
-    dependent.
+    Parts of one record are dependent, so an interval over parts is too short. Each bound is
+    therefore the outer one of two: the bound for parts and the bound for records.
+
+    parts: the share of parts; records: the share of records.
     """
     return BoundedNumber(
         parts.value,
@@ -119,12 +120,13 @@ def bound_part_share(parts: BoundedNumber, records: BoundedNumber) -> BoundedNum
 
 
 def bound_discordant_pairs(wins: int, losses: int, n: int) -> BoundedNumber:
-    """Bound the difference of two shares of the same n secrets.
+    """Bound the difference of two shares of the same n secrets: the first share minus the second.
 
-    wins: the number of hits only in the first share; losses: of hits only in the second.
+    wins: the number of secrets that are hits only in the first share.
+    losses: the number of secrets that are hits only in the second share.
 
     Exact unconditional bounds invert the score test of a paired difference (Tango 1998, Statistics
-    in Medicine 17:891); at a difference of 0 the statistic is McNemar's.
+    in Medicine 17:891). At a difference of 0, the statistic is McNemar's.
     """
     return BoundedNumber(
         (wins - losses) / n,
@@ -156,9 +158,11 @@ def bound_resampled_number(
 
 
 def bound_unseen_value(value: float, n: int, size: float) -> BoundedNumber:
-    """Bound a mean over n secrets as narrowly as is plausible.
+    """Return bounds on a mean over n secrets that allow for one kind of rare secret.
 
-    The sample may have missed a rare value as large as `size`.
+    The sample may have missed secrets with a value as far off as `size`. At a significance level a,
+    their share may be up to 1 - a^(1/n). The bounds are therefore at least size (1 - a^(1/n)) away
+    from `value`.
     """
 
     def missed(level: float) -> float:

@@ -156,8 +156,8 @@ def resample_paired_recall(
     """Bootstrap the recall of `new` minus the recall of `base`, paired by secret.
 
     Recall is the share of secrets hit before the `errors`-th wrong guess. new, base: (hits,
-    scores), each of shape (secrets,). The interval always contains the interval from the paired hit
-    counts at the observed thresholds.
+    scores), each of shape (secrets,). The interval is at least as wide as the exact interval that
+    takes the hits before the `errors`-th wrong guess as given.
     """
     n = len(new[0])
     right = [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]

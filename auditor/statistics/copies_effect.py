@@ -25,16 +25,20 @@ def predict_recall(
     copies_left: Sequence[int],
     never: Bools | None = None,
 ) -> Measurement:
-    """Predict recall with fewer copies, from the recall that was measured at those repeat counts.
+    """Predict the recall if some copies of the secrets were removed from the training data.
 
-    repeats, hit: (secrets,) each secret's copies in training, and whether it was extracted.
-    copies_left: (secrets,) the copies to predict for.
-    never: whether each untrained secret was extracted, which gives the recall for 0 copies.
+    The prediction is sum_c w_c r_c over counts c. w_c is the share of secrets with c copies left,
+    and r_c is the recall measured on secrets that have c copies now. The interval combines the
+    exact intervals of all r_c (MOVER, Zou and Donner 2008).
 
-    The prediction is sum_c w_c r_c over counts c; w_c is the share of secrets with c copies left,
-    r_c the recall measured at c. The interval combines the exact intervals of all r_c (MOVER, Zou
-    and Donner 2008). The prediction was tested on one training, in which all other secrets kept
-    their copies (docs/evidence/results.md). Raise ValueError for a count without a measured recall.
+    The prediction was tested on one training, in which all other secrets kept their copies
+    (docs/evidence/results.md). Raise ValueError if recall was not measured at a count c.
+
+    Args:
+        repeats: (secrets,) each secret's number of copies in training.
+        hit: (secrets,) whether each secret was extracted.
+        copies_left: (secrets,) each secret's number of copies after the removal.
+        never: whether each untrained secret was extracted; the recall r_0 for 0 copies.
     """
     times = np.asarray(repeats)
     after = np.asarray(copies_left)

@@ -47,13 +47,16 @@ def compute_canary_p_value(nll: float, references: Floats) -> float:
 
 
 def bound_null_exposure_tail(bits: float, n: int) -> float:
-    """Return a 95% upper bound on the share of n unlearnt canaries with at least this exposure.
+    """Return a 95% upper bound on the share of canaries that reach an exposure by chance.
+
+    The bound applies to n canaries that were not in the training data.
 
     bits: the exposure.
 
     The bound holds for all `bits` at once, by the inequality of Dvoretzky, Kiefer and Wolfowitz
-    with Massart's constant (1990, Theorem 1; confidence >= 1/2): P(the tail exceeds its
-    distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most 2^-bits.
+    with Massart's constant (1990, Theorem 1; confidence >= 1/2): P(the observed share exceeds its
+    probability by more than t for any `bits`) <= exp(-2 n t^2). That probability is at most
+    2^-bits.
     """
     return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - CONFIDENCE) / (2 * n)))
 
@@ -63,12 +66,13 @@ def bound_null_exposure_tail(bits: float, n: int) -> float:
 
 @dataclass(frozen=True)
 class WeightedDraws:
-    """Hold texts drawn at random to estimate ranks in a large space of `size` texts.
+    """Texts drawn at random, to estimate a canary's rank in a large space of `size` texts.
 
     The first `n_from_q` draws are from a distribution q, the others uniform.
-    nll: (n,) by the model, in nats; log_q: (n,) log q of each draw.
-    counts: (n,) True if the draw is a text in the space and has the tokens that the tokenizer gives
-    it.
+    nll: (n,) by the model, in nats.
+    log_q: (n,) log q of each draw.
+    counts: (n,) mask of the valid draws. A draw is valid if it is a text of the space, and if its
+    tokens are those that the tokenizer gives the text.
     """
 
     texts: tuple[str, ...]
@@ -82,8 +86,9 @@ class WeightedDraws:
     def weights(self) -> Floats:
         """Return the importance weight of each draw, of shape (n,).
 
-        The weight is 0 for a draw outside the space. Otherwise it is 1 / density in the mixture of
-        q and uniform, at most n / uniform * size for any q.
+        The weight of an invalid draw is 0. Otherwise it is 1 / density, where density is that of
+        the mixture of q and uniform. No weight is above size n / n_uniform, for n_uniform uniform
+        draws.
         """
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
@@ -121,11 +126,12 @@ class RankEstimate:
 def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
     """Return an unbiased estimate of a canary's rank, with a 95% interval (formulas.md A8).
 
-    The rank is 1 + E[weight 1{nll(r) <= nll, r not the canary}]; the interval is a bootstrap's.
+    The rank is 1 + E[weight 1{nll(r) <= nll, r not the canary}]. The interval is a bootstrap's.
 
     Two bounds always hold: rank <= |R|, and rank <= e^nll because the texts at least as likely as
-    the canary have a total probability of at most 1. The upper end also covers texts that n draws
-    can miss: it adds the largest weight times Clopper-Pearson's bound for no hit.
+    the canary have a total probability of at most 1. The draws may miss all texts that are more
+    likely than the canary. So the upper end is at least 1 + p w: p is Clopper and Pearson's bound
+    on the share of a kind of text that no draw shows, and w is the largest possible weight.
     """
     n = len(draws.nll)
     other = np.array([draw_text != text for draw_text in draws.texts], dtype=bool)

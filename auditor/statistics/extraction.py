@@ -82,10 +82,13 @@ def compute_suffix_p_values(
 def sum_windows(bits: Floats, length: int) -> Floats:
     """Return the sums over all windows of `length` tokens, of shape (n, windows).
 
-    bits: (n, L) one value per token, such as log2 of its rank. Given the preceding tokens, no
-    decoder that keeps the order of the tokens draws a window with a probability above 2^-sum; such
-    a text is (length, bits)-inextractable (2604.18697). A sum is 0 if greedy decoding reproduces
-    the window. A text shorter than `length` counts as one window.
+    bits: (n, L) one value per token, such as log2 of its rank.
+
+    For log2 ranks, 2^-sum bounds the probability of a window given the preceding tokens. The bound
+    holds for every decoder that never makes a less likely token more probable than a likelier one.
+    A text is (length, b)-inextractable (2604.18697) if the sum of every window is at least b. A sum
+    is 0 if greedy decoding reproduces the window. A text shorter than `length` counts as one
+    window.
     """
     windows = np.lib.stride_tricks.sliding_window_view(bits, min(length, bits.shape[-1]), axis=-1)
     sums: Floats = windows.sum(-1)

@@ -39,10 +39,13 @@ _COUNTS = 2**20  # of a block, as of members and of non-members at once
 
 @dataclass(frozen=True)
 class ModelLeakage:
-    """Hold the leakage of one model.
+    """The leakage of one model.
 
-    parts: (secrets,) values whose mean is the leakage; draws: (resamples,) bootstrap means. If
-    values depend on a threshold (as for a TPR at an FPR), `parts` use that of the full sample.
+    parts: (secrets,) values whose mean is the leakage.
+    draws: (resamples,) the leakage in each bootstrap resample.
+
+    A true-positive rate depends on a threshold. Each resample has its own threshold; `parts` use
+    the threshold of the full sample.
     """
 
     draws: Values
@@ -77,11 +80,12 @@ def _build_floored_bootstrap(
     draws: Values,
     *parts: Floats,
 ) -> BoundedNumber:
-    """Build a bootstrap number whose interval has at least the minimal width for this many secrets.
+    """Return a number with bootstrap bounds that are not too narrow for this many secrets.
 
-    parts: (secrets,) values of one model, or of two models paired by secret. For shares, the
-    minimum is the exact interval. For other numbers, it allows for a rare secret with a value of 1
-    or more that the sample missed.
+    For shares, the bounds are at least as wide as the exact interval. For other numbers, they allow
+    for a rare secret that the sample missed, with a value of 1 or of the largest value seen.
+
+    parts: (secrets,) values of one model, or of two models paired by secret.
     """
     n = len(parts[0])
     hits = [part == 1 for part in parts]
@@ -146,9 +150,12 @@ def _resample_leakages(
 ) -> list[ModelLeakage]:
     """Return each model's leakage, averaged over seeds.
 
-    points: the data to resample, by model and seed. resample: maps resample counts of members and
-    of non-members to the leakage in every resample, (resamples,). measure: maps scores to parts,
-    (members,), whose mean is the leakage.
+    Args:
+        scores: as in `estimate_tpr_leakages`.
+        points: what `resample` and `measure` need of the scores, by model and seed.
+        resample: maps a point and the resample counts of members and of non-members to the leakage
+            in every resample, (resamples,).
+        measure: maps a point to values, (members,), whose mean is the leakage.
     """
     blocks = []
     for draws in _draw_resample_sides(scores):
@@ -270,15 +277,16 @@ def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> lis
 def select_possibly_least_leaking(
     count: int, difference: Callable[[int, int], BoundedNumber], level: float = LEVEL
 ) -> list[bool]:
-    """Return, for each model, whether it may leak least: subset selection (Gupta 1965; Hsu 1984).
+    """Return, for each model, whether it may leak least.
 
-    difference(i, j): the leakage of model i minus that of model j, with bounds. A model is ruled
-    out if it leaks significantly more than some other model.
+    This is subset selection (Gupta 1965; Hsu 1984): a model is ruled out if it leaks significantly
+    more than some other model. difference(i, j): the leakage of model i minus that of model j, with
+    bounds.
 
-    Each direction of each pair is tested at level / (2 (count - 1)) (Bonferroni), so no model is
-    both chosen and tested on the same numbers. The model that truly leaks least is ruled out with
-    probability at most level / 2. If several models tie for the least, all but one of these are
-    ruled out with probability at most level (Markov).
+    Each direction of each pair is tested at level / (2 (count - 1)) (Bonferroni). All pairs are
+    tested, so the result does not depend on which model happens to look best. The model that truly
+    leaks least is ruled out with probability at most level / 2. If several models tie for the
+    least, all but one of these are ruled out with probability at most level (Markov).
     """
     if count < 2:
         return [True] * count

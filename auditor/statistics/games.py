@@ -32,11 +32,15 @@ def count_confusion(
     delta: float,
     level: float,
 ) -> Table:
-    """Return the confusion counts (tp, fn, fp, tn) of the counted games.
+    """Return the confusion counts (tp, fn, fp, tn) of the games that are judged.
+
+    The first games only choose the threshold; the later ones are judged with it.
 
     Args:
         scores: (games,) higher scores mean more confidence that the model was used.
         included: (games,) True if the model was used.
+        delta: delta of the epsilon that the threshold should prove.
+        level: significance level of this proof.
 
     Raises:
         AuditError: for too few games or NaN scores.
@@ -74,9 +78,10 @@ def audit_games(games: Table, delta: float, level: float) -> Audited:
 
 
 def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level: float) -> float:
-    """Return the threshold that proves the largest epsilon on these games.
+    """Return the threshold that would prove the largest epsilon.
 
-    Counts on these games are scaled up to the number of games that count.
+    scores, included: of the games that only choose the threshold. Their confusion counts are scaled
+    up to the number of games that are judged later.
     """
     if included.all() or not included.any():
         # one side alone teaches nothing: no game is then guessed to be with the model

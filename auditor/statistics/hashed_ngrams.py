@@ -42,9 +42,11 @@ class HashedNGrams:
         return np.diff(self.starts)
 
     def find_hashes(self, hashes: Hashes, n: int) -> tuple[Ints, Ints]:
-        """Find the sorted keys that match each hash: keys[low:high], for arrays low, high, (k,).
+        """Find, for each hash, the sorted keys that match it.
 
-        A key matches if its upper bits are those of the hash. n: the length of the n-grams.
+        There is one key per n-gram in the texts: the upper bits of its hash, then its position.
+        Return arrays low and high of shape (k,): keys[low:high] match the hash. n: the length of
+        the n-grams.
         """
         keys = self._sort_keys(n)
         return (

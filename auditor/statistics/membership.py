@@ -93,9 +93,9 @@ def score_error_zone(delta: Floats, wrong: Bools) -> float:
 def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
     """Return WBC's score (2601.02751).
 
-    The score is the share of windows with a positive sum of delta, averaged over the lengths in
-    `windows`. A length longer than the text is reduced to the text's. A repeated length counts
-    repeatedly.
+    The score is the share of windows with a positive sum of delta, averaged over the window lengths
+    in `windows`. A length that exceeds the text's is replaced by the text's length. It is averaged
+    once for each length that it replaces.
     """
     total = np.concatenate([[0.0], np.cumsum(delta)])
     shares = []
@@ -129,14 +129,19 @@ def has_both_model_kinds(saw: Bools) -> bool:
 def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
     """Return LiRA's log-likelihood ratio of members against non-members (Carlini et al. 2022).
 
-    The result, target: (records,). references: (records, models). Values are from
-    `compute_logit_confidence`. saw: (records, models) True if the reference model was trained on
-    the record.
-
     If no model saw the record (offline), the result is log P[a model that did not see the record
     scores below the target]. With fewer than 64 models, each record has its own means, but all
-    records share two standard deviations. The result is NaN if no record has two models of a kind,
-    from which to estimate a deviation.
+    records share two standard deviations: one of the models that saw the record, one of the others.
+    Such a deviation needs at least one record with two models of that kind; without one, the result
+    is NaN.
+
+    Args:
+        target: (records,) scores by the audited model, from `compute_logit_confidence`.
+        references: (records, models) scores by the reference models.
+        saw: (records, models) True if the reference model was trained on the record.
+
+    Returns:
+        The log-likelihood ratios, (records,).
     """
     per_record = references.shape[1] >= SHADOWS
     out_mean, out_deviation = _estimate_moments(references, ~saw, per_record)

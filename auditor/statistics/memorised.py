@@ -63,11 +63,14 @@ class TokenRun:
 
 @dataclass(frozen=True)
 class MemorisedTokens:
-    """Count the non-overlapping n-grams in a generation.
+    """Numbers of non-overlapping n-grams in a generation, by where they occur.
 
-    memorised: n-grams found in training data only; heldout: in held-out text only; common: in both.
-    records: the longest run from each training record, if it has an n-gram found in no other text.
-    strangers: the held-out records that have such an n-gram.
+    memorised: n-grams that occur in training data only.
+    heldout: n-grams that occur in held-out text only.
+    common: n-grams that occur in both.
+    records: the longest common sequence with each training record. Only records that are the only
+    source of one of the n-grams are listed.
+    strangers: the held-out records that are the only source of one of the n-grams.
     """
 
     memorised: int
@@ -123,10 +126,11 @@ def _count_disjoint_ngrams(at: Ints, n: int) -> int:
 
 @dataclass(frozen=True)
 class CorpusCounts:
-    """Hold the sizes of the training data and of the held-out texts.
+    """The sizes of the training data and of the held-out texts.
 
     trained, heldout: the numbers of positions at which an n-gram starts.
-    records, strangers: the numbers of training and of held-out records with at least n tokens.
+    records: the number of training records with at least n tokens.
+    strangers: the number of held-out records with at least n tokens.
     """
 
     trained: int
@@ -144,9 +148,13 @@ def measure_generation_memorisation(
 ) -> list[Measurement]:
     """Return the measurements of an attack that generates texts without a prefix.
 
-    n: the n-grams' length; length: the number of tokens in a generation. firsts: keyed by ranking,
-    the indices of its `TOP` leading generations. The baseline, n-grams in held-out text only, is
-    scaled to the size of the training data.
+    Args:
+        generations: the n-gram counts of each generation.
+        corpus: sizes of the searched texts. The baseline, n-grams in held-out text only, is scaled
+            to the size of the training data.
+        n: length of the n-grams.
+        length: number of tokens in a generation.
+        firsts: the indices of the `TOP` generations that a ranking puts first, keyed by ranking.
     """
     memorised, common, heldout_only = (
         np.array([getattr(generation, name) for generation in generations], dtype=float)

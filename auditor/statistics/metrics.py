@@ -48,11 +48,11 @@ OfSecrets = Callable[[Outcome], Floats | Bools]
 
 @dataclass(frozen=True)
 class Metric:
-    """Define a measurement, or a family of measurements with numbers in place of `{n}` and `{p}`.
+    """A measurement, or a family of measurements with numbers in place of `{n}` and `{p}`.
 
-    The fields from `values` on define how the measurement is computed from an attack's guesses: as
-    the mean of `values` over the secrets `among`, or, if `errors` is given, as the recall before
-    that many wrong guesses. A probe computes its measurements itself.
+    The fields from `values` on define how to compute the measurement from an attack's guesses. It
+    is the mean of `values` over the secrets that `among` selects. A metric with `errors` is instead
+    the recall before that many wrong guesses. A probe computes its measurements itself.
     """
 
     name: str
@@ -349,6 +349,7 @@ FAMILIES = (
 
 
 def _mark_extracted_against_likelihood(o: Outcome) -> Floats:
+    """Mark the extracted secrets whose guess was not the most likely candidate; NaN if unknown."""
     passed = o.traits["passed_over"]
     return np.where(np.isnan(passed), np.nan, o.hit & (passed == 1))
 
@@ -623,9 +624,9 @@ def find_metric(name: str) -> Metric:
 
 
 def is_builtin_metric(name: str) -> bool:
-    """Return whether a metric is built in; the non-members' NAME_nonmembers counts as NAME.
+    """Return whether a metric is built in, that is, not a plug-in's.
 
-    A name that is not built in may be a plug-in's.
+    NAME_nonmembers is built in if NAME is.
     """
     return find_metric(name).unit != ""  # which no entry is without
 

@@ -100,9 +100,15 @@ def _find_pairs_sharing_a_piece(
 ) -> tuple[Ints, Ints] | None:
     """Return pairs of a text and an indexed text that share a piece; None if more than `most`.
 
-    All `texts` have the same length. ends: the start of the first piece, then the end of each
-    piece. The positions of the shared piece differ by at most `limit` tokens, and so do the lengths
-    of the two texts.
+    Each text is divided into pieces at the same positions. Two texts share a piece if its positions
+    in them differ by at most `limit` tokens, and if so do the lengths of the texts.
+
+    Args:
+        index: the indexed texts.
+        texts: texts of one length.
+        ends: where pieces begin and end: pieces are ends[0]:ends[1], ends[1]:ends[2] and so on.
+        limit: see above, in tokens.
+        most: largest number of places to compare.
     """
     tokens = np.array(texts, dtype=np.uint32)
     lengths = index.text_lengths

@@ -27,10 +27,11 @@ _AT_ONCE = 256  # records compared with all texts at once
 
 @dataclass(frozen=True)
 class NGramCounts:
-    """Hold hashed counts of n-grams of orders 1 to `order`, over `kinds` distinct words.
+    """Hashed counts of n-grams of orders 1 to `order`.
 
     grams: for each order, (ascending hashes, counts).
     contexts: for each order, (hashes, counts, numbers of distinct next words).
+    kinds: the size of the vocabulary.
     """
 
     grams: tuple[tuple[Hashes, Floats], ...]
@@ -120,11 +121,11 @@ def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
 
 
 def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], seed: int) -> Floats:
-    """Return each record's mean log p by the model's n-grams, minus that by other records' n-grams.
+    """Return how much more likely each record is by the model's n-grams than by other records'.
 
-    The result has shape (records,), in nats. The other records exclude the record itself and are a
-    random four fifths of the records; labels are not used. If the model saw no record, scores of
-    members and non-members are therefore exchangeable.
+    The score is the difference of two mean log p, in nats per word, of shape (records,). The other
+    records are a random four fifths of the records, without the record itself. Labels are not used.
+    If the model saw no record, scores of members and non-members are therefore exchangeable.
     """
     fold = (
         make_keyed_generator("folds of released text", seed, len(records)).permutation(

@@ -75,12 +75,14 @@ def epsilon_one_run(
     level: float = 0.05,
     copies: int = 1,
 ) -> float:
-    """Return the epsilon up to which the guesses refute (epsilon, delta)-DP; 0 if none is refuted.
+    """Return the largest epsilon for which the guesses refute (epsilon, delta)-DP; 0 for none.
 
-    right: the number of right guesses among the r surest, for each r in `list_guess_counts(m)`. The
-    search goes up `yield_epsilon_grid` to the first epsilon that is not refuted. Bisection would be
-    wrong, because a larger epsilon may have a smaller p-value. The bound exceeds the truth only if
-    the grid's first epsilon at or above the truth is refuted.
+    right: the number of right guesses among the r surest, for each r in `list_guess_counts(m)`.
+
+    The search tests the epsilons of `yield_epsilon_grid` in ascending order, and stops at the first
+    that is not refuted. Bisection would be wrong, because a larger epsilon may have a smaller
+    p-value. The bound can exceed the true epsilon only if the search passes the first grid point
+    that is at least the true epsilon. This happens with probability at most `level`.
 
     Raise AuditError for impossible counts.
     """
@@ -133,11 +135,18 @@ def compute_one_run_p_value(
 ) -> float:
     """Return an upper bound on P[guesses at least as good as these] under (epsilon, delta)-DP.
 
-    right: the number of right guesses v(r) among the r surest, for each r in
-    `list_guess_counts(m)`. The statistic is min_r P[Binomial(r, p) >= v(r)]; its distribution
-    follows from independent coins, one per guess.
-    enough: the significance level; if a looser bound already decides the test, the function returns
-    that bound.
+    The statistic is min_r P[Binomial(r, p) >= v(r)], where p = e^epsilon / (1 + e^epsilon) is the
+    probability of a right guess. Its distribution is computed as if each guess were right
+    independently with probability p; delta adds to it.
+
+    Args:
+        m: number of canaries.
+        right: v(r), the number of right guesses among the r surest, for each r in
+            `list_guess_counts(m)`.
+        epsilon: in nats.
+        delta: delta of the claim.
+        enough: significance level of the test. If a looser bound already decides the test, that
+            bound is returned.
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
@@ -176,10 +185,10 @@ def _bound_p_value(
     delta: float,
     enough: float,
 ) -> float:
-    """Return an upper bound on P[for some r, the r surest guesses have unlikely many right ones].
+    """Return an upper bound on P[for some r, surprisingly many of the r surest guesses are right].
 
-    least: the tail probability at which a number is unlikely. Other parameters: see
-    `compute_one_run_p_value`.
+    A number v is surprising if P[at least v of r guesses are right] is at most `least`. Other
+    parameters: see `compute_one_run_p_value`.
     """
     # log p and log(1 - p): neither loses digits where p is near 1.
     counts = list_guess_counts(m)
@@ -287,9 +296,9 @@ def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) ->
 def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
     """Return the epsilon at `delta` of the largest mu for which the guesses refute mu-GDP.
 
-    Under mu-GDP, guesses about a canary are no better than between two Gaussians at distance mu.
-    There are four tests, each at its share of the significance level: with all guesses, a half, an
-    eighth and a 32nd of the guesses.
+    Under mu-GDP, telling whether a canary was included is at least as hard as telling a Gaussian
+    draw from N(0, 1) from a draw from N(mu, 1). There are four tests: with all guesses, a half, an
+    eighth and a 32nd of them. They share the significance level equally.
 
     Raise AuditError for impossible counts, and for delta 0, for which no Gaussian mechanism has a
     finite epsilon.

@@ -54,11 +54,12 @@ def average_per_person(
 def measure_user_inference(
     secrets: Sequence[Secret], scores: Mapping[str, Floats], note: str
 ) -> tuple[Measurement, ...]:
-    """Measure by AUC how well a person's untrained records reveal training on their other records.
+    """Measure how well a person's untrained records reveal that other records of theirs were used.
 
-    See Kandpal et al. 2024. A person's score is the mean over the person's untrained records. The
-    AUC compares people with trained records and people without. scores: (secrets,), keyed by
-    metric. Return () if either group has fewer than `LEAST` people.
+    See Kandpal et al. 2024. Each person's score is the mean over those records of the person that
+    were not trained on. The AUC compares people who also have trained records with people who have
+    none. scores: (secrets,), keyed by metric. Return () if either group has fewer than `LEAST`
+    people.
     """
     records_by_person: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, secret in enumerate(secrets):

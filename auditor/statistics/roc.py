@@ -280,14 +280,19 @@ def describe_tpr_counts(tpr: TprAtThreshold) -> str:
 def bound_tpr(members: Floats, others: Floats, rate: float) -> BoundedNumber:
     """Return the true-positive rate at a false-positive rate of exactly `rate`, with bounds.
 
-    This is the share of all members above a threshold that exactly `rate` of all non-members exceed
-    (a point of the ROC). If scores tie, it is the lowest threshold that at most `rate` exceed. The
-    bounds cover the sampling of both groups and hold for any two distributions. The number of the n
-    non-members above the true threshold is binomial, so two of their scores bound the threshold
-    (Clopper and Pearson 1934); this uses most of the significance level. Given these scores, the
-    number of members above each is binomial; this uses the rest of the level. With fewer than
-    `count_bound_nonmembers` non-members, the lower bound is 0, because all their scores may be
-    below the threshold.
+    This is a point of the ROC: the share of all members above the threshold that exactly `rate` of
+    all non-members exceed. If scores tie, it is the lowest threshold that at most `rate` exceed.
+
+    The bounds cover the sampling of both groups and hold for any two distributions. They take two
+    steps:
+
+    - How many of the n non-members are above the true threshold is binomial. So two of their scores
+      bound the threshold (Clopper and Pearson 1934). This takes most of the significance level.
+    - Given these two scores, the number of members above each is binomial. This takes the rest of
+      the level.
+
+    With fewer than `count_bound_nonmembers` non-members, the lower bound is 0, because all their
+    scores may be below the threshold.
     """
     n = len(members)
 
@@ -306,10 +311,11 @@ def bound_tpr(members: Floats, others: Floats, rate: float) -> BoundedNumber:
 def bound_partial_auc(members: Floats, others: Floats, max_fpr: float) -> BoundedNumber:
     """Bound the true-positive rate averaged over all false-positive rates up to `max_fpr`.
 
-    This average is the partial AUC divided by `max_fpr`; for random scores it equals max_fpr / 2.
-    The bounds average those of `bound_tpr` over a grid of rates, which share the significance
-    level, and hold for any two distributions. A ROC never falls, so its mean lies between the step
-    functions below and above it. A member tied with non-members counts as below them.
+    This average is the partial AUC divided by `max_fpr`; for random scores it equals max_fpr / 2. A
+    ROC never falls, so its mean lies between the means of the step functions below and above it.
+    The steps are the bounds of `bound_tpr` at a grid of rates; each takes an equal part of the
+    significance level. The bounds hold for any two distributions. A member tied with non-members
+    counts as below them.
     """
 
     def bound_step(k: int) -> BoundedNumber:
@@ -399,9 +405,9 @@ def bound_tpr_difference(
     """Bound the difference of two true-positive rates (`bound_tpr`) on the same records.
 
     new, base: (members' scores, non-members' scores), paired by record. The non-members bound each
-    threshold at two fifths of the significance level. The shares of members above the two
-    thresholds then form a paired difference. If there are too few non-members for a lower bound,
-    the interval contains 0.
+    of the two thresholds, at two fifths of the significance level each. Then the members above one
+    bound are compared with those above the other, paired by record. If there are too few
+    non-members for a lower bound, the interval contains 0.
     """
 
     def bound_lower_end(

@@ -20,9 +20,11 @@ from auditor.statistics.bootstrap import CONFIDENCE
 
 @dataclass(frozen=True)
 class StratumCount:
-    """Count the hits among a stratum's queried records, a random sample of the stratum.
+    """Numbers of records and of hits in a stratum, of which a random sample was queried.
 
     population: the number of records in the stratum.
+    n_queried: the number of queried records.
+    hits: the number of hits among the queried records.
     """
 
     population: int

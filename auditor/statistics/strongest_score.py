@@ -84,9 +84,9 @@ def compute_simultaneous_widening(
     """Return the factor (at least 1) that widens all intervals so that they jointly hold at 95%.
 
     The factor is the 95% quantile of the maximum over scores and groups of |AUC* - AUC| /
-    deviation, divided by the normal quantile of one interval. AUC* is a resample's AUC, taken as
-    linear in DeLong's placements (Hajek's projection). An AUC of 0 or 1 has deviation 0 and counts
-    as independent.
+    deviation, divided by the normal quantile of one interval. AUC* is a resample's AUC. It is
+    approximated by a mean over the resampled records' DeLong placements (Hajek's projection). An
+    AUC of 0 or 1 has deviation 0; its term is drawn as an independent normal number.
     """
     own_parts = []
     other_parts = []
@@ -116,10 +116,14 @@ def compute_simultaneous_widening(
 
 
 def _compute_placement_parts(placed: Floats, side: Bools, unit: Ints | None) -> Floats:
-    """Return how much each draw of a record contributes to AUC* - AUC, of shape (records,).
+    """Return how much AUC* - AUC changes each time that a record is drawn, of shape (records,).
 
-    The contribution is 0 for records not in `side`. placed: the placements of the records in
-    `side`. unit: as in `ScoredRecords`.
+    AUC* is the AUC of a resample.
+
+    Args:
+        placed: DeLong's placements of the members, or those of the non-members.
+        side: (records,) True for the records that have these placements; all others get 0.
+        unit: as in `ScoredRecords`.
     """
     units = len(placed)
     if unit is not None:
@@ -139,9 +143,16 @@ def _compute_resampled_sums(
     unit: Ints | None,
     stream: str,
 ) -> Floats:
-    """Return each part's sum over every resample, of shape (resamples, len(parts)).
+    """Return the sum of each array in `parts` over every resample of records.
 
-    parts: (records,) each; side: (records,) True for the records to resample; unit: their units.
+    Args:
+        parts: from `_compute_placement_parts`, (records,) each.
+        side: (records,) True for the records to resample: the members or the non-members.
+        unit: as in `ScoredRecords`.
+        stream: a name that seeds the resamples.
+
+    Returns:
+        The sums, of shape (resamples, len(parts)).
     """
     columns = np.array(parts)[:, side]
     if unit is not None:
@@ -227,7 +238,8 @@ def choose_strongest_score(
 ) -> StrongestScore:
     """Return the strongest of a probe's scores.
 
-    widening: the factor of the family of probes; tried: the number of scores in the whole family.
+    All membership scores of a run share one correction for multiple testing. widening: its factor,
+    from `compute_simultaneous_widening`. tried: the number of these scores.
     """
     member = records.member
     key, best = select_strongest_auc(scores, member, ~member, widening)

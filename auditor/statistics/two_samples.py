@@ -25,14 +25,18 @@ def epsilon_clopper_pearson(
     """Return a lower bound on epsilon, which exceeds the truth with probability at most `level`.
 
     The bound is the larger of log((TPR_lo - delta) / FPR_hi) and log((TNR_lo - delta) / FNR_hi).
-    Each rate has a one-sided Clopper-Pearson limit at level / 2, because both ratios rest on the
-    same two events (formulas.md B5). Return 0 if nothing is refuted. Raise AuditError if all trials
-    are with the record, or all without.
+    The limits on TPR and on FPR are one-sided Clopper-Pearson limits at level / 2. The other limits
+    follow from them: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo. So both ratios hold at `level`
+    together (formulas.md B5). Return 0 if nothing is refuted. Raise AuditError if all trials are
+    with the record, or all without.
     """
     tpr, fpr = _compute_rate_intervals(tp, fn, fp, tn, delta, level)
 
     def refuted(epsilon: float) -> bool:
-        """Return whether a ratio exceeds the largest that a group of `copies` records allows."""
+        """Return whether a ratio is too large for (epsilon, delta)-DP.
+
+        A canary is inserted `copies` times, so the claim is tested for a group of `copies` records.
+        """
         most = math.exp(copies * epsilon)
         slack = compute_group_delta(epsilon, delta, copies)
         # The second by complements: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo.

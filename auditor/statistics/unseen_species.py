@@ -19,12 +19,14 @@ Counts = Ints  # (species seen,): in how many of the draws each was
 
 
 def estimate_new_species(name: str, counts: Counts, draws: int, per: int) -> Measurement:
-    """Estimate how many unseen species the next `per` draws show, at the rate of the next one.
+    """Estimate how many unseen species `per` further draws show.
 
-    Good 1953, Eq. 9: Q1/T per draw. The mean squared error is (Q1 + 2 Q2)/T^2: each species adds
-    the error of its own count (after Robbins 1968; for draws of a single species, Esty 1983 gives
-    the same). The upper end is at least that for T draws without a new species. counts: (species,)
-    the number of draws with each species.
+    All of them are assumed to find new species at the rate of the next draw, which is Q1/T (Good
+    1953, Eq. 9). T draws were made, and Qi species were seen exactly i times. The mean squared
+    error of the rate is (Q1 + 2 Q2)/T^2: each species adds the error of its own count (after
+    Robbins 1968; for draws of a single species, Esty 1983 gives the same). The upper end is at
+    least that for T draws without a new species. counts: (species,) the number of draws with each
+    species.
     """
     once = _count_species_seen(counts, 1)
     twice = _count_species_seen(counts, 2)
@@ -41,14 +43,16 @@ def estimate_species_richness(
     draws: int,
     most: int,
 ) -> Measurement | None:
-    """Estimate the number of species from below, at most `most`; None if no species was seen.
+    """Estimate the number of species, seen and unseen; None if no species was seen.
 
-    Chao 1987 (incidence), unbiased form: S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), where A = (T - 1)/T and
-    S species were seen. This estimate is below the true number, and close to it if unseen species
-    are about as likely as species seen once. The interval is log-normal in the number of unseen
-    species (Chao 1987), in whole species. If the estimate is S, the interval follows from the
-    probability of missing a species as frequent as those seen. counts: (species,) the number of
-    draws with each species.
+    The estimate is at most `most`, the number of species that can exist. It is Chao 1987
+    (incidence), unbiased form: S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), where A = (T - 1)/T. T draws were
+    made, S species were seen, and Qi of them exactly i times. The estimate is usually below the
+    true number, and close to it if unseen species are about as likely as species seen once.
+
+    The interval is log-normal in the number of unseen species (Chao 1987), in whole species. If the
+    estimate is S, the interval follows from the probability of missing a species as frequent as
+    those seen. counts: (species,) the number of draws with each species.
     """
     if not len(counts):
         return None
