@@ -145,12 +145,13 @@ def make_audit_canary_texts(
 ) -> list[Halves]:
     """Make `count` different canary texts of one kind, as (prefix, secret).
 
-    words: random words.
-    prefixed: random words after the start of one of the `texts`.
-    sampled: text that the `model` generates without a prompt. rare-tokens: the start of one of the
-    `texts`, followed by one of the tokens that the `model` expects least there, a different one in
-    each canary. new-tokens: the start of one of the `texts`, followed by a token that occurs
-    nowhere else (`new_canary_token_texts`).
+    - `words`: random words.
+    - `prefixed`: random words after the start of one of the `texts`.
+    - `sampled`: text that the `model` generates without a prompt.
+    - `rare-tokens`: the start of one of the `texts`, followed by one token. The tokens are those
+      that the `model` expects least there, a different one in each canary.
+    - `new-tokens`: the start of one of the `texts`, followed by a token that occurs nowhere else
+      (`new_canary_token_texts`).
 
     length: number of words in a secret; for `sampled`, a third of its number of tokens. Scoring
     needs a prefix, so if a text has none, its first word becomes the prefix.
@@ -231,10 +232,10 @@ def _sample_model_canaries(
 
 
 def _list_rare_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
-    """Return the `count` one-token words that the model expects least after texts, rarest first.
+    """Return the `count` one-token words that the model expects least, rarest first.
 
-    begun: these texts. The order is by mean log-probability. If the vocabulary is fixed, these
-    words take the place of the new tokens of Panda et al. 2025.
+    The order is by the mean log-probability of a word after each text in `begun`. These words serve
+    if no new tokens can be added to the vocabulary, as Panda et al. 2025 do.
     """
     import torch
 

@@ -139,8 +139,7 @@ def make_exposure_canary_manifest(
     `controls` canaries that are never inserted. Draws are uniform and without repetition. lists:
     word lists keyed by name.
 
-    Raise AuditError if nothing would be inserted, if a format has too few texts, or if
-    `CanarySpace` does.
+    Raise AuditError if nothing would be inserted, or if a format is invalid or has too few texts.
     """
     if not counts or min(counts) < 1:
         raise AuditError(

@@ -62,8 +62,9 @@ class ValueFormat:
     ) -> list[str]:
         """Return distinct values other than `value`.
 
-        If there are at most `enumerate_below` combinations (at most `count` + 1 if the format is
-        slow), return all values. Otherwise return at most `count` random values.
+        If there are few combinations of options, return all values. Few means at most
+        `enumerate_below`; for a format that is not quick, at most `count` + 1. Otherwise return at
+        most `count` random values.
         """
         if self.n_choices <= (enumerate_below if self.is_quick else count + 1):
             texts = map(self.finish, product(*self.choices))

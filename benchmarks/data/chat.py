@@ -39,14 +39,16 @@ _MARK = "Zq7vX9kJ"  # placeholder for an answer, which templates copy unchanged
 
 @dataclass(frozen=True)
 class Answer:
-    """Hold the ranges, in tokens or characters, of a text that the assistant wrote.
+    """Where a text that the assistant wrote is in a conversation.
+
+    Ranges are in tokens, or in characters before the conversation is tokenised.
 
     span: (start, end) of the text.
     learnt: (start, end) of the whole turn after its header, including the turn's end mark.
     message_key: the part of the message that the text is in: content, tool calls, or reasoning,
-        which precedes the content.
-    role: the speaker.
-    no_loss: why no token of the answer counted toward the loss, if so.
+    which precedes the content.
+    role: who wrote the text; the assistant unless other turns are attacked.
+    no_loss: reason why the answer is excluded from the loss; "" if it is not.
     """
 
     span: tuple[int, int]
@@ -79,8 +81,8 @@ class RenderedChat:
     def learnt_token_mask(self, loss_on: str) -> tuple[bool, ...]:
         """Return whether each token counts toward the loss.
 
-        loss_on: `all` for all tokens, `assistant` for the assistant's turns (or the tokens that the
-        template marks, if any).
+        loss_on: `all` for all tokens. `assistant` for the assistant's turns; if the template marks
+        the assistant's tokens, exactly those.
 
         Turns that the row marks as untrained never count. The assistant's turns in a prompt count
         only for `all`.
@@ -262,9 +264,10 @@ def _find_assistant_answer_spans(
     """Yield the character spans of the assistant's reasoning (if any) and content in this turn.
 
     The conversation is rendered again with a placeholder (`_MARK`) in place of the answer. The
-    answer is then the text that has the same surroundings as the placeholder. Therefore the
-    template may change the answer, earlier turns or the generation prompt. For example, DeepSeek-R1
-    and Qwen3.5 open a thought in the prompt that the complete rendering lacks.
+    answer is then what stands between the same surroundings in the complete rendering. So the
+    template may change the answer and earlier turns. It may also end the generation prompt with
+    text that the complete rendering lacks, such as the start of a thought in DeepSeek-R1 and
+    Qwen3.5.
     """
     message = messages[turn]
     role = normalise_role(message["role"])
@@ -384,8 +387,9 @@ def _find_answer_turn_bounds(
     The header ends where the text first differs from the earlier conversation with a generation
     prompt.
 
-    The end mark of the turn is the text after the placeholder in the conversation up to this turn,
-    if the whole text has the same text after the answer.
+    The turn's end mark is found by rendering the conversation only up to this turn: there, it is
+    all text after the placeholder. The turn ends after this mark if the mark follows the answer in
+    `text`, and otherwise with the answer.
     """
     start, end = bounds
     with_prompt = _render_chat_or_none(rendered, so_far[:-1], True)
@@ -431,6 +435,10 @@ def _mask_template_answers(
 
 
 def _find_token_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
+    """Return the index of the first token that ends after character `at`.
+
+    Return the number of tokens if there is none.
+    """
     return next((i for i, (_, end) in enumerate(offsets) if end > at), len(offsets))
 
 

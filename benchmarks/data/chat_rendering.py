@@ -182,7 +182,7 @@ def get_chat_template(tokenizer: Any) -> str | None:
 
 
 def find_trl_template(tokenizer: Any) -> str | None:
-    """Return the template by which TRL replaces the tokenizer's for `assistant_only_loss`.
+    """Return the chat template that TRL uses instead of the tokenizer's for `assistant_only_loss`.
 
     Return None if TRL keeps the tokenizer's template or is not installed.
     """
@@ -300,6 +300,7 @@ def _list_chat_rendering_variant_choices(
 def _is_written_otherwise(
     tokenizer: Any, usual: ChatRendering, variant: str, rows: Sequence[Conversation]
 ) -> bool:
+    """Return whether a variant changes the text of any of these rows."""
     form = replace(usual, variants=(variant,))
     for conversation in rows:
         changed = apply_form(conversation, form)
@@ -332,7 +333,10 @@ def _has_reasoning(message: Message) -> bool:
 
 
 def apply_form(conversation: Conversation, form: ChatRendering) -> Conversation:
-    """Return the conversation in the form that this rendering's trainers give to the template."""
+    """Change a conversation as this rendering's trainers do before they call the template.
+
+    For example, some trainers decode tool arguments or drop keys without a value.
+    """
     variants = form.variants
     if FILLED in variants and conversation.filled is not None:
         conversation = conversation.filled

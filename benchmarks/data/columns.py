@@ -134,7 +134,9 @@ def require_text_layout(table: RecordTable) -> tuple[str, ...]:
 def describe_table_columns(columns: Sequence[str]) -> str:
     """List column names for an error message.
 
-    If no name is a usual one, list none: without a header in the file, the names are private text.
+    A file may lack its header. Its first row, which may be private, is then taken for column names.
+    So names are listed only if at least one is a common name such as `text`; otherwise they are
+    only counted.
     """
     if not columns:
         return "no columns"
@@ -311,9 +313,11 @@ def join_nested_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
 def _filled_sides(
     layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds
 ) -> tuple[Conversation, ...] | None:
-    """Return the row's conversations as Arrow would read them; None if the row is unusable.
+    """Parse a row as it would be read from an Arrow table; None if it is then unusable.
 
-    kinds: the Arrow types of the columns.
+    Return its conversations: two for a preference row, otherwise one. In an Arrow table, each
+    object has all keys of its column, with null for missing ones. kinds: the Arrow types of the
+    columns.
     """
     filled = {}
     for name, value in row.items():
@@ -460,7 +464,7 @@ def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) ->
 
 
 def list_row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
-    """Return the user of each row, by the name in a column.
+    """Return the user of each row; `column` holds the users' names or numbers.
 
     Raise AuditError, with the row, if a value is neither text nor a whole number.
     """

@@ -91,17 +91,18 @@ class UnusableConversation(Exception):
 
 @dataclass(frozen=True)
 class Conversation:
-    """Hold a conversation, parsed from a row of a table.
+    """A conversation, parsed from a row of a table.
 
     messages: dictionaries with role, content and all further keys given.
-    tools: the tool functions; options: the row's chat_template_kwargs.
+    tools: the tool functions.
+    options: the row's chat_template_kwargs.
     kind: `messages`, `completion` or `instruction`.
-    plain: for the last two kinds, the texts (prompt, completion) or (instruction, input, output),
-        which `messages` contains as turns.
+    plain: the row's own texts, which `messages` repeats as turns: (prompt, completion) for the kind
+    `completion`, (instruction, input, output) for `instruction`, and () for `messages`.
     group: for preference data, `chosen`, `rejected`, `wanted` or `unwanted`.
     system_column: whether the first message is from a separate column.
-    filled: the row as read from an Arrow table, if different. There each object has all keys that
-        occur in any row, with null for its missing keys.
+    filled: the conversation as read from an Arrow table, if different. An Arrow table gives each
+    object all keys that occur in any row, with null for its missing keys.
     """
 
     messages: tuple[Message, ...]
@@ -281,7 +282,10 @@ def _describe_missing_assistant(messages: Sequence[Message]) -> str:
 
 
 def _list_public_names(names: Iterable[str]) -> str:
-    """List roles, keys or types; only count unusual names, which may be names of people."""
+    """List roles, keys or types for a message.
+
+    Only common names are listed. The others are counted, because they may be names of people.
+    """
     usual = []
     n_hidden = 0
     for name in sorted(names):

@@ -68,10 +68,9 @@ class TextLengths:
     ) -> list[CutPlace] | str:
         """Return where to cut a text, in order, or the reason why no cut is possible.
 
-        n_tokens: length of the text. shared: number of leading tokens that many other texts share.
-        A prefix within these public tokens cannot identify the text, so the first suffix starts
-        after the shared tokens and after some tokens of this text only.
-
+        n_tokens: length of the text.
+        shared: number of leading tokens that many other texts have too. The first suffix starts
+        some tokens after them, so that its prefix differs from that of other texts.
         room: maximum number of tokens of prefix and suffix together that the model can read (None:
         no limit).
         """

@@ -83,7 +83,8 @@ class Cutting:
     form: the rendering of conversations (None: the usual rendering).
     turns: the attacked speaker of conversations (None: the assistant).
     shared: prefixes that many texts share.
-    kinds: Arrow types of the columns in the table with which the rows are compared.
+    kinds: Arrow types of the columns in `--data`. The rows of all files are rendered as if they had
+        these types, so that equal rows of two files become equal texts.
     trained: the tokens of a row that were trained on (None: all).
     room: maximum number of tokens of prefix and suffix that the model reads (None: no limit).
     """
@@ -107,16 +108,17 @@ class Cutting:
 
     @property
     def is_all_along(self) -> bool:
-        """True if long answers are attacked in several windows.
+        """True if a long answer is attacked in several windows, along all of it.
 
         This is the case if the user gives no lengths and the attacker knows all earlier text.
         """
         return not self.lengths.are_given and (self.knows or USER) == USER
 
     def fit_record(self, record: CutPart, n_tokens: int) -> CutPart:
-        """Return the trained part of a record, or the reason why it cannot be attacked.
+        """Return the part of a record that was trained on, or the reason why there is none.
 
-        record: a record, or a reason, which is returned unchanged. n_tokens: length of the row.
+        A record that is already such a reason is returned unchanged. A record that is too long for
+        the model is unusable too. n_tokens: length of the row.
         """
         if isinstance(record, str):
             return record
@@ -342,8 +344,8 @@ def _cut_conversation_answers(
 ) -> list[CutPart]:
     """Return each answer of a conversation, or the reason why the conversation is unusable.
 
-    The group of a record is its speaker if several speakers are attacked, or the side of a
-    preference.
+    The group of a record is its speaker if several speakers are attacked. Otherwise it is `chosen`,
+    `rejected`, `wanted` or `unwanted` for preference data, and None for other data.
     """
     try:
         if isinstance(conversation, UnusableConversation):
@@ -421,7 +423,7 @@ def cut_answers_into_secrets(
 
 
 def _replace_prefix(record: DataRecord, tokenizer: Any, text: str) -> DataRecord:
-    """Return the record after another prefix, with the text that it has in its row."""
+    """Return the record with `text` as its prefix, and keep its original text in `row_text`."""
     wording = record.wording
     assert wording is not None  # every answer has one
     return replace(

@@ -23,7 +23,8 @@ class DataRecord:
     group, wording, user: see `Secret`.
     suffix_start: index in the row of the suffix's first token.
     n_shared: number of the row's leading tokens that many rows share, such as a notice.
-    row_text: the record's text in its row, if the attacker gets a different prefix.
+    row_text: the text of prefix and suffix as it is in the row; "" unless the attacker gets a
+        different prefix, such as only the system turn.
     answer_tokens: length of the answer, if this is its first window; otherwise 0.
     """
 
@@ -97,7 +98,10 @@ class RecordSource:
 
     @property
     def parts_left_out(self) -> dict[str, list[int]]:
-        """The rows of unusable parts whose rows also have usable parts, keyed by reason."""
+        """The rows with both usable and unusable parts, keyed by the reason why a part is unusable.
+
+        A row is listed once for each unusable part.
+        """
         return _group_rows_by_reason(
             [(row, reason) for row, reason in self.unusable if row in self.usable_rows]
         )

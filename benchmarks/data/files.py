@@ -396,9 +396,10 @@ def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
 
 
 def _add_copy_counts(records: Sequence[DataRecord], texts: Sequence[str]) -> list[DataRecord]:
-    """Return the records with the number of their occurrences in `texts` as repeats.
+    """Return the records, with their numbers of occurrences in `texts` as repeats.
 
-    Only the first of several equal rows gets their occurrences, because merging adds up the counts.
+    If several records are equal, the first gets all occurrences and the others get 0, because a
+    later merge adds up the numbers.
     """
     searched = []
     inside_words = set()  # a suffix that ends inside a word also occurs inside words

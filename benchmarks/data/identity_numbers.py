@@ -54,9 +54,10 @@ def _is_chinese(number: str) -> bool:
 def _is_korean(number: str) -> bool:
     """Return whether a text is a Korean resident number.
 
-    Its check digit must be valid, or it must be written with a hyphen and be of a kind that may
-    have no check digit: people born since October 2020 have random digits after the digit for sex
-    and century, and so may foreigners (5 to 8), whose numbers do not show the date of issue.
+    A number with a valid check digit always is. Some numbers have no check digit: those of people
+    born since October 2020, whose last digits are random, and possibly those of foreigners (sex
+    digit 5 to 8), because their date of issue is unknown. Such a number counts if it has a hyphen
+    and its date is valid.
     """
     from stdnum.kr import rrn
 

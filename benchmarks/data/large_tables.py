@@ -125,11 +125,13 @@ class UnreadRows:
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Hold the hashes of the rows in one block of a table.
+    """The hashes of the rows in one block of a table.
 
     hashes: (rows,) hash of each row.
-    numbers: (rows,) for each of these columns: repeats, and hashes of group and user.
-    names: names of the columns; kinds: see `UnreadRows`.
+    numbers: (rows,) arrays: the repeats, and the hashes of the group and of the user, if the table
+    has these columns.
+    names: names of the columns.
+    kinds: see `UnreadRows`.
     is_faulty: whether the block has an unusable row; then all other fields are empty.
     """
 
@@ -350,9 +352,9 @@ def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
 
 @dataclass(frozen=True)
 class _TableScan:
-    """Hold the hashes of all rows of a table.
+    """The hashes of all rows of a table.
 
-    table: all columns of the table; other fields: as in `BlockCounts`.
+    table: the first rows, with the names of all columns; other fields: as in `BlockCounts`.
     """
 
     table: RecordTable

@@ -78,12 +78,12 @@ def _normalise_wording(wording: Wording) -> str:
 def match_nonmember_lengths(
     nonmembers: RecordSource, members: RecordSource, split: SplitOptions
 ) -> tuple[RecordSource, tuple[Doubt, ...]]:
-    """Return non-members whose distribution of lengths equals that of the members.
+    """Return non-members whose distribution of lengths equals that of the members, and doubts.
 
     The length is the number of attacked tokens of a row. Distinct rows are counted by bands of
     length: 8 to 15 tokens, 16 to 31 tokens, and so on. Nothing changes unless the two distributions
     differ beyond chance (chi-square, 1%). If at most half of the non-members would remain, all are
-    kept, and a `Doubt` that is returned warns that lengths differ.
+    kept. A `Doubt` then warns that members and non-members differ in length.
     """
     bands = _group_length_bands(nonmembers.records)
     member_rows = _group_length_bands(members.records)

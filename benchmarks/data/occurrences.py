@@ -16,9 +16,11 @@ def count_text_occurrences(
 ) -> dict[str, int]:
     """Count the occurrences of each string in the texts, including overlapping occurrences.
 
-    strings: maps each string to whether its occurrences must not end inside a word; if so, `code
-    12` does not occur in `code 123`. times: weight of each text (None: 1). Raise ValueError if a
-    string is empty.
+    strings: the strings to count, as keys. If the value is True, occurrences that end inside a word
+    do not count; for example, `code 12` then does not occur in `code 123`.
+    times: weight of each text (None: 1).
+
+    Raise ValueError if a string is empty.
     """
     if "" in strings:
         raise ValueError("expected texts to look for, got an empty one")

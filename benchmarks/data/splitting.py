@@ -198,7 +198,7 @@ def _set_attacked_records(
 def _partition_rows(
     records: Sequence[DataRecord], rows: Container[int]
 ) -> tuple[list[DataRecord], list[DataRecord]]:
-    """Return the records of other rows, then the records of these rows."""
+    """Return two lists: first the records of rows not in `rows`, then those of rows in `rows`."""
     others: list[DataRecord] = []
     records_of_rows: list[DataRecord] = []
     for record in records:
@@ -290,7 +290,10 @@ def _get_record_id(label: str, record: DataRecord) -> str:
 
 
 def _order_secret_ids(records: Sequence[DataRecord], secrets: Sequence[Secret]) -> list[str]:
-    """Return the ids of the records' secrets. The secrets are in file order."""
+    """Return the id of each record's secret, in the order of the records.
+
+    secrets: the secrets of these records, but in the order of the file.
+    """
     ids = [""] * len(records)
     file_order = sorted(range(len(records)), key=lambda i: _get_file_place(records[i]))
     for place, secret in zip(file_order, secrets, strict=True):
@@ -323,9 +326,10 @@ def _build_record_secret(
 
 
 def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
-    """Record whether any of each secret's user's records, known ones included, was trained on.
+    """Return the secrets with `user_trained` set if any record of their user was trained on.
 
-    Raise AuditError if the attacked records belong to fewer than `people.LEAST` people.
+    Records that the attacker knows count too. Raise AuditError if the attacked records belong to
+    fewer than `people.LEAST` people.
     """
     trained = {record.user for record in members.records} - {None}
     attacked = {secret.user for secret in secrets if secret.member} - {None}

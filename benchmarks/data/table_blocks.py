@@ -29,9 +29,9 @@ Batch = Mapping[str, Sequence[Any]]  # the values of each column
 
 
 class NotStreamable(Exception):
-    """Report that a table must be read completely.
+    """Report that a table cannot be read block by block.
 
-    Reading it completely then reports any mistake.
+    The caller then reads the whole table, which also reports any mistake in it.
     """
 
 

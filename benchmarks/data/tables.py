@@ -56,14 +56,16 @@ _OTHER_FILES = (
 
 @dataclass(frozen=True)
 class RecordTable:
-    """Hold a table: its column names, and a function that reads one column without the others.
+    """A table: its column names, and a function that reads one column without the others.
 
     label: the name of the table in error messages: the option and the file name.
-    rows: number of rows; column: returns the values of a column by name.
-    texts: names of the columns that have texts of several words, lists or objects that contain
-        texts, or images, videos or sound.
+    columns: the column names.
+    rows: number of rows.
+    column: returns the values of a column by name.
+    texts: names of the columns that may hold what people wrote or recorded: texts of several words
+    (also inside lists and objects), images, videos and sound.
     first_row: number of the first row, if the table is a part of a file; errors give row numbers in
-        the file.
+    the file.
     unread_splits: names of the data set's other splits, which are not read.
     """
 

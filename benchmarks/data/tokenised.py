@@ -97,11 +97,21 @@ class Tokenised(Benchmark):
         Each run of labelled tokens gives a secret. Its suffix is the first `suffix_length` tokens
         of the run (default 50). Its prefix is all text before the run, or the last `prefix_length`
         tokens of that text. A text whose first token is labelled is cut into `prefix_length` tokens
-        (default 50, or half of a shorter text) and `suffix_length` tokens. `model`: a folder that
-        may contain a `training_args.bin`. Tokens of a text beyond `trained` are omitted, because
-        TRL 1.16 truncates prepared rows too. Records of more than `room` tokens are also omitted.
-        `end_of_text`: the token that ends a record, which reveals packed rows without marked
-        boundaries. Raise AuditError for any mistake of the user.
+        (default 50, or half of a shorter text) and `suffix_length` tokens.
+
+        Args:
+            plan: the names of the data files, and the lengths.
+            vocab_size: size of the model's vocabulary; larger token ids are invalid.
+            seed: seed of the split into known and attacked records.
+            model: a folder that may contain a `training_args.bin`.
+            trained: the tokens of a text that were trained on. All later tokens are omitted,
+                because TRL 1.16 truncates prepared rows too.
+            room: largest number of tokens in a record; longer records are omitted.
+            end_of_text: the token that ends a record. It shows that a row holds several records
+                even if the row does not mark their boundaries.
+
+        Raises:
+            AuditError: for any mistake of the user.
         """
         split = SplitOptions(plan.known_fraction, plan.limit, seed)
         lengths = RunLengths(plan.prefix_length, plan.suffix_length, trained, room)
@@ -296,10 +306,13 @@ def _list_row_sides(
 ) -> Iterator[tuple[_Groups, dict[str, Any]]]:
     """Yield the groups of a row's tokens, and the columns with its token ids and labels.
 
-    A preference row yields its chosen and its rejected sequence. In TRL 1.16's DPO and KTO,
-    `prompt_ids` precede `chosen_ids` and `rejected_ids`, or `completion_ids` with a label. In its
-    ORPO and CPO, `chosen_input_ids` with `chosen_labels` include the prompt. learns_prompts:
-    whether prompts of chosen sequences count toward the loss.
+    A preference row yields its chosen and its rejected sequence. TRL 1.16 stores these in two ways:
+
+    - DPO and KTO: `prompt_ids`, which precede `chosen_ids` and `rejected_ids`. A KTO row has
+      `completion_ids` with a label instead.
+    - ORPO and CPO: `chosen_input_ids` with `chosen_labels`, which include the prompt.
+
+    learns_prompts: whether prompts of chosen sequences count toward the loss.
     """
     if IDS in values:
         names = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
@@ -465,10 +478,11 @@ def _list_packed_text_starts(
 def _build_run_source(
     where: str, texts: Sequence[_Text], notes: Sequence[str], lengths: RunLengths
 ) -> tuple[RecordSource, dict[Pair, tuple[Tokens, ...]]]:
-    """Return every run of labelled tokens as a record, and the tokens that precede packed records.
+    """Return every run of labelled tokens as a record, and what precedes it in a packed row.
 
-    These tokens are the row's earlier texts, followed by the start of the record's text. They are
-    not returned for records in a row's first text. where: how notes start.
+    A packed row has several texts. For a record in its second or a later text, the earlier tokens
+    of the row are returned: first the earlier texts, then the part of the record's own text before
+    the record. where: how notes start.
     """
     earlier: dict[Pair, tuple[Tokens, ...]] = {}
     records: list[DataRecord] = []

@@ -37,12 +37,13 @@ ENSEMBLE = (
 def digest_lab_cache(
     recipe: BaseLabRecipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Return the name of the cache folder, from the recipe, the texts and library versions.
+    """Return the name of the cache folder: a digest of all that determines the lab's weights.
 
-    The texts count because weights trained on different records must not be used. Fields that do
-    not affect the weights (such as how records are cut), and the ensemble's fields, do not count.
+    This includes the texts: weights that were trained on other records must not be used. It leaves
+    out recipe fields that do not affect the weights (such as how records are cut). It also leaves
+    out the ensemble's fields, because an ensemble has a folder of its own.
 
-    more: further versions, keyed by package.
+    more: versions of further packages, keyed by package.
     """
     versions = {}
     for name in ("torch", "transformers", "peft", "faker", "tokenizers"):

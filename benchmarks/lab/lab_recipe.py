@@ -34,20 +34,24 @@ _MOST = {"seed": 2**63 - 1, "vocab_size": 100_000, "layers": 100, "hidden": 4096
 
 @dataclass(frozen=True)
 class BaseLabRecipe:
-    """Hold the settings that determine the weights of a lab's models, and the lengths of secrets.
+    """The settings that determine the weights of a lab's models, and the lengths of secrets.
 
     Every lab has these settings; the defaults are those of the small lab. The recipe's hash names
     the cache.
 
+    seed: seed of all texts and trainings.
     block, prefix_length, suffix_length: lengths in tokens.
-    repeats: tuples (c, a, k): there are a attacked records, and k records that the attacker knows,
-        with c copies each.
+    repeats: tuples (c, a, k). In the training data, a attacked records and k records that the
+    attacker knows occur c times each.
     others: number of private records that occur once and are not attacked.
-    private_*: settings for training the attacked model (rank 0: all parameters); lora_*: for
-        training the ensemble's `members`.
-    canaries: (text, copies).
+    nonmembers: number of records that no model is trained on.
+    private_*: settings for training the attacked model. With rank 0, all parameters are trained,
+    otherwise an adapter of this rank.
+    members: number of models in the ensemble.
+    lora_*: settings for training the ensemble's members.
+    canaries: pairs of a canary's digits and its number of copies.
     audit_*: settings of further canaries, for auditing epsilon; a coin decides whether each is
-        included.
+    included.
     """
 
     longest_prefix: ClassVar[int] = CUT
@@ -96,7 +100,11 @@ class BaseLabRecipe:
 
     @property
     def target_training_options(self) -> dict[str, Any]:
-        """The attacked model's training options: defaults for trainers that change only some."""
+        """The training options of the attacked model, keyed by option.
+
+        A model that another trainer makes in the lab has these options too, unless the user sets
+        them.
+        """
         return {
             "epochs": self.private_epochs,
             "batch": self.private_batch,

@@ -23,10 +23,14 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @dataclass(frozen=True)
 class LabTexts:
-    """Hold the texts of a lab; each model is trained on some of them.
+    """The texts of a lab; each model is trained on some of them.
 
-    private: records, keyed by repeat count. kinds, marks: the kind and the personal data of private
-    records and non-members.
+    public: texts for the public model.
+    private: the attacked records and those that the attacker knows, keyed by repeat count.
+    others: private records that occur once and are not attacked.
+    nonmembers: records that no model is trained on.
+    kinds: the kind of each private or non-member record, such as a mail, keyed by text.
+    marks: the personal data in each of these records, keyed by text.
     coined: the texts of included audit canaries, one for each copy.
     """
 

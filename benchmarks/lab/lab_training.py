@@ -76,10 +76,10 @@ _HELDOUT = 120
 class LabTraining:
     """Train the models of a lab on its texts with its recipe.
 
-    folder: the folder of the models from which a training starts.
+    folder: the lab's folder. It has the models from which a training starts.
     kinds: functions that make private text.
-    together: maximum number of adapters trained at once (0: the fastest number).
-    threads: maximum number of threads of a training (None: all); a step of the small lab takes 33
+    together: maximum number of adapters trained at once; with 0, the number that trains fastest.
+    threads: maximum number of threads of a training (None: all). A step of the small lab takes 33
         ms with one thread and 45 ms with two.
     """
 
@@ -216,9 +216,10 @@ class LabTraining:
     ) -> TrainingJob:
         """Build the training job of a trainer.
 
-        An unlearning starts from the attacked model, any other training from the public model. All
-        parameters are trained, or only a new adapter if the attacked model is an adapter and the
-        trainer is neither `whole` nor an unlearning.
+        An unlearning starts from the attacked model and trains all parameters. Any other training
+        starts from the public model. It trains all parameters if `trainer.whole` is true or if the
+        attacked model was trained in this way. Otherwise it trains a new adapter, like that of the
+        attacked model.
 
         forgotten: texts to unlearn.
         """

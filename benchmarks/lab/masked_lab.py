@@ -33,9 +33,10 @@ _PUBLIC = "masked-public"
 
 @dataclass(frozen=True)
 class MaskedLabRecipe:
-    """Hold the settings of the masked models that the lab's recipe (width, heads) lacks.
+    """Settings of the masked models, in addition to the lab's recipe.
 
-    share: share of tokens to hide. The recipe's hash names the folders of the models.
+    The lab's recipe gives the width and the number of heads. share: share of tokens to hide. The
+    hash of this recipe names the folders of the models.
     """
 
     layers: int = 3
