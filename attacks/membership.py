@@ -285,7 +285,7 @@ class Membership(AncestralProbe):
         member = mask_members(secrets)
         if explain_too_few_records(member):
             return observations
-        group = blind_classifier.assign_folds(secrets)
+        group = blind_classifier.group_related_secrets(secrets)
         added = self._score_references(observations, member, group)
         usable = []
         for name in _STACKED:

@@ -98,7 +98,7 @@ class MembershipScore(AncestralProbe):
         member = mask_members(secrets)
         if explain_too_few_records(member):
             return observations
-        group = blind_classifier.assign_folds(secrets)
+        group = blind_classifier.group_related_secrets(secrets)
         features = build_text_features(secrets, observations)
         blind = blind_classifier.predict_membership(features, member, group)
         return Observed(observations).add_columns({"blind": blind, "group": group})

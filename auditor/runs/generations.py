@@ -180,15 +180,15 @@ def judge_generations(
             costs.append(replace(guesses, ranked=(), rankings={}))
             scores.append(guesses.rankings)
             tally.update(tokens_of_text.records.keys())
-            heldout.update(tokens_of_text.strangers)
+            heldout.update(tokens_of_text.heldout_records)
             for record, run in tokens_of_text.records.items():
                 if record not in best or run.length > best[record][0].length:
                     best[record] = run, guesses.secret
     # Rank only by scores that all generations have.
     names = sorted(set.intersection(*map(set, scores)))
-    firsts = {}
+    top_generations = {}
     for name in names:
-        firsts[name] = memorised.select_distinct_texts(
+        top_generations[name] = memorised.select_distinct_texts(
             [rankings[name] for rankings in scores], text
         )
     key = load_alias_salt()
@@ -204,7 +204,11 @@ def judge_generations(
     return JudgedGenerations(
         tuple(
             memorised.measure_generation_memorisation(
-                memorised_tokens, corpus.ngram_and_record_counts, corpus.n, attack.length, firsts
+                memorised_tokens,
+                corpus.ngram_and_record_counts,
+                corpus.n,
+                attack.length,
+                top_generations,
             )
         ),
         tuple(_list_generation_notes(corpus, len(row_ids), len(heads), len(heldout), bool(order))),
@@ -232,7 +236,7 @@ def _list_generation_notes(
         yield f"{same:,} of {n_texts:,} generations say the same as another one"
     if n_heldout and is_extracted:
         yield (
-            f"{n_heldout:,} of {corpus.ngram_and_record_counts.strangers:,} held-out records "
+            f"{n_heldout:,} of {corpus.ngram_and_record_counts.heldout_records:,} held-out records "
             "count as extracted too, by n-grams of this length: some of the extracted records are "
             "only similar to the drawn text; use a larger n"
         )

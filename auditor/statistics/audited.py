@@ -210,14 +210,14 @@ def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts
     scores, included: (canaries,).
     """
     scores = np.clip(scores, -_FARTHEST, _FARTHEST)
-    middle = _score_cut_nearest_middle(np.sort(scores))
+    middle = _find_median_threshold(np.sort(scores))
     right = ((scores > middle) & included) | ((scores < middle) & ~included)
     # wrong ones first
     n_right = np.concatenate([[0], np.cumsum(right[np.lexsort((right, -np.abs(scores - middle)))])])
     return tuple(int(n_right[r]) for r in list_guess_counts(len(scores)))
 
 
-def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
+def _find_median_threshold(ordered: NDArray[np.floating]) -> float:
     """Return the score that separates guesses "in" from guesses "out".
 
     It lies midway between two neighbours of different score in sorted order, as close in rank to

@@ -78,7 +78,7 @@ def group_related_texts(
     return label_connected_texts(len(texts), pairs)
 
 
-def assign_folds(secrets: Sequence[Secret]) -> Ints:
+def group_related_secrets(secrets: Sequence[Secret]) -> Ints:
     """Return the group code of each secret, of shape (secrets,). Related secrets share a group.
 
     Secrets are related if they have a similar text, or the same document, person or prompt.

@@ -158,7 +158,7 @@ def _resample_leakages(
         measure: maps a point to values, (members,), whose mean is the leakage.
     """
     blocks = []
-    for draws in _draw_resample_sides(scores):
+    for draws in _draw_paired_resample_blocks(scores):
         blocks.append([np.mean([resample(x, *draws) for x in point], axis=0) for point in points])
     leakages = []
     for values, point in zip(np.concatenate(blocks, axis=1), points, strict=True):
@@ -166,7 +166,7 @@ def _resample_leakages(
     return leakages
 
 
-def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
+def _draw_paired_resample_blocks(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
     """Yield blocks of resample counts, (rows, m) for members and (rows, n) for non-members."""
     sizes = [len(side) for side in scores[0][0]]
     streams = ("frontier members", "frontier non-members")

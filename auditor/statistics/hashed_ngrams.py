@@ -54,7 +54,7 @@ class HashedNGrams:
             np.searchsorted(keys, hashes | self._place_bits, side="right"),
         )
 
-    def list_places(self, n: int, selection: Ints | slice) -> Ints:
+    def list_positions(self, n: int, selection: Ints | slice) -> Ints:
         """Return the positions in `tokens` at which the n-grams of the selected keys begin."""
         return (self._sort_keys(n)[selection] & self._place_bits).astype(np.int64)
 

@@ -70,14 +70,14 @@ class MemorisedTokens:
     common: n-grams that occur in both.
     records: the longest common sequence with each training record. Only records that are the only
     source of one of the n-grams are listed.
-    strangers: the held-out records that are the only source of one of the n-grams.
+    heldout_records: the held-out records that are the only source of one of the n-grams.
     """
 
     memorised: int
     common: int
     heldout: int
     records: Mapping[int, TokenRun]
-    strangers: tuple[int, ...] = ()
+    heldout_records: tuple[int, ...] = ()
 
 
 def count_memorised_ngrams(matches: NGramMatches, n: int) -> MemorisedTokens:
@@ -85,12 +85,12 @@ def count_memorised_ngrams(matches: NGramMatches, n: int) -> MemorisedTokens:
     heldout_only = matches.heldout & ~matches.trained
     single_record = matches.record >= 0
     records = find_longest_memorised_runs(matches, trained_only, n)
-    strangers = tuple(np.unique(matches.record[heldout_only & single_record]).tolist())
+    heldout_records = tuple(np.unique(matches.record[heldout_only & single_record]).tolist())
     memorised, common, heldout = (
         _count_disjoint_ngrams(matches.starts[mask], n)
         for mask in (trained_only, matches.trained & matches.heldout, heldout_only)
     )
-    return MemorisedTokens(memorised, common, heldout, records, strangers)
+    return MemorisedTokens(memorised, common, heldout, records, heldout_records)
 
 
 def find_longest_memorised_runs(
@@ -130,13 +130,13 @@ class CorpusCounts:
 
     trained, heldout: the numbers of positions at which an n-gram starts.
     records: the number of training records with at least n tokens.
-    strangers: the number of held-out records with at least n tokens.
+    heldout_records: the number of held-out records with at least n tokens.
     """
 
     trained: int
     heldout: int
     records: int
-    strangers: int
+    heldout_records: int
 
 
 def measure_generation_memorisation(
@@ -144,7 +144,7 @@ def measure_generation_memorisation(
     corpus: CorpusCounts,
     n: int,
     length: int,
-    firsts: Mapping[str, Sequence[int]],
+    top_generations: Mapping[str, Sequence[int]],
 ) -> list[Measurement]:
     """Return the measurements of an attack that generates texts without a prefix.
 
@@ -154,7 +154,8 @@ def measure_generation_memorisation(
             to the size of the training data.
         n: length of the n-grams.
         length: number of tokens in a generation.
-        firsts: the indices of the `TOP` generations that a ranking puts first, keyed by ranking.
+        top_generations: indices of the `TOP` generations that a ranking puts first, keyed by
+            ranking.
     """
     memorised, common, heldout_only = (
         np.array([getattr(generation, name) for generation in generations], dtype=float)
@@ -196,9 +197,11 @@ def measure_generation_memorisation(
             f"of {corpus.records:,} trained on",
         ),
     )
-    if corpus.strangers:
-        others = len({record for generation in generations for record in generation.strangers})
-        note_heldout = f"of {corpus.strangers:,} held out"
+    if corpus.heldout_records:
+        others = len(
+            {record for generation in generations for record in generation.heldout_records}
+        )
+        note_heldout = f"of {corpus.heldout_records:,} held out"
         measurements.append(
             _make_count_measurement(
                 name_nonmember_metric(RECORDS),
@@ -217,7 +220,7 @@ def measure_generation_memorisation(
         )
     ) is not None:
         measurements.append(total)
-    for ranking, first in firsts.items():
+    for ranking, first in top_generations.items():
         hit = memorised[list(first)] > 0
         measurements.append(
             measure_share(f"{PRECISION}_{ranking}", hit, "near-duplicates left out"),

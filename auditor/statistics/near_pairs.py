@@ -121,7 +121,7 @@ def _find_pairs_sharing_a_piece(
         at = np.repeat(np.arange(len(texts)), counts)
         # Of each text the keys low:high, one after another.
         selection = np.arange(len(at)) + np.repeat(high - counts.cumsum(), counts)
-        places = index.list_places(end - begin, selection)
+        places = index.list_positions(end - begin, selection)
         of = index.find_owners(places)
         is_near = abs(places - index.starts[of] - begin) <= limit
         is_near &= abs(lengths[of] - tokens.shape[1]) <= limit

@@ -127,7 +127,7 @@ def compute_newcombe_interval(
     m, n: the numbers of members and non-members; widen: factor on the standard deviation.
     """
 
-    def reach(x: float) -> float:
+    def compute_half_width(x: float) -> float:
         more = (m + n) / 2 - 1  # the variance of Hanley and McNeil 1982, both sizes at their mean
         return (
             widen
@@ -136,12 +136,14 @@ def compute_newcombe_interval(
         )
 
     def find_low_end(auc_value: float) -> float:
-        # 0 and 1 reach nowhere and would pass for an end.
+        # 0 and 1 have half-width 0 and would pass for an end.
         return find_largest_refuted_value(
-            lambda x: x < auc_value - reach(x), min(auc_value, 1 - _ROUNDING), close=1e-12
+            lambda x: x < auc_value - compute_half_width(x),
+            min(auc_value, 1 - _ROUNDING),
+            close=1e-12,
         )
 
-    # `reach` is the same at x and at 1 - x.
+    # The half-width is the same at x and at 1 - x.
     return find_low_end(value), 1 - find_low_end(1 - value)
 
 

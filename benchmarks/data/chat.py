@@ -116,7 +116,7 @@ def render_chat(
     assistant. Raise UnusableConversation if the template writes nothing or if no answer is usable.
     Raise AuditError if the template omits the system turn.
     """
-    conversation = chat_rendering.apply_form(conversation, form)
+    conversation = chat_rendering.apply_trainer_changes(conversation, form)
     if form.source is None:
         if turns != ASSISTANT:
             raise AuditError(
@@ -212,7 +212,7 @@ def _cut_answer(
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
     start, end = span.learnt
-    learnt = (_find_token_past(offsets, start), _find_token_past(offsets, end))
+    learnt = (_find_first_token_after(offsets, start), _find_first_token_after(offsets, end))
     return replace(span, span=tokens, learnt=learnt)
 
 
@@ -434,7 +434,7 @@ def _mask_template_answers(
     return tuple(map(bool, encoded["assistant_masks"]))
 
 
-def _find_token_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
+def _find_first_token_after(offsets: Sequence[tuple[int, int]], at: int) -> int:
     """Return the index of the first token that ends after character `at`.
 
     Return the number of tokens if there is none.
@@ -450,7 +450,7 @@ def _find_token_range(
     The first token may include a preceding space. The last token is excluded if it extends beyond
     `end` by more than white space.
     """
-    first = _find_token_past(offsets, start)
+    first = _find_first_token_after(offsets, start)
     if first == len(offsets) or text[offsets[first][0] : start].strip():
         return None
     last = next(

@@ -52,7 +52,7 @@ GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = (
         "input",
     ),  # a new line where the base has another join; two relatives of Alpaca's text
 )
-# Changes of the row by a trainer before the template writes it; see `apply_form`.
+# Changes of the row by a trainer before the template writes it; see `apply_trainer_changes`.
 FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
     *("filled", "no-nulls", "decoded-arguments", "wrapped-tools"),
     *("no-system-column", "no-empty-tools"),
@@ -291,19 +291,19 @@ def _list_chat_rendering_variant_choices(
         # for a null.
         other = []
         for variant in variants:
-            if _is_written_otherwise(tokenizer, usual, variant, rows):
+            if _is_text_changed(tokenizer, usual, variant, rows):
                 other.append(variant)
         if other:
             yield ("", *other)
 
 
-def _is_written_otherwise(
+def _is_text_changed(
     tokenizer: Any, usual: ChatRendering, variant: str, rows: Sequence[Conversation]
 ) -> bool:
     """Return whether a variant changes the text of any of these rows."""
     form = replace(usual, variants=(variant,))
     for conversation in rows:
-        changed = apply_form(conversation, form)
+        changed = apply_trainer_changes(conversation, form)
         if changed == conversation:
             continue
         text = _written_or_none(tokenizer, conversation, usual)
@@ -332,7 +332,7 @@ def _has_reasoning(message: Message) -> bool:
 # --- texts of the forms ---
 
 
-def apply_form(conversation: Conversation, form: ChatRendering) -> Conversation:
+def apply_trainer_changes(conversation: Conversation, form: ChatRendering) -> Conversation:
     """Change a conversation as this rendering's trainers do before they call the template.
 
     For example, some trainers decode tool arguments or drop keys without a value.
@@ -360,7 +360,7 @@ def build_template_messages(
 ) -> tuple[dict[str, Any], ...]:
     """Return the messages for the template, changed by the variants of the rendering.
 
-    conversation: a result of `apply_form`.
+    conversation: a result of `apply_trainer_changes`.
     """
     usual = GIVEN_ROLES not in form.variants
     messages = []

@@ -108,7 +108,7 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
     )
 
 
-def build_unread_text_columns(
+def list_unread_text_columns(
     table: RecordTable, layout: Sequence[str], user_columns: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the text columns of the table that the audit does not read.
@@ -230,7 +230,7 @@ def parse_row_conversations(
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
             sides = conversation_rows.parse_conversations(layout, row)
-            filled = _filled_sides(layout, row, kinds)
+            filled = _parse_filled_row(layout, row, kinds)
         except UnusableConversation as why:
             yield i, why
             continue
@@ -310,7 +310,7 @@ def join_nested_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
     return joined
 
 
-def _filled_sides(
+def _parse_filled_row(
     layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds
 ) -> tuple[Conversation, ...] | None:
     """Parse a row as it would be read from an Arrow table; None if it is then unusable.
@@ -445,7 +445,7 @@ def list_row_users(table: RecordTable, column: str | None, needed: bool) -> Sequ
     """
     if column is None or not _has_one_column(table, "--user-column", column, needed):
         return [None] * table.rows
-    return list_row_privacy_unit_names(table, column)
+    return list_row_user_names(table, column)
 
 
 def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
@@ -463,7 +463,7 @@ def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) ->
     return True
 
 
-def list_row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
+def list_row_user_names(table: RecordTable, column: str) -> list[str]:
     """Return the user of each row; `column` holds the users' names or numbers.
 
     Raise AuditError, with the row, if a value is neither text nor a whole number.

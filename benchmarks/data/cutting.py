@@ -107,7 +107,7 @@ class Cutting:
         return self.trained.span_of(n_tokens, templated)
 
     @property
-    def is_all_along(self) -> bool:
+    def has_answer_windows(self) -> bool:
         """True if a long answer is attacked in several windows, along all of it.
 
         This is the case if the user gives no lengths and the attacker knows all earlier text.
@@ -195,7 +195,7 @@ def cut_rows_into_parts(
         )
     if cut.form is not None:
         of_each = f"{cut.lengths.suffix or LENGTH} tokens"
-        if cut.is_all_along:
+        if cut.has_answer_windows:
             of_each = f"all along, at most {MOST_WINDOWS} windows"
         counts = CutCounts(
             f"{cut.turns or ASSISTANT} turns, {of_each} of each, as --template "
@@ -398,7 +398,7 @@ def cut_answers_into_secrets(
         if share and middle == start:
             yield "an answer that is too short to know a part of"
             continue
-        for place in spread_windows(middle, end) if cut.is_all_along else [middle]:
+        for place in spread_windows(middle, end) if cut.has_answer_windows else [middle]:
             cut_place = CutPlace(
                 0 if max_prefix is None else max(0, place - max_prefix),
                 place,
@@ -441,7 +441,7 @@ def _system_turn_only_prompt(
 
     Raise UnusableConversation if there is no system turn.
     """
-    conversation = chat_rendering.apply_form(conversation, form)
+    conversation = chat_rendering.apply_trainer_changes(conversation, form)
     messages = chat_rendering.build_template_messages(conversation, form)
     role = normalise_role(messages[0]["role"])
     if role != SYSTEM or (form.source is None and conversation.plain):

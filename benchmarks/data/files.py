@@ -107,7 +107,7 @@ class Files(Benchmark):
         )
         layout = columns.detect_column_layout(table)
         user_columns = list(reader.named_columns("--data").values())
-        self.unread_columns = columns.build_unread_text_columns(table, layout, user_columns)
+        self.unread_columns = columns.list_unread_text_columns(table, layout, user_columns)
         members = _build_record_source("--data", table, cut, reader, unread)
         sources = _read_other_sources(members, self._files, cut, reader)
         if "--nonmembers" in sources:

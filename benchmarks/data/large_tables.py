@@ -206,7 +206,7 @@ class BlockHashing:
             groups = columns.list_row_groups(table, self.group_column, needed=True)
             yield _GROUPS, hash_texts(list(map(str, groups)))
         if self.user_column is not None:
-            yield _USERS, hash_texts(columns.list_row_privacy_unit_names(table, self.user_column))
+            yield _USERS, hash_texts(columns.list_row_user_names(table, self.user_column))
 
 
 def hash_blocks_here(work: BlockHashing, blocks: Sequence[TableBlock]) -> Iterator[BlockCounts]:

@@ -63,13 +63,13 @@ class NGramIndex(HashedNGrams):
         low = low[hit]
         high = high[hit]
         # Keys of one hash are in order of place, hence of text: only the ends of a range matter.
-        first = self.list_places(n, low)
-        last = self.list_places(n, high - 1)
+        first = self.list_positions(n, low)
+        last = self.list_positions(n, high - 1)
         ngrams = view_ngrams(tokens, n)[at]
         indexed = view_ngrams(self.tokens, n)
         is_same = (indexed[first] == ngrams).all(axis=1) & (indexed[last] == ngrams).all(axis=1)
         for i in np.flatnonzero(~is_same):  # another n-gram has the hash
-            places = self._select_equal(self.list_places(n, slice(low[i], high[i])), ngrams[i])
+            places = self._select_equal(self.list_positions(n, slice(low[i], high[i])), ngrams[i])
             if len(places):
                 first[i], last[i], is_same[i] = places[0], places[-1], True
         at = at[is_same]
@@ -96,7 +96,7 @@ class NGramIndex(HashedNGrams):
         n = min(_ANCHOR, len(searched))
         low, high = self.find_hashes(hash_token_pieces(view_ngrams(searched, n)), n)
         rarest = int((high - low).argmin())
-        places = self.list_places(n, slice(low[rarest], high[rarest])) - rarest
+        places = self.list_positions(n, slice(low[rarest], high[rarest])) - rarest
         places = self._select_equal(places, searched)
         owners = self.find_owners(places)
         return np.unique(owners[places + len(searched) <= self.starts[owners + 1]])

@@ -188,8 +188,8 @@ def _set_attacked_records(
         secrets.append(_build_record_secret("nonmember", record, 0, False))
         heldout.append(record.prefix + record.suffix)
     benchmark.asking_order = (
-        *_order_secret_ids(members, secrets[: len(members)]),
-        *_order_secret_ids(nonmembers, secrets[len(members) :]),
+        *_list_secret_ids(members, secrets[: len(members)]),
+        *_list_secret_ids(nonmembers, secrets[len(members) :]),
     )
     benchmark.secrets = tuple(set_user_membership(secrets, source))
     benchmark.heldout = tuple(heldout)
@@ -289,7 +289,7 @@ def _get_record_id(label: str, record: DataRecord) -> str:
     return f"{row}-{record.part:04d}"
 
 
-def _order_secret_ids(records: Sequence[DataRecord], secrets: Sequence[Secret]) -> list[str]:
+def _list_secret_ids(records: Sequence[DataRecord], secrets: Sequence[Secret]) -> list[str]:
     """Return the id of each record's secret, in the order of the records.
 
     secrets: the secrets of these records, but in the order of the file.

@@ -66,7 +66,7 @@ def read_unit_texts(
     texts = [contents[row] for row in rows]
     if unit_column is None:
         return texts, None
-    units = columns.list_row_privacy_unit_names(table, unit_column)
+    units = columns.list_row_user_names(table, unit_column)
     return texts, [units[row] for row in rows]
 
 

@@ -205,7 +205,7 @@ def test_records_of_one_prompt_or_person_split_at_random_are_not_told_apart(kind
                 for j, s in enumerate(secrets)
             ]
         member = np.array([secret.member for secret in secrets])
-        group = blind_classifier.assign_folds(secrets)
+        group = blind_classifier.group_related_secrets(secrets)
         assert len(set(group.tolist())) == 60
         rows = [secret.prefix + secret.suffix for secret in secrets]
         features = blind_classifier.build_text_features(rows, np.empty((180, 0)))
@@ -220,6 +220,7 @@ def test_a_prefix_of_many_texts_or_of_few_tokens_relates_none() -> None:
     short = [Secret(f"{i}", phrase[: 7 if i < 2 else 0], row) for i, row in enumerate(rows)]
     two = [Secret(f"{i}", phrase if i < 2 else (), row) for i, row in enumerate(rows)]
     n_groups = [
-        len(set(blind_classifier.assign_folds(one).tolist())) for one in (of_all, short, two)
+        len(set(blind_classifier.group_related_secrets(one).tolist()))
+        for one in (of_all, short, two)
     ]
     assert n_groups == [10, 10, 9]
