@@ -305,5 +305,4 @@ def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
 
 
 def format_field_flag(name: str) -> str:
-    """Return the command-line flag of a field."""
     return FIELDS[name].flags[0].partition("/")[0]

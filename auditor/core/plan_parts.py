@@ -201,17 +201,17 @@ class DataPlan:
     data: Training records: JSONL, CSV, Parquet, .npy or a Hugging Face data set.
     nonmembers (DATA): Records like --data, but not trained on: the non-member baseline.
     limit: Attack at most N members and N non-members.
-    prefix_length: Tokens that the attacker is shown. [default: half of a text, at most 50; whole
-        arrays]
-    suffix_length: Tokens to extract. [default: the rest of a text, at most 50; whole arrays]
+    prefix_length: Tokens that the attacker is shown. [default: half of a text, at most 50; of
+        arrays, all]
+    suffix_length: Tokens to extract. [default: the rest of a text, at most 50; of arrays, all]
     known (DATA): Auxiliary data: records that the attacker already has.
     known_fraction: Without --known: share of --data that the attacker already has.
     known_limit: Use at most N records of the auxiliary data. [default: all]
     group_column (COLUMN): Column of --data to show results by; its values are in the report.
     user_column (COLUMN): Column of --data and --nonmembers with each record's person: leakage by
         person, without names.
-    knows (system|user|partial:F): What the attacker has of a conversation: the system turn; all
-        before the answer; a share F of it too. [default: user]
+    knows (system|user|partial:F): What the attacker knows of a conversation. system: its system
+        turn; user: all before the answer; partial:F: also a share F of the answer. [default: user]
     turns (assistant|user|system|tool|all): Whose turns of a conversation are secrets; all: each
         role's, and results by role. [default: assistant]
     template (auto|none|model|alpaca|trl|FILE): How conversations become text: by the model's chat
@@ -219,8 +219,8 @@ class DataPlan:
     date (YYYY-MM-DD): Day that the chat template writes: the day of the training.
     prefix_token (auto|none|bos|eos|TEXT): Token before every text; auto: the tokenizer's, unless
         the auxiliary data are more likely with another.
-    windows (STRIDE): Attack a suffix every STRIDE tokens of a text. [default: at most 20 along it;
-        one with a given length]
+    windows (STRIDE): Attack a suffix every STRIDE tokens of a text. [default: at most 20 suffixes
+        along the text; only one if a length is given]
     trained_length (auto|none|N): Tokens of a row that were trained on; auto: the max_length in
         training_args.bin next to the model.
     canaries (MANIFEST): Canaries that were inserted into the training data: see `audit canaries`.
@@ -287,8 +287,8 @@ class AttackPlan:
     setting (text-only|white-box|both): Access: sampled text only, as privacy claims about text
         assume, or everything (white box).
     samples: Samples per prefix, in every attack. [default: each attack has its own]
-    until (decided|'METRIC ± N%'): Ask secrets in random order, and stop a configuration once
-        --gate's rules are decided, or an interval is so narrow.
+    until (decided|'METRIC ± N%'): Ask secrets in random order. Stop a configuration once --gate's
+        rules are decided, or once the metric is known to ± N%.
     sizes: Defaults of the options of attacks and defenses: the papers' own, or those of the lab.
     """
 
@@ -420,9 +420,9 @@ class ComputePlan(EngineOptions):
 class OutputPlan:
     """Files to write besides the run folder, and the run's command. No number depends on them.
 
-    submission (FILE): Write an LM-Extraction submission, with one attack on the undefended model:
-        its first guess per record, most confident first, white-box if that was run. Private text,
-        as token ids.
+    submission (FILE): Write an LM-Extraction submission: the first guess for each record, most
+        confident first. It needs a run with one attack on the undefended model, and takes the
+        white-box guesses if there are any. The file has private text, as token ids.
     """
 
     panel: ClassVar[str] = "output"

@@ -330,9 +330,9 @@ class GroupRecall:
             `retrained` and `retrained_relearned` for models that never saw the forgotten records.
         changes: differences over the same secrets. `unlearned` is after minus before, `left` is
             after minus retrained, and `relearned` is relearned minus after. `came_back` is
-            (relearned minus after) minus (retrained_relearned minus retrained): the gain from
-            relearning that a model without memories of the records does not have. `share_back` is
-            the share of unlearning's effect that relearning reverses.
+            (relearned minus after) minus (retrained_relearned minus retrained): how much more the
+            unlearned model gains from relearning than the retrained model. `share_back` is the
+            share of unlearning's effect that relearning reverses.
     """
 
     attack: str
@@ -516,7 +516,6 @@ class BenchmarkRecord:
 
     @property
     def is_of_builtin_lab(self) -> bool:
-        """True if the records are from a built-in lab."""
         return self.name == "lab" or self.name.startswith("lab-")
 
 
@@ -531,8 +530,8 @@ class FrontierPoint:
         leak: leakage.
         within: "shown" if the whole interval of the ratio is within the margin, "beyond" if the
             whole interval is above it, and otherwise "not shown".
-        least: whether this point may leak least of all points whose `within` is "shown"; None if
-            its own `within` is not "shown".
+        least: whether this point may leak least of all points whose `within` is "shown"; None for
+            any other point.
         corner: whether the point is a corner of the convex frontier.
         epsilon: proven epsilon in nats; None without a proof.
         delta: delta of the proof.

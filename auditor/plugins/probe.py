@@ -92,7 +92,7 @@ class Observed(Sequence[Observation]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the values that any secret has."""
+        """Names of the values that at least one secret has."""
         return tuple(self._columns)
 
     def find_column(self, name: str) -> tuple[Floats, Bools]:
@@ -125,7 +125,7 @@ class Observed(Sequence[Observation]):
 
 
 def _pad_column(values: array[float], present: bytearray, size: int) -> None:
-    """Lengthen a column by missing values to this size."""
+    """Fill a column with missing values up to this size."""
     n_missing = size - len(values)
     values.extend(itertools.repeat(math.nan, n_missing))
     present.extend(bytes(n_missing))

@@ -21,10 +21,11 @@ class RequestedModel:
 
     Attributes:
         name: the part of --model after the prefix.
-        base_url: the option of this name.
-        tokenizer: the option of this name.
-        run: the run that pays for the model's tokens.
-        most: the run's largest number of tokens.
+        loading: options for loading the model.
+        base_url: value of --base-url.
+        tokenizer: value of --tokenizer.
+        run: id of the run, to which tokens drawn from the model are charged.
+        most: largest number of tokens that the run may draw (--max-tokens-total).
     """
 
     name: str

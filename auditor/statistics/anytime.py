@@ -50,13 +50,18 @@ def yield_look_sizes(n: int) -> Iterator[int]:
 
 
 def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
-    """Return the log-capital of a gambler who bets that the mean exceeds `mean`, of shape (...).
+    """Return the log-capital of a gambler who bets that the true mean exceeds `mean`.
 
-    A large capital refutes "the mean is at most `mean`". The capital is an average over stakes.
+    A large capital refutes "the true mean is at most `mean`". The gambler divides the capital among
+    several stakes, so the result is the log of an average over stakes.
 
     Args:
         values: (v,) distinct numbers in [0, 1].
         counts: (..., v) the number of times that each value occurred.
+        mean: the mean to refute.
+
+    Returns:
+        One log-capital for each row of `counts`, of shape (...).
     """
     with np.errstate(divide="ignore"):  # who stakes all of it has nothing left at x = 0
         log_growth = np.log(1 - STAKES + STAKES * (values / mean)[:, None])  # (v, stakes)
@@ -115,9 +120,17 @@ def simulate_stopping_sizes(
 ) -> Ints:
     """Simulate how many secrets each run queries before it refutes "the mean is at most `mean`".
 
-    Return one count per run, of shape (runs,). A run that has not rejected after `most` secrets
-    gets 2 * most. values, odds: (v,) the possible values and their true probabilities; level: the
-    significance level.
+    Args:
+        values: (v,) the possible values of a secret.
+        odds: (v,) their true probabilities.
+        mean: the mean to refute.
+        level: the significance level.
+        most: largest number of secrets; a run that has not refuted by then gets 2 * most.
+        runs: number of simulated runs.
+        seed: seed of the simulation.
+
+    Returns:
+        One number of secrets per run, of shape (runs,).
     """
     rng = np.random.default_rng(seed)
     at = np.array([*yield_look_sizes(most)])

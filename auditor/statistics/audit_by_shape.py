@@ -243,9 +243,9 @@ def bound_shape_epsilon(
     """Return a lower bound on epsilon at `delta`, assuming DP-SGD with the given sampling.
 
     With more noise, fewer guesses are right. The guesses refute a noise if so many right guesses
-    are too unlikely with it. The result is the epsilon of the smallest refuted noise. It is 0 if no
-    noise is refuted. It is also 0 if, at that noise, the surest eighth of the guesses has too few
-    right guesses: then the scores are not distributed as assumed.
+    are too unlikely with it. The result is the epsilon of the smallest refuted noise, or 0 if no
+    noise is refuted. The result is also 0 if, at that noise, the surest eighth of the guesses has
+    too few right guesses: then the scores are not distributed as assumed.
 
     Raise AuditError for impossible counts, for delta 0, and for several copies of sampled canaries.
 

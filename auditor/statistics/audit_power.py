@@ -181,9 +181,10 @@ def estimate_median_epsilon(
 
 
 def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) -> NDArray[np.int64]:
-    """Simulate audits and count the right guesses among the surest, of shape (audits, counts).
+    """Simulate audits and return their numbers of right guesses, of shape (audits, counts).
 
-    The counts are for the r surest guesses, for each r in `list_guess_counts(m)`.
+    Each column is for one r of `list_guess_counts(m)`: the number of right guesses among the r
+    surest.
     """
     as_sure, right = distribution.compute_guess_probabilities()
     mass = np.diff(as_sure, prepend=0.0)

@@ -58,11 +58,13 @@ def group_related_texts(
 ) -> Ints:
     """Return the group code of each text, of shape (texts,).
 
-    Texts share a group if they are related, directly or through other texts.
+    Two texts are related if they are near-duplicates or have an origin in common. Related texts
+    share a group, directly or through other texts.
 
     Args:
-        texts: token ids; near-duplicates are within `compute_near_verbatim_limit` token edits.
-        origins: sequences that give each text's source, such as its document; None if unknown.
+        texts: token ids. Near-duplicates are within `compute_near_verbatim_limit` token edits.
+        origins: kinds of origin, such as the document. Each gives the origin of every text; None if
+            unknown.
     """
     limits = [compute_near_verbatim_limit(len(text)) for text in texts]
     pairs = list(index_pairs_within_edit_limits(texts, texts, limits))

@@ -80,11 +80,12 @@ def bound_recorded_interval(m: Measurement) -> BoundedNumber:
 
 
 def bound_auc_either_way(auc: BoundedNumber) -> BoundedNumber:
-    """Return the larger of an AUC and 1 - AUC.
+    """Return the larger of an AUC and 1 - AUC, with bounds.
 
-    Consistently lower scores of members reveal members too. The lower bound takes half the
-    significance level for each direction. The upper bound takes all of it: one of the two is the
-    truth, and only its bound has to hold.
+    Consistently lower scores of members reveal members too. The lower bound is the larger of two
+    lower bounds, one for each direction, so each gets half the significance level. The upper bound
+    is the larger of two upper bounds, each at the full level: only that of the true direction has
+    to hold.
     """
     return BoundedNumber(
         max(auc.value, 1 - auc.value),
@@ -158,11 +159,11 @@ def bound_resampled_number(
 
 
 def bound_unseen_value(value: float, n: int, size: float) -> BoundedNumber:
-    """Return bounds on a mean over n secrets that allow for one kind of rare secret.
+    """Return bounds on a mean over n secrets that allow for rare secrets that the sample missed.
 
-    The sample may have missed secrets with a value as far off as `size`. At a significance level a,
-    their share may be up to 1 - a^(1/n). The bounds are therefore at least size (1 - a^(1/n)) away
-    from `value`.
+    The value of a rare secret may differ from the others by `size`. At a significance level a, up
+    to a share 1 - a^(1/n) of all secrets may be so. The mean may therefore differ from `value` by
+    size (1 - a^(1/n)).
     """
 
     def missed(level: float) -> float:

@@ -49,13 +49,11 @@ def compute_canary_p_value(nll: float, references: Floats) -> float:
 def bound_null_exposure_tail(bits: float, n: int) -> float:
     """Return a 95% upper bound on the share of canaries that reach an exposure by chance.
 
-    The bound applies to n canaries that were not in the training data.
-
-    bits: the exposure.
+    bits: the exposure. n: the number of canaries, all outside the training data.
 
     The bound holds for all `bits` at once, by the inequality of Dvoretzky, Kiefer and Wolfowitz
-    with Massart's constant (1990, Theorem 1; confidence >= 1/2): P(the observed share exceeds its
-    probability by more than t for any `bits`) <= exp(-2 n t^2). That probability is at most
+    with Massart's constant (1990, Theorem 1; confidence >= 1/2): P(for any `bits`, the observed
+    share exceeds its expectation by more than t) <= exp(-2 n t^2). The expectation is at most
     2^-bits.
     """
     return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - CONFIDENCE) / (2 * n)))
@@ -87,8 +85,7 @@ class WeightedDraws:
         """Return the importance weight of each draw, of shape (n,).
 
         The weight of an invalid draw is 0. Otherwise it is 1 / density, where density is that of
-        the mixture of q and uniform. No weight is above size n / n_uniform, for n_uniform uniform
-        draws.
+        the mixture of q and uniform. No weight exceeds `size` times n / (number of uniform draws).
         """
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
@@ -129,9 +126,10 @@ def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEst
     The rank is 1 + E[weight 1{nll(r) <= nll, r not the canary}]. The interval is a bootstrap's.
 
     Two bounds always hold: rank <= |R|, and rank <= e^nll because the texts at least as likely as
-    the canary have a total probability of at most 1. The draws may miss all texts that are more
-    likely than the canary. So the upper end is at least 1 + p w: p is Clopper and Pearson's bound
-    on the share of a kind of text that no draw shows, and w is the largest possible weight.
+    the canary have a total probability of at most 1. Even if no draw is more likely than the
+    canary, some text may be. So the upper end is at least 1 + p w: p is Clopper and Pearson's bound
+    on the probability of an event that none of n draws shows, and w is the largest weight of a
+    draw.
     """
     n = len(draws.nll)
     other = np.array([draw_text != text for draw_text in draws.texts], dtype=bool)

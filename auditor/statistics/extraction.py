@@ -55,12 +55,18 @@ def compute_suffix_p_values(
 ) -> Floats:
     """Return each member suffix's conformal p-value against non-member suffixes of similar length.
 
-    log_p, other_log_p: log-probabilities of members' and non-members' suffixes; lengths in tokens.
     A short suffix is more likely than a long suffix, whether or not it was trained on (arXiv
     2607.12649). Each suffix of length L is therefore compared with non-members' suffixes of length
-    3/4 L to L. If there are too few of these for a threshold at the false-positive rate `rate`, the
-    longest suffixes of length up to L are used. These are shorter and so more likely, which only
-    increases the p-value. The p-value is 1 if all non-members' suffixes are longer.
+    3/4 L to L. If these are too few for a threshold at the false-positive rate `rate`, shorter ones
+    are added, the longest first. They are more likely, which only increases the p-value. The
+    p-value is 1 if all non-members' suffixes are longer.
+
+    Args:
+        log_p: (members,) log-probabilities of members' suffixes, in nats.
+        lengths: (members,) lengths of these suffixes, in tokens.
+        other_log_p: (non-members,) likewise for non-members.
+        other_lengths: (non-members,) likewise for non-members.
+        rate: the false-positive rate.
     """
     p_values = np.ones(len(log_p))
     order = np.argsort(other_lengths, kind="stable")

@@ -26,7 +26,7 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, eq=False)
 class HashedNGrams:
-    """Index the n-grams of texts.
+    """An index of the n-grams of texts, for any n.
 
     tokens: all texts, one after another.
     starts: (texts + 1,) the position where each text starts, then the total length.

@@ -32,7 +32,7 @@ def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) ->
 def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values, in the given order.
 
-    An adjusted p-value is the smallest level at which the test rejects.
+    A test's adjusted p-value is the smallest level at which Holm's method rejects the test.
     """
     order = np.argsort(p_values, kind="stable")
     adjusted = [0.0] * len(p_values)

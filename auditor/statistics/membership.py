@@ -131,7 +131,8 @@ def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats
 
     If no model saw the record (offline), the result is log P[a model that did not see the record
     scores below the target]. With fewer than 64 models, each record has its own means, but all
-    records share two standard deviations: one of the models that saw the record, one of the others.
+    records share two standard deviations: one for models that saw the record, one for all other
+    models.
     Such a deviation needs at least one record with two models of that kind; without one, the result
     is NaN.
 

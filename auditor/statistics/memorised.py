@@ -37,10 +37,11 @@ UNIT = f"per {PER:,}"
 
 @dataclass(frozen=True)
 class NGramMatches:
-    """Hold the k n-grams of a generation that occur in given texts; arrays have shape (k,).
+    """The k n-grams of a generation that occur in given texts; arrays have shape (k,).
 
     starts: the position in the generation where the n-gram starts.
-    trained, heldout: True if the n-gram occurs in training data, in held-out text.
+    trained: True if the n-gram occurs in training data.
+    heldout: True if the n-gram occurs in held-out text.
     record: the index of the only text that contains the n-gram; -1 if several texts do.
     """
 
@@ -52,7 +53,7 @@ class NGramMatches:
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Locate a sequence of `length` tokens in a generation that also occurs in a record.
+    """A sequence of `length` tokens in a generation that also occurs in a record.
 
     start: the position in the generation at which the sequence starts.
     """
@@ -69,7 +70,7 @@ class MemorisedTokens:
     heldout: n-grams that occur in held-out text only.
     common: n-grams that occur in both.
     records: the longest common sequence with each training record. Only records that are the only
-    source of one of the n-grams are listed.
+        source of one of the n-grams are listed.
     heldout_records: the held-out records that are the only source of one of the n-grams.
     """
 

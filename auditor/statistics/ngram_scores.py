@@ -152,7 +152,7 @@ def measure_jaccard_similarity(
     """Return each record's mean Jaccard similarity to its `nearest` most similar texts.
 
     Texts are compared as sets of words. The result has shape (records,). This is a published score
-    (2502.14921).
+    (2502.14921). kinds: the size of the vocabulary.
     """
     record_words = _build_word_presence_matrix(records, kinds)
     text_words = _build_word_presence_matrix(texts, kinds)

@@ -271,9 +271,10 @@ def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Ste
 
 
 def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) -> Step:
-    """Return a binomial distribution without its tails: its first count, and all probabilities.
+    """Return (first, pmf), where pmf[i] is the probability of `first` + i successes in n draws.
 
-    Counts beyond `_FAR` standard deviations are omitted. log_chances: log p and log(1 - p).
+    Counts beyond `_FAR` standard deviations are omitted. log_chances: the log-probabilities of a
+    success and of a failure.
     """
     right, wrong = log_chances  # log p and log(1 - p)
     mean = n * math.exp(right)

@@ -119,8 +119,8 @@ def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
 def list_strongest_score_columns(columns: Columns) -> list[str]:
     """Return the score columns from which `membership_auc` takes the strongest score.
 
-    These are the columns of all named scores except controls. The unnamed column is added if it
-    does not repeat one of them.
+    These are the columns of all named scores except controls. The unnamed column is added unless it
+    repeats a named column.
     """
     main = name_score_column("")
     controls = {name_score_column(control) for control in CONTROLS}

@@ -175,11 +175,15 @@ def compute_auc_difference(
 
 @dataclass(frozen=True)
 class TprAtThreshold:
-    """Count members and non-members above a threshold.
+    """Numbers of members and non-members above a threshold.
 
-    In expectation, at most `rate` of all non-members exceed the threshold. The threshold is a
-    non-member's score; only higher scores count. tied: the numbers of members and of non-members
-    with exactly the threshold's score, who do not count.
+    rate: largest expected share of all non-members above the threshold.
+    threshold: the score of a non-member; only higher scores count.
+    true_positives: number of members above the threshold.
+    members, nonmembers: numbers of all members and of all non-members.
+    false: number of non-members above the threshold.
+    tied: the numbers of members and of non-members whose score equals the threshold. Such
+        records do not count as above the threshold.
     """
 
     rate: float
@@ -264,7 +268,7 @@ def estimate_tpr(
 def describe_tpr_counts(tpr: TprAtThreshold) -> str:
     """Describe the numbers of members and non-members above the threshold.
 
-    The text also gives the largest plausible share of other records above the threshold.
+    The text also says what share of all non-members may be above it: the upper end of the interval.
     """
     worst = clopper_pearson(tpr.false, tpr.nonmembers)[1]
     at = f"{tpr.true_positives}/{tpr.members} above {tpr.threshold:.4g}"

@@ -148,8 +148,8 @@ def make_audit_canary_texts(
     - `words`: random words.
     - `prefixed`: random words after the start of one of the `texts`.
     - `sampled`: text that the `model` generates without a prompt.
-    - `rare-tokens`: the start of one of the `texts`, followed by one token. The tokens are those
-      that the `model` expects least there, a different one in each canary.
+    - `rare-tokens`: the start of a text in `texts`, followed by a single token. Each canary has a
+      different token; all are tokens that the `model` hardly expects there.
     - `new-tokens`: the start of one of the `texts`, followed by a token that occurs nowhere else
       (`new_canary_token_texts`).
 

@@ -46,7 +46,7 @@ class CanaryInsertionPlan:
     def place_copies(
         self, where: str, columns: Sequence[str], read_column: Callable[[str], Sequence[Any]]
     ) -> list[ChangedRow]:
-        """Return all rows of the data, with the canary copies as new rows, in a random order.
+        """Return all rows of the data, with the canary copies as new rows at random positions.
 
         Copies fill only existing columns, because a new column would reveal them. where, columns,
         read_column: as in `check_insertable`.

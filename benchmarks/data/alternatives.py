@@ -97,7 +97,7 @@ def find_value_format(
     """
     if kind in described:
         return _detect_format(kind, value, described[kind])
-    plain = pii.replace_with_ascii(value)
+    plain = pii.normalise_ascii(value)
     if plain != value:
         raise UnknownFormat(f"{kind} in signs of another script")
     by_kind: Mapping[str, Callable[[str], ValueFormat | None]] = {

@@ -39,14 +39,14 @@ _MARK = "Zq7vX9kJ"  # placeholder for an answer, which templates copy unchanged
 
 @dataclass(frozen=True)
 class Answer:
-    """Where a text that the assistant wrote is in a conversation.
+    """Position in a conversation of a text that the assistant wrote.
 
     Ranges are in tokens, or in characters before the conversation is tokenised.
 
     span: (start, end) of the text.
     learnt: (start, end) of the whole turn after its header, including the turn's end mark.
     message_key: the part of the message that the text is in: content, tool calls, or reasoning,
-    which precedes the content.
+        which precedes the content.
     role: who wrote the text; the assistant unless other turns are attacked.
     no_loss: reason why the answer is excluded from the loss; "" if it is not.
     """

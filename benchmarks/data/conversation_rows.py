@@ -98,11 +98,11 @@ class Conversation:
     options: the row's chat_template_kwargs.
     kind: `messages`, `completion` or `instruction`.
     plain: the row's own texts, which `messages` repeats as turns: (prompt, completion) for the kind
-    `completion`, (instruction, input, output) for `instruction`, and () for `messages`.
+        `completion`, (instruction, input, output) for `instruction`, and () for `messages`.
     group: for preference data, `chosen`, `rejected`, `wanted` or `unwanted`.
     system_column: whether the first message is from a separate column.
     filled: the conversation as read from an Arrow table, if different. An Arrow table gives each
-    object all keys that occur in any row, with null for its missing keys.
+        object all keys that occur in any row, with null for its missing keys.
     """
 
     messages: tuple[Message, ...]
@@ -129,7 +129,6 @@ def normalise_role(role: str) -> str:
 
 
 def is_assistant(message: Message) -> bool:
-    """Return whether the assistant wrote this message."""
     return normalise_role(message["role"]) == ASSISTANT
 
 
@@ -284,7 +283,7 @@ def _describe_missing_assistant(messages: Sequence[Message]) -> str:
 def _list_public_names(names: Iterable[str]) -> str:
     """List roles, keys or types for a message.
 
-    Only common names are listed. The others are counted, because they may be names of people.
+    Only common names are listed. Uncommon names may be names of people, so they are only counted.
     """
     usual = []
     n_hidden = 0

@@ -70,9 +70,9 @@ class TextLengths:
 
         n_tokens: length of the text.
         shared: number of leading tokens that many other texts have too. The first suffix starts
-        some tokens after them, so that its prefix differs from that of other texts.
+            some tokens after them, so that its prefix differs from that of other texts.
         room: maximum number of tokens of prefix and suffix together that the model can read (None:
-        no limit).
+            no limit).
         """
         places = self._cut(n_tokens, shared)
         if isinstance(places, str) or self.are_given:

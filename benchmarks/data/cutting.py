@@ -370,11 +370,11 @@ def _cut_conversation_answers(
 def cut_answers_into_secrets(
     cut: Cutting, form: ChatRendering, conversation: Conversation, rendered: RenderedChat
 ) -> Iterator[CutPart]:
-    """Yield each answer as a record of row 0, or the reason why it is unusable.
+    """Yield each answer as a record, or the reason why it is unusable.
 
-    The group of a record is the speaker. If the attacker knows only the system turn, only the first
-    answer is attacked. A long answer may give several secrets, each with all preceding text as its
-    prefix.
+    The group of a record is the speaker. Its row number is 0; the caller sets it. If the attacker
+    knows only the system turn, only the first answer is attacked. A long answer may give several
+    secrets, each with all preceding text as its prefix.
 
     Raise UnusableConversation if the attacker knows only the system turn and there is none.
     """

@@ -114,9 +114,10 @@ class RecordSource:
     ) -> RecordCounts:
         """Return the counts of this source's rows.
 
-        left_out: numbers of rows that the split omits, keyed by reason, in addition to the source's
-        own. not_attacked: numbers of usable rows without an attack, keyed by reason. attacked: the
-        attacked records.
+        left_out: numbers of rows that the split omits, keyed by reason. The rows that the source
+            itself could not use are added.
+        not_attacked: numbers of usable rows without an attack, keyed by reason.
+        attacked: the attacked records.
         """
         left_out_rows = self.left_out
         all_left_out = _count_rows(left_out_rows) | _select_nonzero(left_out)

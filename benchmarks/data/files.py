@@ -79,17 +79,28 @@ class Files(Benchmark):
         trained: TrainedLength | None = None,
         room: int | None = None,
     ):
-        """Read and cut all data; raise AuditError with one sentence for any mistake of the user.
+        """Read all data, and cut each row into a prefix and a suffix.
 
-        A text in a `text` column is cut according to its length, a long text at several positions
-        (`TextLengths`). If the plan has a prefix or suffix length, the other length is 50, and each
-        text is cut once at its start, or every `windows` tokens. `prefix` and `suffix` columns are
-        kept complete. In a conversation, each turn of the assistant (or of the speaker in `turns`)
-        is a suffix. Its prefix is the text that an attacker `knows`: all text before the turn, or
-        the last `prefix_length` tokens of that text. Row tokens beyond `trained` and records of
-        more than `room` tokens are omitted. `group_column` and `user_column` are read from
-        `--data`, and from `--nonmembers` if present. Reports show the groups, and pseudonyms of
-        users.
+        - A row with `prefix` and `suffix` columns is used as it is.
+        - A text in a `text` column is cut according to its length, a long text at several positions
+          (`TextLengths`). If the plan gives one length, prefix or suffix, the other is 50 tokens.
+          Each text is then cut once at its start, or every `windows` tokens.
+        - In a conversation, each turn of the assistant (or of the speaker in `turns`) is a suffix.
+          Its prefix is the text that an attacker `knows`: all text before the turn, or the last
+          `prefix_length` tokens of that text.
+
+        `group_column` and `user_column` are read from `--data`, and from `--nonmembers` if present.
+        Reports show the groups, and pseudonyms of users.
+
+        Args:
+            reader: reads the plan's files.
+            tokenizer: the model's tokenizer; it must map tokens to characters.
+            form: the rendering of conversations (None: the usual rendering).
+            trained: the tokens of a row that were trained on (None: all); others are omitted.
+            room: largest number of tokens in a record (None: no limit); longer records are omitted.
+
+        Raises:
+            AuditError: with one sentence, for any mistake of the user.
         """
         plan = reader.plan
         split = reader.split

@@ -129,7 +129,7 @@ class BlockCounts:
 
     hashes: (rows,) hash of each row.
     numbers: (rows,) arrays: the repeats, and the hashes of the group and of the user, if the table
-    has these columns.
+        has these columns.
     names: names of the columns.
     kinds: see `UnreadRows`.
     is_faulty: whether the block has an unusable row; then all other fields are empty.

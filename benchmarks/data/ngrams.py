@@ -43,7 +43,6 @@ class NGramIndex(HashedNGrams):
     copies: tuple[int | None, ...] = ()
 
     def tokens_of_text(self, index: int) -> Tokens:
-        """Return the tokens of a text."""
         return tuple(self.tokens[self.starts[index] : self.starts[index + 1]].tolist())
 
     def ngram_place_counts(self, n: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ def count_text_occurrences(
     """Count the occurrences of each string in the texts, including overlapping occurrences.
 
     strings: the strings to count, as keys. If the value is True, occurrences that end inside a word
-    do not count; for example, `code 12` then does not occur in `code 123`.
+        do not count; for example, `code 12` then does not occur in `code 123`.
     times: weight of each text (None: 1).
 
     Raise ValueError if a string is empty.

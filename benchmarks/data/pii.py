@@ -81,7 +81,7 @@ class PiiRecognisers:
 
     def recognised_spans(self, text: str) -> Iterator[Span]:
         """Yield spans of personal data, by the most certain checks first; spans may overlap."""
-        plain = replace_with_ascii(text)
+        plain = normalise_ascii(text)
         for start, end in find_email_places(plain):
             yield Span(EMAIL, start, end)
         if not any(map(str.isdigit, plain)):
@@ -124,7 +124,7 @@ def find_pii_spans(
     return sorted(spans, key=lambda span: span.start)
 
 
-def replace_with_ascii(text: str) -> str:
+def normalise_ascii(text: str) -> str:
     """Replace digits, hyphens, spaces and full-width characters by ASCII, keeping the length."""
     if text.isascii():
         return text

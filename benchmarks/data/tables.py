@@ -63,10 +63,10 @@ class RecordTable:
     rows: number of rows.
     column: returns the values of a column by name.
     texts: names of the columns that may hold what people wrote or recorded: texts of several words
-    (also inside lists and objects), images, videos and sound.
+        (also inside lists and objects), images, videos and sound.
     first_row: number of the first row, if the table is a part of a file; errors give row numbers in
-    the file.
-    unread_splits: names of the data set's other splits, which are not read.
+        the file.
+    unread_splits: names of the data set's splits that are not read.
     """
 
     label: str

@@ -39,9 +39,9 @@ def digest_lab_cache(
 ) -> str:
     """Return the name of the cache folder: a digest of all that determines the lab's weights.
 
-    This includes the texts: weights that were trained on other records must not be used. It leaves
-    out recipe fields that do not affect the weights (such as how records are cut). It also leaves
-    out the ensemble's fields, because an ensemble has a folder of its own.
+    The digest includes the texts, so that weights trained on other records are never used. It
+    leaves out recipe fields that do not affect the weights (such as how records are cut). It also
+    leaves out the ensemble's fields, because an ensemble has a folder of its own.
 
     more: versions of further packages, keyed by package.
     """

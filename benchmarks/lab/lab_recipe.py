@@ -41,17 +41,17 @@ class BaseLabRecipe:
 
     seed: seed of all texts and trainings.
     block, prefix_length, suffix_length: lengths in tokens.
-    repeats: tuples (c, a, k). In the training data, a attacked records and k records that the
-    attacker knows occur c times each.
+    repeats: tuples of three numbers: how often a record occurs in the training data, how many
+        attacked records occur so often, and how many records that the attacker knows do.
     others: number of private records that occur once and are not attacked.
     nonmembers: number of records that no model is trained on.
     private_*: settings for training the attacked model. With rank 0, all parameters are trained,
-    otherwise an adapter of this rank.
+        otherwise an adapter of this rank.
     members: number of models in the ensemble.
     lora_*: settings for training the ensemble's members.
     canaries: pairs of a canary's digits and its number of copies.
     audit_*: settings of further canaries, for auditing epsilon; a coin decides whether each is
-    included.
+        included.
     """
 
     longest_prefix: ClassVar[int] = CUT
