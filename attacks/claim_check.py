@@ -1,6 +1,7 @@
-"""Check a defense's privacy claim for single queries against its output distributions' divergence.
+"""Check a defense's privacy claim for each single query.
 
-The defended model provides its claim, and its divergence from its neighbours after given prefixes.
+The claim limits how far the next-token distributions of neighbouring models may diverge. The
+defended model reports its claim and, after given prefixes, its divergence from each neighbour.
 A claim that fails here is refuted. A claim that holds here is not proved, because it may fail for
 other contexts and neighbours.
 """
@@ -42,9 +43,10 @@ _PRIVATE = "realised divergences depend on the private data: do not publish"
 
 @dataclass(frozen=True)
 class ClaimCheck(AncestralProbe):
-    """Compare measured and claimed divergence of neighbouring models.
+    """Compare the claimed divergence of neighbouring models with the measured divergence.
 
-    The model reads each suffix as given (teacher forcing).
+    The divergence is between the next-token distributions of the model and of a neighbour, such as
+    the same model without one record. The model reads each suffix as given (teacher forcing).
 
     positions: the number of evenly spaced positions of a suffix to check; 0 checks all.
     order: the order of the Renyi divergence; 0 takes the claimed order.
@@ -108,12 +110,11 @@ class ClaimCheck(AncestralProbe):
     def _drawn_token_probability_excess(
         self, view: View, secrets: Sequence[Secret], prefixes: Tensor
     ) -> dict[str, Tensor]:
-        """Return how much likelier each secret's drawn tokens are than expected, and the variance.
+        """Compare the tokens that the model draws after each prefix with its distribution p.
 
-        The excess, (B,), is the sum of p(y) - E p(Y) over drawn tokens y, where p is the model's
-        next-token distribution and Y has this distribution.
-
-        The variance, (B,), assumes that y has it, too. prefixes: (B, n).
+        Return two arrays, (B,) each. `draw_excess` is the sum of p(y) - E p(Y) over the drawn
+        tokens y, where Y has distribution p. `draw_variance` is the variance of this sum if the
+        tokens are really drawn from p. prefixes: (B, n).
         """
         model = view.target
         key = (view.seed, view.target_name, self.name)
@@ -231,11 +232,14 @@ def space_suffix_positions(positions: int, length: int) -> list[int]:
 def summarise_text_checks(
     checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]
 ) -> dict[str, float]:
-    """Summarise the divergence checks of one text: the number of violations, and the worst values.
+    """Summarise the divergence checks of one text as numbers, keyed by name.
 
-    The worst values of each claimed relation are those closest to a violation. A relation without a
-    claim gets the total cost of all positions. row: the text's index in the batch; at: the
-    positions of the checked tokens.
+    `violations` is the number of positions at which a divergence exceeds its claim. For a
+    neighbouring relation with a claim, the other numbers describe the largest ratio of measured to
+    claimed divergence. For a relation without a claim, `loss_RELATION` adds up the largest
+    divergence of each position, in nats.
+
+    row: the text's index in the batch; at: the positions of the checked tokens.
     """
     is_violated = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     worst: dict[str, tuple[float, dict[str, float]]] = {}
@@ -297,7 +301,11 @@ def compose_query_epsilons(observations: Sequence[Observation], relation: str) -
 
 
 def list_claim_faults(observations: Observed) -> list[str]:
-    """Return sentences about faults of the claim, except for divergences that are too large."""
+    """Return a sentence for each premise of the claim that does not hold.
+
+    The premises are that tokens have the claimed distribution, that no record is in two shards, and
+    that every token is charged.
+    """
     faults = []
     excess = float(value_column(observations, "draw_excess").sum())
     variance = float(value_column(observations, "draw_variance").sum())
@@ -337,6 +345,7 @@ def _format_divergences(worst: Observation, relation: str) -> str:
 
 
 def _find_tightest_observation(observations: Sequence[Observation], relation: str) -> Observation:
+    """Return the observation with the largest ratio of measured to claimed divergence."""
     return max(observations, key=lambda o: _compute_realised_ratio(*_read_divergences(o, relation)))
 
 
@@ -353,5 +362,8 @@ def _compute_realised_ratio(realised: float, claimed: float) -> float:
 
 
 def _measure_checked_queries(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
-    """Return a measurement of only the checked queries, so that its interval is a point."""
+    """Return a measurement whose interval is the value itself.
+
+    It is about the checked queries only, so it has no sampling error.
+    """
     return Measurement(name, value, value, value, n, unit, note)

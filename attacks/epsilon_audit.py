@@ -46,9 +46,10 @@ class EpsilonAudit(Probe):
     the secret, averaged over `samples` draws.
     score: `loss` uses only the loss, `difference` subtracts the loss under the reference model.
     `auto` chooses `difference` if there is a reference model other than the audited model.
-    `gradient` is the ridge regression of the change of weights since the reference model, from
-    which the training began, on all secrets' gradients there (`models/weight_changes.py`), and
-    needs the weights of both models. As no score reads the coins, the bound is valid for each.
+    `gradient` needs the weights of both models, and a training that began with the reference model.
+    It explains the change of the weights by all secrets' gradients, with ridge regression; a
+    secret's coefficient is its score (`models/weight_changes.py`). No score reads the coins, so the
+    bound is valid for each.
     delta: the bound's delta; 0 takes the claim's delta, or 1e-5 if there is no claim.
     level: the probability with which the bound may exceed the true epsilon.
     unit: `user` if all copies of a canary belong to one person (`audit canaries insert --group`),
@@ -147,9 +148,11 @@ class EpsilonAudit(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return the bound's delta, and the epsilon and any ceiling of the model's claim.
+        """Return the numbers with which the bound is computed and compared, keyed by name.
 
-        The claim is left out unless it is about adding or removing the unit that is audited.
+        `delta` is the bound's delta. `claimed` is the epsilon of the model's claim, if the claim
+        covers adding or removing the audited unit. `ceiling` is the epsilon that such an audit
+        proves in half of all cases if that claim is true.
         """
         claim = view.claim
         delta = self._choose_delta(claim)
@@ -236,10 +239,9 @@ class EpsilonAudit(Probe):
         return plan_audit(len(secrets), delta, self.level, self._count_unit_copies(secrets))
 
     def _count_unit_copies(self, secrets: Sequence[Secret]) -> int:
-        """Count the privacy units that have a copy of an inserted canary.
+        """Return the number of privacy units over which the copies of one canary are spread.
 
-        If the unit is a user, all copies are in one unit, so the bound is not divided by the number
-        of copies.
+        If the unit is a user, one unit has all copies. Otherwise each copy is a unit.
         """
         if self.unit == "user":
             return 1
@@ -294,9 +296,10 @@ class EpsilonAudit(Probe):
 def _bound_canary_epsilon(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
-    """Return the bounds on epsilon, cached because each result needs them three times.
+    """Return the bounds on epsilon.
 
-    scores, coins: one per canary. Raise NotApplicable for scores that no bound can use.
+    The result is cached, because it is needed three times. scores, coins: one per canary. Raise
+    NotApplicable if no bound follows from the scores.
     """
     try:
         return audit_epsilon_bounds(np.array(scores), np.array(coins), delta, level, copies)

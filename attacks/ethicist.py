@@ -255,8 +255,9 @@ class Ethicist(SamplingAttack):
     ) -> float:
         """Return the mean loss over the pairs, computed with `size` pairs per forward pass.
 
-        `learn` receives each pass's part of this mean. Every pass over a group queries the same
-        members of an ensemble, as a single large pass would.
+        `learn` receives each pass's part of this mean. If the model is an ensemble that queries
+        random members, all passes over a group of `_list_tuning_groups` query the same members. So
+        the result is that of a single large pass.
         """
         total = 0.0
         for share, group in _list_tuning_groups(pairs, len(prompt)):

@@ -358,6 +358,7 @@ def _compute_maximum_exposure(observations: Sequence[Observation]) -> float:
 
 
 def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
+    """Convert a share of the largest possible exposure into bits. most: the largest exposure."""
     return replace(m, value=most * m.value, low=most * m.low, high=most * m.high, unit="bits")
 
 

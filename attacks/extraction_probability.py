@@ -67,12 +67,14 @@ class ExtractionProbability(DistributionProbe):
     more.
     `alpha`: the false-positive rate of the threshold that non-members set (conformal, A7). The
     threshold depends on the length of the suffix.
-    `bracket` adds bounds for two other events. The lower bound is on drawing, under this decoding,
-    a sample within `near_distance` token edits of the suffix (the near-verbatim probe, with
-    `near_beams`). The upper bounds hold for any temperature, top-k or top-p that a product may use
-    (C3). They are on the whole suffix and on windows of it, given the text before the window;
-    `windows` gives the windows' lengths in tokens. Reports also give the share of secrets whose
-    bound is at least 1 in `one_in`.
+    `bracket`: also compute a lower bound and upper bounds. The lower bound is on the probability of
+    a sample within `near_distance` token edits of the suffix, under this decoding (the
+    near-verbatim probe, with `near_beams`). The upper bounds hold for any temperature, top-k or
+    top-p that a product may use (C3). They are on the probability of the whole suffix, and of each
+    window of it after the text before the window.
+    `windows`: the lengths of the windows, in tokens.
+    `one_in`: with `bracket`, reports also give the share of secrets whose bound is at least
+    1/`one_in`.
     """
 
     name = "extraction-probability"
@@ -232,7 +234,7 @@ class ExtractionProbability(DistributionProbe):
     def _measure_shares(
         self, member: Bools, observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
-        """Yield the mean of each bound, and the share of bounds that are at least 1 in `one_in`."""
+        """Yield the mean of each bound, and the share of bounds that are 1/`one_in` or more."""
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, after the text before it; {_CEILING}"
@@ -248,9 +250,10 @@ class ExtractionProbability(DistributionProbe):
             yield from measure_baselined_share(name, reached, member)
 
     def _bound_brackets(self, observations: Sequence[Observation]) -> dict[str, Floats]:
-        """Return (secrets,) lower and upper bounds and greedy shares, keyed by measurement name.
+        """Return bounds on each secret's probability, (secrets,), keyed by measurement name.
 
-        A greedy share is the share of a suffix's windows that greedy decoding reproduces.
+        The mapping also has greedy shares: the share of a suffix's windows that greedy decoding
+        reproduces.
         """
         bounds = {
             _NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
@@ -266,9 +269,9 @@ class ExtractionProbability(DistributionProbe):
         return bounds
 
     def _mask_one_in_n(self, observations: Sequence[Observation]) -> dict[str, Bools]:
-        """Mark the secrets whose bound is at least 1/`one_in`.
+        """Mark the secrets whose probability, or a bound on it, is at least 1/`one_in`.
 
-        Return a mask (secrets,) for each bound, keyed by measurement name.
+        Return a mask (secrets,) for the probability and for each bound, keyed by measurement name.
         """
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
@@ -284,13 +287,12 @@ class ExtractionProbability(DistributionProbe):
     def _mask_extracted_secrets(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, Bools]:
-        """Mark the secrets that are discoverable and unusually likely.
+        """Mark the secrets that are (n, p)-discoverable and unusually likely, for each n and p.
 
-        Return masks (secrets,) keyed by measurement name.
-
-        A member is unusually likely if its suffix is likelier than the threshold that non-members
-        set for its length. If all discoverable members are unusually likely, the measurement is
-        omitted: it equals the discoverable share.
+        Return masks (secrets,) keyed by measurement name. A member is unusually likely if its
+        suffix is likelier than a threshold that non-members set; the threshold depends on the
+        suffix's length. If all discoverable members are unusually likely, there is no mask for this
+        n and p, because it would only repeat the discoverable ones.
         """
         member = mask_members(secrets)
         n_nonmembers = int((~member).sum())
@@ -430,9 +432,10 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
 def _list_log_prob_columns(
     observations: Sequence[Observation],
 ) -> list[tuple[str, Floats]]:
-    """List the log of the exact probability, or of its two bounds, in nats, each (secrets,).
+    """Return pairs (ending of the measurement's name, log-probabilities).
 
-    Each is paired with the ending of its measurement's name, such as "" for the exact probability.
+    There is one pair if the probability is exact; its ending is "". Otherwise there are two, for
+    the lower and the upper bound. Log-probabilities are in nats, (secrets,).
     """
     if _has_exact_probability(observations):
         ends = {"": "log_p"}
@@ -462,16 +465,18 @@ def compute_suffix_log_probs(
     suffixes: Tensor,
     windows: Sequence[int] = (),
 ) -> dict[str, Tensor]:
-    """Return log_p and log_p_ancestral in nats, and rank_bits, each of shape (B,), float64.
+    """Compute log-probabilities and ranks of suffixes, (B,) each in float64, keyed by name.
 
-    prefixes: (B, n); suffixes: (B, L). windows: each length N adds window_bits_N and
-    greedy_windows_N, if the model gives full distributions.
+    log_p: log-probability under the decoding, in nats. If the model returns only its likeliest
+    tokens, log_p_least and log_p_most bound it instead.
+    log_p_ancestral: log-probability under the model's own distribution, in nats.
+    rank_bits: sum_t log2 rank_t. It is at most -log2 p under any monotone decoding, because
+    q_t(z_t) <= 1/rank_t. Equally likely tokens all get the best of their ranks, because a product
+    may order them so. Ranks from a server follow its order.
+    window_bits_N: the smallest sum of log2 rank_t over N successive tokens.
+    greedy_windows_N: the share of windows of N tokens that greedy decoding reproduces.
 
-    If a model returns only its likeliest tokens, log_p_least and log_p_most replace log_p.
-
-    rank_bits = sum_t log2 rank_t is at most -log2 p under any monotone decoding, because q_t(z_t)
-    <= 1/rank_t. Each of several equally likely tokens is ranked first, because a product may order
-    them so; if a server gives the ranks, they follow its order.
+    prefixes: (B, n); suffixes: (B, L). windows: the lengths N; they need full distributions.
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.is_ancestral:

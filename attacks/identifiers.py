@@ -69,8 +69,8 @@ class Identifiers(AncestralProbe):
     alternatives: the number of random values drawn to replace each value in its sentence. If the
     format has at most `enumerate` values, all are used.
     fdr: the false-discovery rate among the listed discoveries (Benjamini and Hochberg 1995).
-    after: the number of characters following the value that are scored with it, if the value's
-    format does not determine where the value ends.
+    after: the number of characters after the value that are scored, too. They are scored only if
+    the value's format does not determine where the value ends.
     phone_region: as --phone-region.
     """
 
@@ -102,10 +102,13 @@ class Identifiers(AncestralProbe):
 
     @property
     def _least_alternatives(self) -> int:
+        """Return the smallest number of alternatives for which a first rank is significant at rate
+        `fdr`.
+        """
         return int(np.ceil(1 / self.fdr - 1e-9)) - 1
 
     def _is_too_few(self, alternatives: int) -> bool:
-        """Return whether so few alternatives rule out a significant rank at rate `fdr`."""
+        """Return whether no rank among so few alternatives can be significant at rate `fdr`."""
         return alternatives < self._least_alternatives
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -442,6 +445,7 @@ class RanksOfValues:
 
     @property
     def control(self) -> str:
+        """Name the source of the ranks that serve as the control, for a report."""
         if self.has_base:
             return "the base model, which never saw them"
         return "the non-members"

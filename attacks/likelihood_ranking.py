@@ -46,14 +46,15 @@ class PerplexityRanking(SamplingAttack):
 
 @dataclass(frozen=True)
 class ExactProbabilityRanking(SamplingAttack):
-    """Rank every suffix above `threshold` by exact probability; nothing is sampled.
+    """Rank all suffixes with a probability above `threshold` by it; nothing is sampled.
 
-    This method is ours (formulas A5). The score is log q(suffix) in nats, where q is the decoding
-    distribution after temperature and truncation (Ethicist's: 0.8, top-p 0.7). A sampler with K=100
-    estimates q by counts, and misses a suffix of probability 0.01 in 37 of 100 cases. The tree
-    search computes q for all suffixes above `threshold`, and certifies that its first guess is the
-    likeliest suffix. Temperature and truncation make q a better score than nll: they penalise a
-    single unlikely token, typical of unmemorised text, more.
+    The score is log q(suffix) in nats, where q is the decoding distribution after temperature and
+    truncation (Ethicist's: 0.8, top-p 0.7). A tree search computes q for all suffixes above
+    `threshold`, and certifies that its first guess is the likeliest suffix. In contrast, 100
+    samples miss a suffix of probability 0.01 in 37 of 100 cases.
+
+    q is a better score than nll. Temperature and truncation penalise a single unlikely token more,
+    and such tokens are typical of unmemorised text. This method is ours (formulas A5).
     """
 
     name = "exact"
@@ -180,8 +181,8 @@ def score_lower_case(
 ) -> list[float]:
     """Return -(nll of the text / nll in lower case) for each suffix; -1 if it has no capitals.
 
-    Both texts are tokenised again, because a sampled text may be in an unlikely tokenization, which
-    would make its lower case look good.
+    Both texts are tokenised again. Otherwise a sampled text in an unlikely tokenization would have
+    a higher nll than its lower-cased version for this reason alone.
 
     view: a model with log-probabilities and a tokenizer.
     pairs: prefix and suffix of each text. nll: mean nll of each suffix in its own tokens, in nats

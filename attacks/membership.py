@@ -65,7 +65,7 @@ class Membership(AncestralProbe):
 
     A blind baseline does not use the audited model.
 
-    score: a score that must be computable; otherwise the probe does not apply.
+    score: the main score. If it cannot be computed, the probe does not apply.
     text: `suffix` scores the suffix given its prefix, `all` scores all but the first token.
     k: the share of tokens that Min-K% averages.
     references: a folder of models trained on some of the records, for RMIA and LiRA. In a lab, give
@@ -581,6 +581,7 @@ class TokenReadings:
     wrong: NDArray[Any] | None = None
 
     def read_text(self, i: int) -> TokenReadings:
+        """Return the statistics of the tokens of suffix i, (L,) each."""
         mean, deviation, wrong = (
             None if x is None else x[i] for x in (self.mean, self.deviation, self.wrong)
         )

@@ -278,7 +278,15 @@ def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
 def _prune_beams_keep_verbatim(
     children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (parents, tokens) of the `beams` likeliest children and of the verbatim child."""
+    """Choose the children with which the beams continue; return their (parents, tokens).
+
+    A row is a partial sample, and a child is a row with one more token. Each secret keeps its
+    `beams` likeliest children, and in any case the verbatim one.
+
+    children: (rows, V) log-probabilities of the children; owner: (rows,) the secret of each row.
+    exact: (rows,) the log-probability of a verbatim row, -inf for other rows; truth: (rows,) the
+    next token of the secret.
+    """
     width = min(beams, children.shape[-1])
     values, tokens = children.topk(width, dim=-1)  # a row has at most this many of the likeliest
     parents = torch.arange(len(owner), device=owner.device).unsqueeze(-1).expand_as(tokens)
@@ -301,9 +309,10 @@ def _prune_beams_keep_verbatim(
 
 
 def _sum_near_verbatim(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
-    """Return the log of the summed probabilities of each secret's rows, (count,); -inf if none.
+    """Return the log of the summed probabilities of each secret's partial samples, (count,).
 
-    owner: (rows,) the secret of each row; log_q: (rows,) log-probabilities in nats.
+    It is -inf for a secret without partial samples. A row is a partial sample. owner: (rows,) the
+    secret of each row; log_q: (rows,) log-probabilities in nats.
     """
     total = torch.zeros(count, dtype=torch.float64, device=owner.device)
     peak = torch.full_like(total, -torch.inf).scatter_reduce(0, owner, log_q, "amax")

@@ -7,11 +7,11 @@ a new coin, so games are independent, and Clopper-Pearson bounds on the rates of
 epsilon (formulas.md B5). The bound holds for any source of tokens, because it depends only on drawn
 tokens, not on the distribution that the model reports.
 
-The adversary is the strongest that is cheap. It repeats one context, teacher-forced on a record:
-the one after which the model and some neighbour differ most over this many tokens. The adversary
-has both distributions and adds up the log-ratios of drawn tokens. Separate games, which do not
-count, determine the threshold for this sum. A different adversary may do better, so a bound far
-below the claim does not prove the claim.
+The adversary repeats one context, teacher-forced on a record. It is the context after which the
+model and some neighbour differ most over this many tokens. The adversary has both distributions
+and adds up the log-ratios of drawn tokens. Separate games, which do not count, determine the
+threshold for this sum. A different adversary may do better, so a bound far below the claim does not
+prove the claim.
 
 No game releases its tokens or charges the claim. The audited model names its neighbour models; if
 it has none, the public model is used instead.
@@ -235,7 +235,11 @@ class PredictionAudit(AncestralProbe):
     def _play_games(
         self, view: View, secret: Secret, observation: Observation, relation: str
     ) -> dict[str, float]:
-        """Play the games; return their terms, confusion counts and exact epsilon, keyed by name."""
+        """Play all games after one context; return their terms and results, keyed by name.
+
+        The results are confusion counts, and the exact epsilon and advantage of the two models'
+        distributions.
+        """
         position = int(observation.values[f"position_{relation}"])
         neighbour = int(observation.values[f"neighbour_{relation}"])
         terms = self._game_terms(view.claim)
