@@ -35,13 +35,13 @@ _MOST_RADIUS = 1000  # nats: a larger radius restricts no member
 
 @dataclass(frozen=True)
 class AdaPMixed(Defense):
-    """Mix an ensemble within a fixed radius and measure each query's cost. No claim.
+    """Mix an ensemble close to the public model, and measure each query's privacy cost. No claim.
 
     The cost depends on private data, so this defense makes no privacy claim.
 
     alpha: the Renyi order.
-    beta: sets the radius, alpha * beta (nats); no member may be farther from the public model, in
-    either direction.
+    beta: sets the radius, alpha * beta (nats). After mixing, no member may diverge from the public
+    model by more than the radius, in either direction.
     ensemble: the folder of LoRA members; a built-in lab trains its own.
     """
 
@@ -86,7 +86,10 @@ def make_constant_radius_projection(
     radius: float,
     members: int,
 ) -> PMixedMemberProjection:
-    """Return a projection with one two-sided radius (nats) for any number of members."""
+    """Return a projection with the same radius (nats) for all sizes of the sampled subset.
+
+    The divergences in both directions must be within the radius.
+    """
     # No cap: the two-sided radius bounds the other direction too.
     return PMixedMemberProjection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 

@@ -116,9 +116,11 @@ class AdpSound(PrivateTraining):
     Record i is clipped to C kappa(rho_i); the noise remains C sigma. rho is the record's rarity,
     from 0 to 1, and kappa falls from 1 to kappa_least as rho rises. Rarity depends only on the
     record's own perplexity under a public model. It rises from 0 at lowest_perplexity to 1 at
-    highest_perplexity; values of 0 mean perplexity 1 and the vocabulary's size. Every record has
-    the epsilon of dp-sgd. A record that is clipped harder is better protected, but it is secret by
-    how much.
+    highest_perplexity. The value 0 means a lowest perplexity of 1, or a highest perplexity equal to
+    the vocabulary's size.
+
+    Every record has the epsilon of dp-sgd. A record that is clipped harder is better protected. How
+    much better is secret, because it depends on the record.
     """
 
     name = "adp-sound"
@@ -136,6 +138,7 @@ class AdpSound(PrivateTraining):
 
     @property
     def _clipping_share_options(self) -> tuple[float, float, float]:
+        """Return kappa_least, lowest_perplexity and highest_perplexity."""
         return self.kappa_least, self.lowest_perplexity, self.highest_perplexity
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:

@@ -130,10 +130,9 @@ def _jaccard_similarity(first: frozenset[str], right: frozenset[str]) -> float:
 def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
     """Return (number of bands, rows per band) with which MinHash finds pairs at the threshold.
 
-    This choice has the fewest candidates.
-
-    Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. The
-    library's default would find at most half of the pairs.
+    Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. At the
+    threshold, this must be at least 0.99. Of all such choices, the returned one has the fewest
+    candidate pairs. The library's default would find at most half of the pairs.
     """
     for rows in range(_PERMUTATIONS // 2, 1, -1):
         bands = _PERMUTATIONS // rows

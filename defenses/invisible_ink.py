@@ -69,9 +69,9 @@ _ORDER = 2
 
 @dataclass(frozen=True)
 class InvisibleInk(BudgetedDefense):
-    """Let a public model write with private records in context, clipped (InvisibleInk, 2025).
+    """Let a public model write with private records in its context (InvisibleInk, 2025).
 
-    The method is InvisibleInk (Vinod et al. 2025).
+    The influence of each record is clipped. The method is by Vinod et al. 2025.
 
     batch: B, the number of records that influence one text; the attacked records are divided into
     batches in order.

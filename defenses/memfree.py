@@ -28,9 +28,10 @@ class MemFree(Defense):
     """Forbid tokens that complete a training n-gram (MemFree, Ippolito et al. 2022).
 
     This defense makes no privacy claim. Forbidden tokens get probability 0, and the others are
-    renormalised; n-grams may begin in the prompt. Text passes if at least one of any n successive
-    tokens differs from the training data, and so do records shorter than n; `near-verbatim` and
-    `exposure` measure such text. Outside a built-in lab, the n-grams come from --data.
+    renormalised; n-grams may begin in the prompt. A text can still be generated if none of its
+    n-grams is in the training data. So a near copy that differs in one of any n successive tokens
+    is not prevented, nor is a record shorter than n. `near-verbatim` and `exposure` measure such
+    text. Outside a built-in lab, the n-grams come from --data.
 
     n: the length of the n-grams in tokens.
     filter: `exact` stores all n-grams. `bloom` is a Bloom filter, which also forbids a share

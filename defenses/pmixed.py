@@ -34,7 +34,10 @@ MOST_ORDER = 256  # higher orders gain nothing and take minutes to solve
 
 
 def build_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
-    """Return, in order, the control models that split the effect of a mixed ensemble into causes.
+    """Return a chain of control models, from a single adapter on all data to the public model.
+
+    Each model differs from the next in one cause, so the differences show what splitting the data
+    and mixing contribute to a mixed ensemble.
 
     mixing: describes how the members' distributions are mixed.
     """
@@ -210,6 +213,7 @@ class PMixed(BudgetedDefense):
         )
 
     def _describe_claim_status(self, n_shared: int) -> str:
+        """Say how far the claim is proved. n_shared: number of records in more than one shard."""
         if n_shared:
             return f"promises nothing: {n_shared} records are in more than one shard"
         if self.accounting == "published":

@@ -74,7 +74,7 @@ def build_unmixed_projection(members: int) -> PMixedMemberProjection:
 
 @dataclass(frozen=True)
 class QueryRDP:
-    """State the claim for one token, which checks compare with the served model.
+    """State the claim for one drawn token. Checks compare the served model with this claim.
 
     query_rdp: the claimed Renyi divergence in nats, keyed by (neighbouring relation, order).
     """
@@ -127,8 +127,8 @@ class EnsembleModel(WrappingModel):
 class PMixedModel(EnsembleModel):
     """Serve the mixed ensemble; a draw queries at most one member.
 
-    The model's distribution is that of the released token (formulas B2.4). served: returns the
-    projection for a number of members. promise: the claim; None if there is no claim.
+    The model's distribution is that of the released token (formulas B2.4). served: a function that
+    maps the number of members to the projection. promise: the claim; None if there is no claim.
     """
 
     def __init__(
@@ -190,9 +190,11 @@ class PMixedModel(EnsembleModel):
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
         """Return the exact distribution of the released token, of shape (..., V), in nats.
 
-        distributions: (..., 1 + n, V), in nats, the public distribution first; if n < N, these
-        members represent all N. P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), where Lambda_j is the
-        weight of j averaged over subset sizes (formulas B2.4).
+        The distribution is p0 + (1/N) sum_j Lambda_j (p_j - p0). Lambda_j is the mixing weight of
+        member j, averaged over subset sizes (formulas B2.4).
+
+        distributions: (..., 1 + n, V), in nats, the public distribution p0 first. If only n < N
+        members are given, the mean over these n members replaces that over all N.
         """
         log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
         radii, shares = torch.tensor(
@@ -212,13 +214,13 @@ class PMixedModel(EnsembleModel):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return each text's nll per token (nats), averaged as in the paper (Sec. 6.1).
+        """Return each text's summed nll (nats), averaged over subsets as in the paper (Sec. 6.1).
 
-        This is the mean of -log p_S(y), where S is a Poisson subset of members for each token, the
-        same for every defense.
+        For each token y, a Poisson subset S of the members is drawn, and -log p_S(y) is added. The
+        subsets depend only on `seed` and the text's index, so defenses can be compared.
 
-        By Jensen's inequality it is at least the nll of the released distribution, which an
-        attacker queries.
+        By Jensen's inequality, the result is on average at least the nll of the released
+        distribution, which an attacker queries.
         """
         if self.promise is None:
             return {}
@@ -395,11 +397,13 @@ def _compute_float64_member_probabilities(distributions: Tensor) -> np.ndarray:
 def _check_radii(
     promised: PMixedMemberProjection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
 ) -> Iterator[DivergenceCheck]:
-    """Yield a radius check for each subset size, and a cap check if the projection has a cap.
+    """Check that each member stays within the promised radius, for each subset size.
 
-    If nothing depends on the subset size, there is only one of each. public: (..., 1, V)
-    probabilities;
-    members: (..., N, V) probabilities; weights: (..., sizes, N) mixing weights as served.
+    Yield one check for each subset size. If the projection also has a cap, yield a check of the cap
+    after each. If neither radii nor weights depend on the subset size, there is only one size.
+
+    public: (..., 1, V) probabilities; members: (..., N, V) probabilities.
+    weights: (..., sizes, N) mixing weights as served.
     """
     alpha, sizes = promised.alpha, max(len(promised.radii_by_subset_size()), weights.shape[-2])
     for radius, size in zip(promised.radii[:sizes], range(sizes), strict=True):

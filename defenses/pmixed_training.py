@@ -37,8 +37,8 @@ class PMixedTrainer(Trainer):
 
     members: the number of shards; each has one adapter.
     layers: what to adapt, the `attention` projection, as in the paper, or `all` linear layers.
-    together: the number of members trained at once (0: as many as read 4,096 tokens per step). It
-    affects memory and speed, but not the results.
+    together: the number of members trained at once (0: as many as fit into steps of 4,096 tokens).
+    It affects memory and speed, but not the results.
     control: also train one adapter on all records with the same settings, which shows the effect of
     splitting.
     """

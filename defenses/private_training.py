@@ -206,9 +206,10 @@ class PrivateTraining(PoissonTraining):
         trained: PrivateModel,
         base: PrivacyRecord | None,
     ) -> tuple[str, str]:
-        """Explain why there is no guarantee, and under which condition epsilon would be one.
+        """Explain why epsilon is not guaranteed; "" if it is.
 
-        Either text is "" if it does not apply.
+        Also return the condition under which it would be, such as "if the noise were secret"; "" if
+        there is none.
         """
         if not trained.moved:
             return "no parameter moved: nothing was learnt, so epsilon has no meaning", ""

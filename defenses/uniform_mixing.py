@@ -181,10 +181,14 @@ class UniformMixture:
 class UniformMixingModel(WrappingModel):
     """Mix a model's distribution with the uniform distribution.
 
-    The mixture has log-probabilities and gradients. claimed: the claimed epsilon of one token in
-    nats; None if there is no claim. public: a model trained without the private data, or None. The
-    uniform distribution may be limited to its likeliest tokens, and it serves as a neighbour in
-    audits of epsilon.
+    The mixture has log-probabilities and gradients.
+
+    claimed: the claimed epsilon of one token in nats; None if there is no claim.
+    public: a model trained without the private data, or None. It serves as a neighbour in audits of
+    epsilon.
+    top_k: how many of the public model's likeliest tokens the uniform distribution covers; 0 means
+    all tokens.
+    tail: whether all other tokens keep their public probability.
     """
 
     def __init__(
