@@ -38,9 +38,10 @@ _MOST_SEARCHES = 100  # deleted records, and as many kept: without an index each
 class Erasure:
     """Hold the results of the search for deleted records in all stores.
 
-    n_deleted, n_control, n_kept: numbers of deleted records, of kept records searched for as the
-        control, and of all kept records.
-    facts: the versions for which the verdicts hold, keyed by store.
+    n_deleted: number of deleted records.
+    n_control: number of kept records that were searched for, too, as the control.
+    n_kept: number of all kept records.
+    facts: for each store, the versions and settings for which the verdicts hold.
     verdicts: one for each layer (a way to read a store) and kind of content.
     digests: SHA-256 of the files of records, stores and released text, keyed by file.
     users: each deleted record's person, keyed by the record's name; empty without --user-column.
@@ -177,6 +178,7 @@ def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
 
 
 def _choose_evenly(records: frozenset[int]) -> list[int]:
+    """Return evenly spaced indices of the records, at most `_MOST_SEARCHES`."""
     return sorted(records)[:: max(1, math.ceil(len(records) / _MOST_SEARCHES))]
 
 

@@ -47,13 +47,13 @@ class Layer:
     """Describe a way to read a store, such as its tables or the bytes of a file.
 
     read_pieces: a function that returns the content.
-    kinds: the kinds of content that the layer may show.
-    locate: a function that returns the table at a byte offset of a file.
+    kinds: the kinds of content that the layer may contain.
+    locate: a function that maps a byte offset in a file to a table's name.
     other_texts: whether the layer may have texts derived from a record.
-    searched: indices of the records that the layer can show; None for all.
-    text_bytes: lengths of the texts that the layer can show, in bytes; None for all.
-    quotes: whether the layer has only a sample of the records; the control is then the kept records
-        that are found.
+    searched: indices of the records that can be found in the layer; None for all.
+    text_bytes: only texts of these lengths, in bytes, can be found; None for all lengths.
+    quotes: whether the layer has only a sample of the records. Only the kept records in this sample
+        are then the control.
     doubt: why the absence of a deleted record proves nothing, or "".
     """
 
@@ -72,11 +72,12 @@ class Layer:
 class LayerVerdict:
     """State the verdict on a layer of a store for one kind of content.
 
-    n_deleted, n_control: numbers of deleted and of kept records that a search can find, because
-        they have unique windows or vectors.
+    n_deleted, n_control: numbers of deleted and of kept records that could be found. A record can
+        be found if a part of its text, or its vector, is unique to it.
     n_control_seen: number of kept records found.
     leftovers: the encoding and position at which a deleted record was found, keyed by its name.
-    why: the reason why the search cannot tell; remedy: calls that remove the leftovers.
+    why: why the search cannot tell, or "".
+    remedy: calls that remove the leftovers.
     """
 
     store: str
@@ -92,7 +93,7 @@ class LayerVerdict:
 
     @property
     def least_sight(self) -> float:
-        """The exact 95% lower bound on the share of findable kept records that were found."""
+        """The share of findable kept records that were found: its exact 95% lower bound."""
         return clopper_pearson(self.n_control_seen, self.n_control)[0]
 
     @property
@@ -142,7 +143,7 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
 
 
 def _list_possible(layer: Layer, kind: str, records: ErasureRecords) -> frozenset[int] | None:
-    """Return the records that a layer could show; None if the layer needs no verdict."""
+    """Return the records that the layer could contain; None if no deleted record is among them."""
     if kind == VECTORS:
         if all(record.vector is None for record in records.targets):
             return None

@@ -146,6 +146,7 @@ def _find_members(
 
 
 def _average_parts(values: Mapping[str, float]) -> Mapping[int, float]:
+    """Return the mean value of each record's parts. values: keyed by part, as in `_get_record`."""
     parts = dict[int, list[float]]()
     for id, value in values.items():
         parts.setdefault(_get_record(id), []).append(value)

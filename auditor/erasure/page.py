@@ -138,7 +138,7 @@ def _list_user_facts(erasure: Erasure) -> Iterator[tuple[str, str]]:
 
 
 def make_decision(erasure: Erasure) -> Decision:
-    """Make a gate's decision, with a ruling on each layer.
+    """Return a decision with a ruling on each layer, for the JUnit XML.
 
     A layer passes if the records are gone, and fails if a record is still there.
     """

@@ -47,7 +47,7 @@ class ErasureRecords:
     windows: the index of the records' unique byte windows.
     likest: (records,), the highest cosine of a record's vector with any other record's vector.
     directions: (records, dimensions), the vectors scaled to length 1; NaN if a record has no
-    vector.
+        vector.
     n_kept: number of all kept records; kept_texts: hashes of all kept texts.
     sources: the files that were read.
     """
@@ -126,10 +126,10 @@ def read_erasure_records(
 
 
 def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int]) -> Floats:
-    """Return each direction's highest cosine with any of the vectors, of shape (directions,).
+    """Return each direction's highest cosine with the other records' vectors, (directions,).
 
-    The vector of the direction itself is skipped. owner_indices: (vectors,), the index of each
-    vector's own direction; -1 if it has none.
+    owner_indices: (vectors,), the index of the direction that belongs to the same record as the
+        vector; -1 if there is none. This pair is not compared.
     """
     highest = np.full(len(directions), -1.0)
     owners = np.asarray(owner_indices, dtype=int)
@@ -151,6 +151,10 @@ def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int
 
 
 def _skip_owners(cosines: NDArray[np.floating[Any]], owners: Ints) -> None:
+    """Set the cosine of each vector with its own record's direction to -1.
+
+    cosines: (vectors, directions); owners: (vectors,), the index of this direction, or -1.
+    """
     places = np.flatnonzero(owners >= 0)
     cosines[places, owners[places]] = -1.0
 

@@ -36,14 +36,14 @@ class Store:
     """Define the base of all stores, such as a vector database on disk.
 
     path: the copy to examine; reading it may change it.
-    package, tested: the library that reads the store, and prefixes of its tested versions.
+    package: the library that reads the store; tested: prefixes of its tested versions.
     kinds: the kinds of content that such a store may have.
-    holds_no: patterns of files whose format cannot have a kind of content, keyed by kind; the
-        report mentions these files only if it finds records in them.
-    remedies: (pattern of layer and position, call that removes leftovers there); each call was
-        tested.
+    holds_no: for each kind of content, a pattern of files whose format cannot have it. The report
+        mentions these files only if records are found in them.
+    remedies: pairs (pattern, call). If the pattern matches a layer and a position, the call removes
+        leftovers there. Each call was tested.
     schemes: URL schemes of a store on a server, such as `postgresql`.
-    owns_folder: whether the files in its folder belong to it.
+    owns_folder: whether all files in the store's folder belong to the store.
     """
 
     path: Path
@@ -163,7 +163,10 @@ class Store:
         return str(path.relative_to(self.folder))
 
     def find_locator(self, path: Path) -> Callable[[int], str] | None:
-        """Return a function from a byte offset in this file to a table name; None if no tables."""
+        """Return a function that maps a byte offset in this file to a table's name.
+
+        Return None if the file has no tables.
+        """
         return None
 
 
@@ -183,7 +186,7 @@ def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
 
 
 def list_texts(value: Any) -> Iterator[str]:
-    """Yield every text in a state, also from messages and from the items of containers."""
+    """Yield every text inside a value: in its containers, and in messages with a `content`."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -109,7 +109,10 @@ def _cut_windows(content: bytes) -> Iterator[bytes]:
 
 
 def _cut_words(text: str) -> Iterator[bytes]:
-    """Yield the last 8 bytes of each long word, because an index may omit its prefix."""
+    """Yield the last 8 bytes of each long word.
+
+    A word index may store only the end of a word, because neighbouring words share their start.
+    """
     for word in _WORD.findall(text.casefold()):
         yield word.encode()[-_WORD_SIZE:]
 

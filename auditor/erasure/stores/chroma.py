@@ -46,6 +46,7 @@ class ChromaStore(SQLiteStore):
 
     @cached_property
     def _segments(self) -> set[str]:
+        """The ids of all segments; the folder of an index in use is named after one."""
         with closing(sqlite3.connect(self.path / _FILE)) as database:
             return {row[0] for row in database.execute("SELECT id FROM segments")}
 

@@ -17,7 +17,10 @@ class FileStore(Store):
         return True
 
     def describe(self) -> list[str]:
-        """Name the stores of other kinds in the folder; their libraries were not used."""
+        """Return a hint for each store of a different kind in the folder.
+
+        The hint says that the store's library was not used.
+        """
         facts = ["its files only"]
         for path in sorted(self.path.glob("*")):  # none in a file
             kind = next(kind for kind in list_store_kinds().values() if kind.recognises(path))

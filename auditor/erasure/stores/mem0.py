@@ -67,7 +67,10 @@ class Mem0Store(SQLiteStore):
         return stores
 
     def _split_name(self, layer: str) -> tuple[str, Store | None]:
-        """Return a layer's name in its vector store, and the store (None if it has no store)."""
+        """Split a layer's name into the name within a vector store, and this vector store.
+
+        If the layer belongs to no vector store, return the name unchanged, and None.
+        """
         for name, store in self._vector_stores.items():
             file = layer.removeprefix(BYTES)
             if layer.startswith(BYTES) and (file == name or file.startswith(f"{name}/")):

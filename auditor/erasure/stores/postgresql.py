@@ -416,6 +416,7 @@ def _measure_longest(connection: Any, column: _Column) -> int:
 
 
 def _ask_least(connection: Any, question: str, limit: int) -> int:
+    """Return the smaller of `limit` and the query's result; `limit` if the result is NULL."""
     (answer,) = connection.execute(question).fetchone()
     if answer is None:
         return limit
