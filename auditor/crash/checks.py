@@ -119,7 +119,8 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
 def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     """Check that batch sizes vary as in Poisson sampling.
 
-    Shuffled batches are all of the same size; they give less privacy than the claim computes.
+    Shuffled batches all have the same size. They give less privacy than the claim, which assumes
+    Poisson sampling.
     """
     q, n = runs.claim.sample_rate, runs.first_training.n
     sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])

@@ -1,10 +1,10 @@
 """Check that a record's gradient does not depend on the other texts of its batch.
 
 If the loss is a mean over the tokens of a batch, a record is weighted by its share of the batch's
-tokens. Its weight is also divided by the batch's number of records, unless the training undoes the
-mean. Clipping hides both effects if gradients exceed the clipping norm. If gradients are shorter,
-adding a text to the batch shortens all of them. The added record then moves the sum by more than
-its own clipped gradient.
+tokens. Such a mean also divides by the number of records, unless the training multiplies by this
+number again ("undoes the mean"). Clipping hides both effects if gradients exceed the clipping norm.
+If gradients are shorter, adding a text to the batch shortens all of them. The added record then
+moves the sum by more than its own clipped gradient.
 """
 
 from __future__ import annotations
@@ -100,11 +100,12 @@ def _list_least_errors(
     fits: dict[tuple[str, str], tuple[float, float]],
     claim: LoopClaim,
 ) -> list[float]:
-    """Return the least standard error for each kind of batch mean that these gradients can show.
+    """Return the smallest standard error of each kind of batch mean that the gradients can reveal.
 
-    Gradients much longer than the clipping norm show a mean that the training does not undo.
-    Shorter gradients show a mean that the training undoes. fits: coefficient and standard error by
-    (kind of mean, kind of batch).
+    Gradients much longer than the clipping norm reveal a mean that the training does not undo.
+    Shorter gradients reveal a mean that the training undoes.
+
+    fits: (coefficient, standard error), keyed by (kind of mean, kind of batch).
     """
     norms = np.concatenate([step.norms for step in steps])
     is_divided = np.median(norms) > _DIVIDED * claim.max_grad_norm
@@ -116,10 +117,10 @@ def _list_least_errors(
 
 
 def measure_reach_share(trace: TrainingTrace, claim: LoopClaim) -> float:
-    """Compare the length of the records' contributions with the length that the claim implies.
+    """Return the length of the records' contributions over the length that the claim implies.
 
-    Return the ratio of the two lengths, but 1 if it may be above 1/2 (by two standard errors). The
-    ratio is at least 1 / mean batch size, as for a loop that averages a batch's gradients.
+    Return 1 unless this ratio is clearly (by two standard errors) below 1/2. Return at least 1 /
+    mean batch size, which is the ratio if a loop averages a batch's gradients.
     """
     steps = trace.measured_steps
     estimate = estimate_mean_reach(steps)
@@ -142,10 +143,12 @@ def _fit_company_weight(
 ) -> tuple[float, float] | None:
     """Estimate how strongly a record's contribution depends on a mean over its batch.
 
-    A contribution may depend on the record's own gradient norm and length and on a constant
-    divisor; the fit allows for these. weight: kind of mean, from `_WEIGHTS`. by_pass: True if a
-    batch is one forward pass, False if it is one step. Return the coefficient and its standard
-    error, in units of the noise; None if all batches are equal.
+    Return the coefficient and its standard error, in units of the noise; None if all batches are
+    equal. The fit also has columns for the record's gradient norm and length, and for a constant
+    divisor. So these do not affect the coefficient.
+
+    weight: kind of mean, a key of `_WEIGHTS`.
+    by_pass: True if a batch is one forward pass, False if it is one step.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     sizes = []

@@ -240,11 +240,14 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float, tuple[int, int]]:
-    """Find the largest correlation between two rows.
+    """Find the largest correlation between two rows of noise.
 
-    noises: (rows, d). free: the number of dimensions in which a row's direction is uniform, given
-    any other row. Return the correlation, its p-value corrected for the number of pairs, and the
-    indices of the two rows.
+    Return the correlation, its p-value corrected for the number of pairs, and the indices of the
+    two rows.
+
+    noises: (rows, d).
+    free: degrees of freedom of a row. Given the other rows, its direction is uniform in this many
+        dimensions if the noise is independent.
     """
     if free <= 1:  # no tensor is trained in every step
         return 0.0, 1.0, (0, 0)
@@ -260,9 +263,9 @@ def _find_largest_correlation(noises: Floats, free: float) -> tuple[float, float
 
 
 def _count_noise_freedoms(step: ObservedStep, of: slice = slice(None)) -> float:
-    """Count the degrees of freedom that the records' gradients leave to a step's noise.
+    """Count the dimensions of a step's noise outside the span of the records' gradients.
 
-    of: the part of the noise to consider.
+    of: the elements of the noise to consider.
     """
     return float((step.spread[of] ** 2).sum())
 
@@ -311,11 +314,13 @@ def _pair_successive_noises(runs: WatchedTrainings) -> Iterator[_Pair]:
 
 
 def _pool_noise_correlations(pairs: Iterable[_Pair]) -> tuple[float, float]:
-    """Return the correlation over all pairs, and its p-value; (0, 1) if there are no pairs.
+    """Return the correlation over all pairs of noise vectors, and its p-value.
 
-    pairs: (noise a, noise b, degrees of freedom of a). Given b, the variance of a @ b is at most (b
-    @ b)(a @ a) / (degrees of freedom of a). The number of elements of a would be too large a
-    divisor, because similar gradients remove the same directions from both tensors.
+    Return (0, 1) if there are no pairs. pairs: (a, b, degrees of freedom of a).
+
+    Given b, the variance of a @ b is at most (a @ a)(b @ b) / (degrees of freedom of a). Dividing
+    by the number of elements of a would give too small a variance: similar gradients remove the
+    same directions from both a and b.
     """
     product = size = variance = 0.0
     for a, b, free in pairs:

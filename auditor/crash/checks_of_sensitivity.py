@@ -80,11 +80,12 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
 def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
     """Return the observed noise multiplier and its 95% interval; None if the data do not bound it.
 
-    The multiplier is 1 / b if b bounds each record's reach: the length of its contribution to the
-    gradient, in units of the noise. Records with short gradients reach less than b, so the mean
-    reach would underestimate b. The fit assumes that the reach rises with the gradient's norm up to
-    an unknown clipping norm, and equals b above. Return None if the reach may still rise at the
-    longest gradient.
+    A record's reach is the length of its contribution to the gradient, in units of the noise. If b
+    is the largest possible reach, the multiplier is 1 / b. The mean reach would underestimate b,
+    because short gradients are not clipped. So the fit assumes that the reach rises with the
+    gradient's norm up to an unknown clipping norm, and equals b above it.
+
+    Return None if the reach may still rise at the longest gradient.
     """
     steps = [step for step in runs.steps_with_noise if step.norms.any()]
     if not steps:
@@ -129,8 +130,10 @@ def _fit_bound_above_clipping_norm(
 ) -> tuple[float, float, float]:
     """Fit the bound on reaches, assuming that they rise with the norm up to this clipping norm.
 
-    weighted: (step, weights for its mean reach, standard deviation of this mean). Return the bound,
-    its standard error, and the squared length that the fit explains, in units of the noise.
+    Return the bound, its standard error, and the squared length of the fitted contributions, in
+    units of the noise. The best clipping norm has the largest such length.
+
+    weighted: (step, weights for its mean reach, standard deviation of this mean).
     """
     share_sum = reach_sum = square = product = 0.0
     for step, weights, deviation in weighted:
@@ -203,8 +206,8 @@ def _find_worst_violation(
 ) -> WorstViolation:
     """Return the record whose contribution exceeds the bound by the most standard errors.
 
-    mean: the mean contribution as a multiple of the bound, for the message. chosen: returns whether
-    to consider a record of a step.
+    mean: the mean contribution over the bound; only the message uses it.
+    chosen: a function that returns whether to consider a record of a step.
     """
     violations = []
     for step in (*runs.steps, *runs.small_steps):
@@ -287,8 +290,9 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
 def _fit_norm_rise(runs: WatchedTrainings, promised: float) -> tuple[float, float] | None:
     """Estimate whether contributions both rise with the gradient's norm and exceed `promised`.
 
-    The two estimates are the slope, and the excess of the top quarter over the bound. Return the
-    less significant one with its standard error, because either by itself is no fault.
+    One estimate is the slope, the other the excess of the mean contribution over `promised` for the
+    longest gradients. It is a fault only if both are positive. So return the less significant
+    estimate, with its standard error.
     """
     line = _fit_line(runs.steps, _compute_log_norms)
     top = _estimate_longest_reach(runs)
@@ -312,11 +316,13 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 def _fit_share_rise(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
-    """Fit the slope of contributions against records' shares in a summed gradient, with its error.
+    """Estimate whether the training clips sums of gradients instead of each record's gradient.
 
-    A slope shows that the training clips the sum instead of each record. Return None if something
-    else may explain it: a large constant part, the records' gradient norms, or equal shares in all
-    sums. parts: the records of each sum.
+    Clipping a sum makes a record's contribution rise with the record's share of the sum. Return the
+    slope and its standard error. Return None if something else may explain the slope: a large
+    constant part, the records' gradient norms, or equal shares in all sums.
+
+    parts: a function that returns the records of each sum.
     """
     line = _fit_line(steps, lambda step: _compute_record_shares(step, parts(step)))
     if line is None:

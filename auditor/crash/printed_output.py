@@ -111,6 +111,7 @@ def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, s
 
 
 def _read_line_numbers(text: str) -> _Lines:
+    """Return the numbers of each line, keyed by the line with `#` in place of numbers."""
     lines: _Lines = {}
     for line in text.split("\n"):
         visible = line.rstrip("\r").split("\r")[-1].strip()  # the final text of a progress bar

@@ -110,11 +110,11 @@ def estimate_tensor_reaches(
     """Estimate the mean reach of records if a training clips each tensor separately.
 
     Return an estimate for all trainings together, followed by one for each training. noise_shares:
-    each tensor's noise over that of all tensors. If each tensor is clipped separately, a
-    contribution is a multiple of the record's gradient in each tensor, with a different factor per
-    tensor. A contribution of length 1 or less then adds at most b(u) along a direction u, where
-    b(u) is the root of the summed squares of the positive inner products of u with the record's
-    unit gradients.
+    each tensor's noise over that of all tensors.
+
+    Such clipping scales the record's gradient in each tensor t by a factor of its own. Let g_t be
+    the record's unit gradient in t, and u_t the part of a unit vector u in t. A contribution of
+    length 1 or less then adds at most b(u) along u, where b(u)^2 = sum_t max(0, u_t @ g_t)^2.
     """
     sums = [_sum_tensor_reaches(steps, noise_shares) for steps in trainings]
     together = list(itertools.chain.from_iterable(sums))
@@ -124,11 +124,11 @@ def estimate_tensor_reaches(
 def _sum_tensor_reaches(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> list[tuple[float, float]]:
-    """Return, for each step, the sum of the records' bounds b(u) and the released gradient along u.
+    """Return (sum of the records' bounds b(u), released gradient along u) for each step.
 
-    b(u): see `estimate_tensor_reaches`. In each tensor, the unit vector u points along the sum of
-    the records' unit gradients. The tensors' shares of u depend on earlier steps, never on the
-    noise of the step itself.
+    For b(u), see `estimate_tensor_reaches`. Within a tensor, u points along the sum of the records'
+    unit gradients. The lengths of u in the tensors depend only on earlier steps, so u does not
+    depend on the step's noise.
     """
     sums = []
     products: dict[str, float] = {}
@@ -157,11 +157,13 @@ def _sum_tensor_reaches(
 
 
 def _project_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Floats]:
-    """Project the released gradient and all unit gradients onto each tensor's summed gradient.
+    """Project gradients onto the sum of the records' unit gradients, separately in each tensor.
 
-    shares: (tensors,) each tensor's noise. Return the released gradient's projections, (tensors,),
-    in units of that noise, and those of the unit gradients, (tensors, records), with negative
-    values set to 0.
+    shares: (tensors,) size of each tensor's noise.
+
+    Returns:
+        The projections of the released gradient, (tensors,), over the tensor's noise.
+        The projections of the unit gradients, (tensors, records); negative ones are set to 0.
     """
     norms = np.sqrt(np.diagonal(step.tensor_grams, axis1=1, axis2=2))
     inverse = np.where(norms > 0, 1 / np.where(norms > 0, norms, 1.0), 0.0)
@@ -179,11 +181,12 @@ def _project_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Fl
 def is_clipping_per_tensor(
     steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
 ) -> bool:
-    """Return whether the training clips each tensor separately.
+    """Test whether the training clips each tensor separately.
 
-    A step then combines the tensors' gradients in proportions that differ from every record's.
-    Without such clipping, the part of a step that only separate tensors could explain is noise, and
-    its square is chi-squared.
+    Two fits explain a step by the records' gradients: one with a factor per record, and one with a
+    factor per record and tensor. If the training clips whole gradients, the second fit explains
+    only more noise, so the additional squared length is chi-squared. A significantly larger value
+    shows separate clipping.
     """
     excess = 0.0
     freedom = 0
@@ -203,11 +206,13 @@ def is_clipping_per_tensor(
 
 
 def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
-    """Return the squared length of a gradient's part within a span, and the span's dimension.
+    """Return the squared length of a gradient's projection onto other gradients' span.
 
-    The gradient has noise of size 1. grams: (parts, records, records) inner products of the
-    gradients that span it; products: (parts, records), their inner products with the gradient. Both
-    results are sums over parts.
+    Also return the dimension of the span. Both are sums over parts. The projected gradient has
+    noise of size 1.
+
+    grams: (parts, records, records) inner products of the gradients that span the space; products:
+        (parts, records) their inner products with the projected gradient.
     """
     values, vectors = np.linalg.eigh(grams)
     used = values > _ROUNDING * np.maximum(values[:, -1:], 1e-300)

@@ -178,6 +178,7 @@ def make_company_specimen(clipping_norm: float) -> Specimen:
 
 
 def _make_flat_specimen(log_scale: float) -> Specimen:
+    """Return a specimen whose last norm and head are multiplied by exp(log_scale)."""
     scale = math.exp(log_scale)
     return Specimen(((_FINAL, scale), (_HEAD, scale)), False, False, _COMPANY_LENGTHS)
 
@@ -236,13 +237,13 @@ class SpecimenRecordGradients:
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], indices: list[int], names: list[str]
     ) -> dict[str, Tensor]:
-        """Return the gradients of some records' losses, keyed by tensor name.
+        """Return the gradients of single records' losses, (len(indices), *shape), keyed by tensor.
 
-        A gradient has shape (len(indices), *shape).
+        A loss is the mean negative log-likelihood (nats) over all tokens except the record's first.
 
-        weights: of a single model, (*shape), or of a model per record, (len(indices), *shape);
-        indices: of the records; names: of the tensors. A loss is the mean negative log-likelihood
-        (nats) over all tokens except the record's first.
+        weights: the model's weights, keyed by tensor. A tensor has its own shape, or (len(indices),
+            *shape) if each record has different weights.
+        indices: the records; names: the tensors to differentiate.
         """
         rows = pad_specimen_tokens(self.records, indices)
         # One copy of the weights for each record, so that one backward pass, which is faster than

@@ -310,9 +310,10 @@ def _train_companies(
 
 
 def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
-    """Return the median gradient norm in the first step over the intended norm.
+    """Compare the gradients of a company training with those for which its specimen was made.
 
-    Return 1 if there are no gradients.
+    Return the first step's median gradient norm over the intended median, which is `COMPANY_SHARE`
+    times the clipping norm. Return 1 if there are no gradients.
     """
     norms = next((step.norms for step in trace.steps if step.norms.any()), None)
     if norms is None:

@@ -35,12 +35,14 @@ class WatchedTrainings:
     """Hold the observed trainings of a crash test, with several seeds and all specimens.
 
     traces: the trainings for most checks.
-    fewer: a replay of the first training's steps without its last record, or with a different last
-        record if the number of records is public.
+    fewer: a replay of the first training's steps without its last record. If the number of records
+        is public, the last record is replaced instead.
     repeated_training: a replay of the first training, if `fewer` prints a different text.
-    small_training: a training on one record more than a batch holds; few_claimed: the number of
-        steps that it claims; few_error: the message of its exception.
-    other_seed: the first step with a different seed that has the same lowest 32 bits.
+    small_training: a training with so few records (one more than a mean batch) that some batches
+        are empty.
+    few_claimed: the number of steps that `small_training` claims.
+    few_error: the message of the exception that `small_training` raised, or "".
+    other_seed: the first step, trained again with a seed that has the same lowest 32 bits.
     company: trainings with gradients shorter than the clipping norm, on texts of unequal lengths.
     whitened_shares: the noise by which each tensor was divided, keyed by tensor; None if undivided.
     """

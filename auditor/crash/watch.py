@@ -47,17 +47,22 @@ _TOGETHER = 16  # steps whose records' gradients one query computes
 class ObservedStep:
     """Hold an observed update of the weights, decomposed into records' contributions and noise.
 
-    records: those read since the previous step, with repeats; passes: those in each forward pass.
+    records: indices of the records read since the previous step, with repeats.
+    passes: indices of the records in each forward pass.
     rate: the learning rate.
-    scale: the noise's standard deviation per element (0 if there is only rounding); scales: this
-        deviation and its degrees of freedom, keyed by tensor.
-    reaches: (records,) lengths of the contributions, in units of the noise.
-    gram: (records, records) Gram matrix of the unit gradients; norms: (records,) before clipping.
+    scale: standard deviation of each element of the noise; 0 if there is only rounding.
+    scales: (standard deviation, degrees of freedom) of the noise in each tensor, keyed by tensor.
+    reaches: (records,) lengths of the contributions, over `scale`.
+    gram: (records, records) Gram matrix of the records' unit gradients.
+    norms: (records,) norms of the records' gradients before clipping.
     noise: (d,) the part of the gradient outside the span of the records' gradients.
-    spread: (d,) each element's standard deviation, relative to that of the full noise.
-    shapes: the number of elements in `noise`, keyed by tensor.
-    foreign: number of rows read that belong to no record.
-    tensor_grams, tensor_products: inner products of the gradients, for each tensor.
+    spread: (d,) standard deviation of each element of `noise`, over `scale`. It is at most 1,
+        because the span was removed.
+    shapes: (begin, end) of each tensor's elements in `noise`, keyed by tensor.
+    foreign: number of rows that the model read and that are no record.
+    tensor_grams: (tensors, records, records) inner products of the records' gradients.
+    tensor_products: (tensors, records) their inner products with the released gradient, over
+        `scale`.
     """
 
     records: tuple[int, ...]  # records read since the previous step, with repeats
@@ -110,8 +115,9 @@ class TrainingTrace:
 
     n: number of records; steps: its updates of the weights.
     evaluated: records read without a gradient.
-    elsewhere: the first step that starts from weights that the previous step did not leave.
-    returned: the step whose weights were returned; None if no step left these weights.
+    elsewhere: the first step before which something other than a step changed the weights; None if
+        there is none.
+    returned: the step whose weights were returned; None if no step ended with these weights.
     overflowed: each (step, tensor) with numbers that are not finite.
     released: each step's gradients, keyed by tensor; state: the final weights and buffers.
     printed: printed text.
@@ -520,10 +526,13 @@ def _project_out_record_gradients(
 ) -> tuple[Tensor, list[int], Tensor]:
     """Remove the records' gradients from the released gradient, tensor by tensor.
 
-    released: (d,); gradients: (d, k); sizes: (tensors,), with sum d.
+    released: (d,); gradients: (d, k); sizes: (tensors,) number of elements, with sum d.
 
-    Returns: The part outside the gradients' span, (d,); its degrees of freedom, (tensors,); and the
-        remaining share of each element's standard deviation, (d,).
+    Returns:
+        The part of the released gradient outside the span of the records' gradients, (d,).
+        The degrees of freedom of this part, one for each tensor.
+        The standard deviation of each of its elements, (d,), as a fraction of that of the full
+            noise.
     """
     if not gradients.shape[1]:
         return released, list(sizes), torch.ones_like(released)
