@@ -14,6 +14,7 @@ CLOSE = 0.05
 
 
 def list_samples(samples: Sequence[WrittenAnswer]) -> list[Any]:
+    """Return the tokens of each sample, or its text if the server reports no tokens."""
     return [sample.text if sample.tokens is None else sample.tokens for sample in samples]
 
 
@@ -25,8 +26,9 @@ def is_shared_prefix(answer: str, other: str) -> bool:
 def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> bool:
     """Return whether the most likely tokens that a server lists agree with the ranks it reports.
 
-    At each position, at least min(r - 1, count) listed tokens must be as likely as a token of rank
-    r. `count` is the number of tokens listed per position.
+    If a token has rank r, r - 1 other tokens are at least as likely. The server lists only `count`
+    tokens per position. So at least min(r - 1, count) of the listed tokens must be at least as
+    likely.
     """
     if answer.ranks is None:
         return False

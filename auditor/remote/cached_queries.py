@@ -369,7 +369,7 @@ class CachedServerQueries:
             ) from None
 
     def _check_server_unchanged(self, looks: Callable[[], None]) -> None:
-        """Run the check `looks`, and raise AuditError if it finds that the server changed.
+        """Run `looks`, which checks the server; raise AuditError if the server has changed.
 
         All stored answers are then declared invalid.
         """

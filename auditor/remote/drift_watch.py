@@ -300,6 +300,10 @@ class ServerWatch:
                 )
 
     def _recheck_burst(self) -> None:
+        """Send all sentinels and some requests of the run again, each sentinel several times.
+
+        Raise ServerChanged if too many answers differ. A run has at most `_BURSTS` such checks.
+        """
         if self._bursts == _BURSTS:
             return
         self._bursts += 1

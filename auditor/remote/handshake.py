@@ -299,6 +299,10 @@ class _HandshakeInProgress:
         )
 
     def _goes_on(self, codec: TokenTextCodec, context: Tokens, reading: Tokens) -> bool:
+        """Return whether the server agrees with a tokenisation of its answer.
+
+        Given the first token of the tokenisation, it must answer the text of the remaining tokens.
+        """
         prompt = (*context, *reading[:1])
         (rest,), _ = self._request_samples(codec.dialect, prompt)
         return codec.continues_reading(reading, rest.text)

@@ -186,12 +186,14 @@ class ServerDialect:
     def build_scoring_body(
         self, prompt: Any, likeliest: int = 0, split: bool = False
     ) -> dict[str, Any]:
-        """Return the body of a request for the prompt's log-probabilities.
+        """Return the body of a request for the log-probabilities of the prompt's tokens.
 
-        llama.cpp scores only a drawn token, so it is forced to draw the prompt's last token. It
-        reports nothing for a token that is part of a character (`split`). For such a token, or to
-        get the most likely tokens, all tokens are listed instead. `likeliest` is the number of most
-        likely tokens per position.
+        `likeliest` is the number of most likely tokens requested per position.
+
+        llama.cpp scores only tokens that it draws, so it is forced to draw the prompt's last token.
+        If this token is only part of a character (`split`), llama.cpp reports no score for it. In
+        this case, or if the most likely tokens are wanted, the request asks for the scores of all
+        tokens.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 1.0, "n": 1}
         if self.scored == "forced":
