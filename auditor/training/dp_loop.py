@@ -261,9 +261,10 @@ def fit_privately(
 
 
 def _handle_empty_batches(noise_scale: NoiseScale | None) -> NoiseScale | None:
-    """Return the noise scale, set to 1 for an empty batch, whose ADP batch mean is undefined.
+    """Extend a noise scale to empty batches, for which it is 1.
 
-    `noise_scale` is the scale for other batches; if it is None, return None.
+    ADP's scale is a mean over the batch, which an empty batch does not have. If `noise_scale` is
+    None, return None.
     """
     if noise_scale is None:
         return None

@@ -187,7 +187,8 @@ class CanaryWatch:
     def add_known_sums(self, sums: Tensor) -> None:
         """Add noiseless sums of records' gradients at the canaries' coordinates, (canaries,).
 
-        `score_release` subtracts these sums, because they are independent of the canaries.
+        `score_release` subtracts these sums, so that only the canaries' gradients and the noise
+        remain.
         """
         self._known_sums += sums.numpy()
 
@@ -280,10 +281,9 @@ class CanaryWatch:
     def draw_unevenness_z(self) -> float:
         """Z-score for how unevenly canaries were drawn; negative if they were drawn too evenly.
 
-        A canary is drawn Binomial(steps, q) times. The statistic is the sum of the squared
-        deviations of these counts from their mean. z is the statistic minus its mean, divided by
-        the square root of the summed second moments of its terms. For any number of nonnegative
-        terms, P[z < -t] is at most exp(-t^2 / 2) (Maurer 2003, Theorem 2.1).
+        In T steps, canary i is drawn X_i ~ Binomial(T, q) times. With D_i = (X_i - T q)^2, the
+        score is z = sum_i (D_i - E D_i) / sqrt(sum_i E D_i^2). For any number of nonnegative terms
+        D_i, P[z < -t] is at most exp(-t^2 / 2) (Maurer 2003, Theorem 2.1).
         """
         n = self.releases
         q = self.assumed.rate

@@ -214,11 +214,13 @@ def _disable_dropout(model: nn.Module) -> None:
 
 
 def pick_gradient_check_pairs(examples: Sequence[Tokens]) -> list[list[Tokens]]:
-    """Pair the longest record with the shortest one of each octave of lengths, to check gradients.
+    """Pair the longest record with shorter records, to check per-sample gradients.
+
+    Lengths are divided into octaves of 2^k to 2^(k+1) - 1 tokens, and the shortest record of each
+    octave is taken. The last pair is the two longest records.
 
     A model may read a record differently in a longer batch, for example if rotary embeddings exceed
-    their original length. A short record's gradient then depends on the other records. The last
-    pair is the two longest records.
+    their original length. A short record's gradient then depends on the other records.
     """
     ordered = sorted(examples, key=len)
     # In reverse order, so that the shortest example of each octave comes last and remains.

@@ -99,8 +99,8 @@ def _extract_row_sequences(
     Args:
         window: the tokens of a preference sequence to keep.
         masks: columns that mask the loss.
-        sides_with_prompts: ("chosen",) if the loss covers the prompt of the chosen answer, whatever
-            its labels mask.
+        sides_with_prompts: the answers whose prompt counts toward the loss, whatever their labels
+            mask; ("chosen",) or ().
     """
     if row.get("input_ids") is not None:
         tokens = np.asarray(row["input_ids"], dtype=np.int32).ravel()

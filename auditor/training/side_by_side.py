@@ -115,9 +115,9 @@ def compute_row_nlls(model: Any, rows: Tensor) -> Tensor:
 def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdapterTraining | None:
     """Return a base for joint training of such adapters; None if batch rows affect each other.
 
-    A trial with two random adapters compares the distributions. They differ if layers mix the
-    tokens of all rows (experts), or if kernels read the weights without calling the layers.
-    `adapter` makes an adapter on a new base of its own.
+    `adapter` makes an adapter on a new base of its own. A trial runs two random adapters, jointly
+    and separately, and compares the distributions. These differ if a layer mixes the tokens of all
+    rows (experts), or if a kernel reads the weights without calling the layers.
     """
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(_TRIAL_SEED)

@@ -134,7 +134,7 @@ class UnlearningTrainer(Variant):
 
 
 class _UnlearningSteps(StepwiseFineTuning):
-    """A fine-tuning whose batches are the indices of records to forget, (at most batch, 1).
+    """A fine-tuning whose batches are records to forget, as indices of shape (at most batch, 1).
 
     Each index is drawn once per epoch, in a new order.
     """
