@@ -156,8 +156,9 @@ def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: 
 def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) -> float:
     """Return the smallest noise multiplier whose reported epsilon is at most `epsilon`.
 
-    The precision is a thousandth of epsilon, or a fiftieth with almost no noise. Raise AuditError
-    if no multiplier up to 10,000 is enough, and for an unusual epsilon or number of steps.
+    Its epsilon is within a thousandth of `epsilon`. With almost no noise, the multiplier itself is
+    only precise to a fiftieth. Raise AuditError if no multiplier up to 10,000 is enough, if epsilon
+    is not in (0, MOST_EPSILON], or if there are more than MOST_STEPS steps.
     """
     if not 0 < epsilon <= MOST_EPSILON:
         raise AuditError(f"expected epsilon > 0 and at most {MOST_EPSILON:g}, got {epsilon:g}")
@@ -208,8 +209,7 @@ def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) ->
 def _find_noise_multiplier(enough: Any, low: float, high: float, precision: float) -> float:
     """Return a noise multiplier slightly above the smallest one for which `enough` is true.
 
-    `low` and `high` are the initial bracket of the bisection; `precision` is the log-width of the
-    final one.
+    The search bisects [low, high] until log(high / low) is at most `precision`, and returns `high`.
     """
     if not enough(high):
         raise AuditError(

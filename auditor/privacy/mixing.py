@@ -103,10 +103,14 @@ def compute_subset_sizes(q: float, members: int) -> Floats:
 def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floats:
     """Return each member's share in one token's distribution, (..., n).
 
-    The public model has the remaining share. `weights` (..., N or 1, n) holds the mixing weight of
-    each of n <= N members, for subset sizes 1..N or one for all sizes. Given the size, each member
-    is equally likely to be in the subset, so the distribution is public + sum_j share_j (member_j -
-    public) (the collapse lemma, formulas B2.4).
+    The distribution is public + sum_j share_j (member_j - public) (the collapse lemma, formulas
+    B2.4), because all members are equally likely to be in a subset of a given size.
+
+    Args:
+        weights: mixing weights of n <= N members for subset sizes 1..N, (..., N, n), or for all
+            sizes, (..., 1, n).
+        q: probability with which a member is in the subset.
+        members: N.
     """
     if weights.shape[-2] == 1:
         return weights[..., 0, :] * compute_member_mixing_weight(q, members)
@@ -256,8 +260,9 @@ def _compute_fixed_member_terms(
 ) -> list[_Terms]:
     """Return the terms of E_Q (P/Q)^alpha - 1 for zero_out and replace, one list per direction.
 
-    P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j
-    base^(1-j) E h^j, where the base distribution is at least `base` times the public distribution.
+    P and Q are a token's distributions under two neighbours. P = Q + w h public, where w is the
+    mean mixing weight of a member and h = (change of the changed member's distribution) / public.
+    Term j is C(alpha, j) w^j base^(1-j) E h^j, where `base` is a lower bound on Q / public.
     """
     share = compute_member_mixing_weight(q, members)
     log_reach = math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
@@ -340,10 +345,10 @@ def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
 def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
     """Return the terms of E_Q (P/Q)^alpha - 1 for one absent member, in the two worst cases.
 
-    In the first case, only this member is sampled; it is then within `radius` and `cap` of the
-    public distribution. In the second, one other member is sampled too; it is then within the sum
-    of `radius` and `cap` of that member. With more members, this member's weight is smaller
-    (formulas B2.5).
+    In the first case, only this member is sampled. Its divergence from the public distribution is
+    at most max(radius, cap). In the second case, one other member is sampled, too. The divergence
+    between the two members is at most radius + cap. With more members, the absent member's weight
+    is smaller (formulas B2.5).
     """
     # Theorem C.4's bracket minus 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
     # 2.

@@ -404,7 +404,8 @@ def _align_distributions(
 ) -> tuple[Tensor, Tensor]:
     """Return both distributions with the same dtype and number of dimensions.
 
-    p has all leading dimensions; those of p0 are 1 if possible.
+    p is expanded to all leading dimensions. p0 is not expanded: its missing leading dimensions are
+    1, so that work on p0 is not repeated for each p.
     """
     if log_p.shape[-1] != log_p0.shape[-1]:
         raise AuditError(
@@ -447,6 +448,7 @@ def _broadcast_slice(distribution: Tensor, index: tuple[slice, ...]) -> Tensor:
 
 
 def _radii_less_rounding(radius: float | Tensor, device: torch.device) -> Tensor:
+    """Return the radii, reduced so that rounding in float64 cannot exceed them; float64."""
     radii = torch.as_tensor(radius, dtype=torch.float64, device=device)
     if not bool((radii >= 0).all()):
         raise AuditError(f"expected radius >= 0, got {radii.min().item()}")
@@ -454,6 +456,7 @@ def _radii_less_rounding(radius: float | Tensor, device: torch.device) -> Tensor
 
 
 def _radii_less_precision_margin(radius: float | Tensor, *distributions: Tensor) -> Tensor:
+    """Return the radii, reduced for rounding; more is subtracted for single precision."""
     exact = all(distribution.dtype == torch.float64 for distribution in distributions)
     return _radii_less_rounding(radius, distributions[0].device) * (1 if exact else 1 - _SHAVE)
 
