@@ -73,8 +73,8 @@ def ask_all(
 ) -> Exchanges:
     """Put the documents into the store, and ask every question.
 
-    For each document, a coin decides whether attack or control asks first, so that a shared cache
-    shows as a difference. Raise AuditError if a system fails.
+    For each document, a coin decides whether attack or control asks first. So if a cache is shared
+    between users, attacks that ask second see more. Raise AuditError if a system fails.
 
     Args:
         control: a system that shows the documents. If it is None and the file has identities, the

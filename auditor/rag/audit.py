@@ -27,8 +27,9 @@ class RagAudit:
         n_in: number of documents in the store.
         n_out: number of documents left out of the store.
         channels: channels in which replies show text: answers, retrieved texts or both.
-        direct: number of documents shown by a question about them, asked after the control's
-            question and before it.
+        direct: numbers of documents shown by the attack's own question about them. The first number
+            is for questions asked after the control's question, the second for those asked before
+            it.
         layers: verdicts on shown text and personal data.
         vectors: verdicts on personal data in stored vectors.
     """

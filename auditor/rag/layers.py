@@ -254,7 +254,7 @@ class RagJudge:
 
     @cached_property
     def _hidden_items(self) -> list[list[str]]:
-        """For each document, the personal data in its tail that questions do not quote."""
+        """Personal data in each document's tail that are not in its head, which questions quote."""
         recognisers = None
         if pii.has_pii_packages():
             recognisers = pii.PiiRecognisers()
@@ -270,11 +270,16 @@ class RagJudge:
     # --- a verdict ---
 
     def judge(self, layer: str, disclosed: Bools, control: Bools, eligible: Bools) -> RagVerdict:
-        """Return the verdict on the eligible documents.
+        """Return the verdict on one kind of leak.
 
-        `layer` names the kind of leak. `disclosed`, `control` and `eligible` have shape
-        (documents,). If the same questions were put to a control system, which has no access
-        control, only the documents that one of the two systems showed are counted.
+        Arrays are (documents,). If the same questions were put to a control system, which has no
+        access control, only the documents that one of the two systems showed are counted.
+
+        Args:
+            layer: name of the kind of leak.
+            disclosed: whether users without access were shown the document.
+            control: whether the control was shown the document.
+            eligible: whether the document can have this kind of leak.
         """
         member = self.corpus.member
         eligible = eligible & self._list_askable()
@@ -394,10 +399,10 @@ class RagJudge:
 
     @property
     def _widening(self) -> float:
-        """Factor by which the standard deviation of an AUC is enlarged.
+        """Factor by which the standard deviation of an AUC is enlarged: sqrt(2) or 1.
 
-        It exceeds 1 for two identities that ask for each other's documents. Similar documents of
-        the two then count twice, because each reply depends on the coins of both.
+        It is sqrt(2) if there are exactly two identities, which ask for each other's documents.
+        Each reply then depends on documents of both, so similar documents count twice.
         """
         return math.sqrt(2) if len(self._owned) == 2 else 1.0
 

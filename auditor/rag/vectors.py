@@ -150,10 +150,11 @@ def count_more_similar(stored: Floats, vectors: Floats) -> tuple[int, int]:
 def _judge_ranks(
     knowledge: str, values: Sequence[_StoredValue], n_above: Floats, n_tied: Floats, seed: int
 ) -> VectorVerdict:
-    """Return the verdict on values whose alternatives were counted.
+    """Return the verdict on the values, given the rank of each among its alternatives.
 
-    `n_above` and `n_tied` are (2, values): first counted with the document's own vector, then with
-    that of another document.
+    `n_above` and `n_tied`, (2, values), count the alternatives that are more similar, and exactly
+    as similar. The first row is for the vector of the value's document, the second for that of
+    another document.
     """
     n_alternatives = np.array([len(entry.alternatives) for entry in values], dtype=float)
     noise = make_keyed_generator("rag vector ranks", seed).random(len(values))
@@ -201,7 +202,10 @@ def _find_values(documents: Sequence[RagDocument], seed: int) -> list[_StoredVal
 
 
 def _find_control_row(values: Sequence[_StoredValue], i: int) -> int:
-    """Return the row of the next document that does not contain the value."""
+    """Return the row of the vector of the next document that does not contain the value.
+
+    If all documents contain it, return the row of its own document.
+    """
     for other in (*values[i + 1 :], *values[:i]):
         if values[i].value not in other.text:
             return other.row
