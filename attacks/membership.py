@@ -139,8 +139,8 @@ class Membership(AncestralProbe):
                 lowered = []
             for i, secret in enumerate(batch):
                 values = self._score_readings(
-                    readings.read_text(i),
-                    reference_readings.read_text(i) if reference_readings else None,
+                    readings.select_suffix(i),
+                    reference_readings.select_suffix(i) if reference_readings else None,
                 )
                 values |= self._score_text_forms(
                     view, secret, values["loss"], lowered[i] if lowered else None
@@ -580,7 +580,7 @@ class TokenReadings:
     deviation: NDArray[Any] | None = None
     wrong: NDArray[Any] | None = None
 
-    def read_text(self, i: int) -> TokenReadings:
+    def select_suffix(self, i: int) -> TokenReadings:
         """Return the statistics of the tokens of suffix i, (L,) each."""
         mean, deviation, wrong = (
             None if x is None else x[i] for x in (self.mean, self.deviation, self.wrong)

@@ -123,8 +123,8 @@ def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[st
     return remaining
 
 
-def _jaccard_similarity(first: frozenset[str], right: frozenset[str]) -> float:
-    return len(first & right) / len(first | right)
+def _jaccard_similarity(first: frozenset[str], second: frozenset[str]) -> float:
+    return len(first & second) / len(first | second)
 
 
 def _choose_lsh_bands(threshold: float) -> tuple[int, int]:

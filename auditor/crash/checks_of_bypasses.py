@@ -88,10 +88,12 @@ def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     # torch draws 16 normal numbers at a time, and draws the last 16 of a tensor again if its size
     # is no multiple of 16.
     first = runs.first_training.steps[0]
-    spans = [(name, at, to) for name, (at, to) in first.shapes.items() if to - at >= 4 * _READ]
+    spans = [
+        (name, at, to) for name, (at, to) in first.tensor_ranges.items() if to - at >= 4 * _READ
+    ]
     steps = []
     for t in runs.traces:
-        if t.steps[0].scale and t.steps[0].shapes == first.shapes:
+        if t.steps[0].scale and t.steps[0].tensor_ranges == first.tensor_ranges:
             steps.append(t.steps[0])
     if not spans or not steps:
         return 0, 1.0, ""

@@ -49,7 +49,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
         return fail_loop_check(
             name, message, would, _find_zero_noise(runs, runs.steps[0]), math.inf
         )
-    names = {name for step in runs.steps_with_noise for name in step.shapes}
+    names = {name for step in runs.steps_with_noise for name in step.tensor_ranges}
     silent = _find_tensors_without_noise(runs)
     if silent:
         message = (
@@ -275,16 +275,16 @@ def _stack_shared_noise(steps: Sequence[ObservedStep]) -> tuple[Floats, list[flo
 
     Also return the degrees of freedom of each step's noise.
     """
-    shared = list(steps[0].shapes)
+    shared = list(steps[0].tensor_ranges)
     for step in steps:
-        shared = list(filter(step.shapes.__contains__, shared))
+        shared = list(filter(step.tensor_ranges.__contains__, shared))
     rows = []
     freedoms = []
     for step in steps:
         parts = [np.zeros(0)]
         freedom = 0.0
         for name in shared:
-            elements = slice(*step.shapes[name])
+            elements = slice(*step.tensor_ranges[name])
             parts.append(step.noise[elements])
             freedom += _count_noise_freedoms(step, elements)
         rows.append(np.concatenate(parts))
@@ -300,7 +300,7 @@ def _pair_noises(step: ObservedStep) -> Iterator[_Pair]:
 
     The two noises are the same if the training reseeds the generator for each tensor.
     """
-    spans = sorted(step.shapes.values(), key=lambda span: span[1] - span[0])
+    spans = sorted(step.tensor_ranges.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
         if b - a == d - c:
             yield step.noise[a:b], step.noise[c:d], _count_noise_freedoms(step, slice(a, b))

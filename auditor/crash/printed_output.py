@@ -82,7 +82,7 @@ def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, s
     again: the text of a repeated training. Numbers that also differ from this text are ignored,
     because they may be times.
     """
-    first, second, third = map(_read_line_numbers, (first_text, other, again))
+    first, second, third = map(_group_printed_numbers, (first_text, other, again))
     for line, rows in first.items():
         same = third.get(line, [])
         current = second.get(line, [])
@@ -110,7 +110,7 @@ def find_differing_line(first_text: str, other: str, again: str) -> tuple[str, s
     return ("nothing", _fill_numbers_into_printed_line(new, second[new][0]))
 
 
-def _read_line_numbers(text: str) -> _Lines:
+def _group_printed_numbers(text: str) -> _Lines:
     """Return the numbers of each line, keyed by the line with `#` in place of numbers."""
     lines: _Lines = {}
     for line in text.split("\n"):

@@ -136,7 +136,7 @@ def _sum_tensor_reaches(
     for step in steps:
         if not step.scale or not step.records or not len(step.tensor_grams):
             continue
-        names = list(step.shapes)
+        names = list(step.tensor_ranges)
         along, bounds = _project_tensor_sums(
             step, np.array([noise_shares.get(name, 1.0) for name in names])
         )
@@ -193,7 +193,7 @@ def is_clipping_per_tensor(
     for step in steps:
         if not step.scale or not step.records or not len(step.tensor_grams):
             continue
-        squares = np.array([noise_shares.get(name, 1.0) for name in step.shapes]) ** -2.0
+        squares = np.array([noise_shares.get(name, 1.0) for name in step.tensor_ranges]) ** -2.0
         grams = step.tensor_grams * squares[:, None, None]
         products = step.tensor_products * squares[:, None]
         by_tensor, by_tensor_rank = _explain_products(grams, products)
@@ -229,8 +229,8 @@ def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> Observ
     """
     if not step.scale or not len(step.tensor_grams):
         return step
-    shares = np.array([noise_shares[name] for name in step.shapes])
-    sizes = [end - begin for begin, end in step.shapes.values()]
+    shares = np.array([noise_shares[name] for name in step.tensor_ranges])
+    sizes = [end - begin for begin, end in step.tensor_ranges.values()]
     reaches, gram, norms = fit_reaches(
         np.einsum("t,tij->ij", shares**-2.0, step.tensor_grams),
         np.einsum("t,ti->i", shares**-2.0, step.tensor_products),

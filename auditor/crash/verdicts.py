@@ -108,7 +108,7 @@ class WatchedTrainings:
                 freedoms[name] = freedoms.get(name, 0) + free
         shares: dict[str, float] = {}
         for step in self.steps_with_noise:
-            shares |= dict.fromkeys(step.shapes, 1.0)
+            shares |= dict.fromkeys(step.tensor_ranges, 1.0)
         for name, square in squares.items():
             if square:
                 shares[name] = math.sqrt(square / freedoms[name])

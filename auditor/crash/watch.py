@@ -58,7 +58,7 @@ class ObservedStep:
     noise: (d,) the part of the gradient outside the span of the records' gradients.
     spread: (d,) standard deviation of each element of `noise`, over `scale`. It is at most 1,
         because the span was removed.
-    shapes: (begin, end) of each tensor's elements in `noise`, keyed by tensor.
+    tensor_ranges: (begin, end) of each tensor's elements in `noise`, keyed by tensor.
     foreign: number of rows that the model read and that are no record.
     tensor_grams: (tensors, records, records) inner products of the records' gradients.
     tensor_products: (tensors, records) their inner products with the released gradient, over
@@ -79,13 +79,13 @@ class ObservedStep:
     noise: Floats  # (d,)
     # (d,) each element's standard deviation over the noise's: below 1 near the records' span
     spread: Floats
-    # tensor -> its elements in `noise`
-    shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # tensor -> its (begin, end) in `noise`
+    tensor_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     # rows with tokens that the model read since the previous step and that are no record
     foreign: int = 0
     # (tensors, records, records) inner products of the gradients, and (tensors, records) theirs
-    # with the released gradient over `scale`, by tensor in the order of `shapes`: the input of
-    # whitening and groups.
+    # with the released gradient over `scale`. Tensors are in the order of `tensor_ranges`. These
+    # are the input of whitening and groups.
     tensor_grams: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
     tensor_products: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
@@ -406,9 +406,9 @@ class StepWatch:
         gradients_taken = self.trace.released[index]
         released = torch.cat([value.double().flatten() for value in gradients_taken.values()])
         sizes = [value.numel() for value in gradients_taken.values()]
-        shapes = {}
+        tensor_ranges = {}
         for name, end in zip(gradients_taken, np.cumsum(sizes).tolist(), strict=True):
-            shapes[name] = (end - gradients_taken[name].numel(), end)
+            tensor_ranges[name] = (end - gradients_taken[name].numel(), end)
         is_overflowed = bool(self.trace.overflowed) and self.trace.overflowed[0][0] <= index
         # broken, and the weights with it: read later values as far as they are numbers
         if is_overflowed:
@@ -443,7 +443,7 @@ class StepWatch:
             norms=norms,
             noise=residual.numpy(),
             spread=spread.numpy(),
-            shapes=shapes,
+            tensor_ranges=tensor_ranges,
             foreign=step.foreign,
             tensor_grams=grams.numpy(),
             tensor_products=products.numpy(),

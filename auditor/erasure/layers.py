@@ -15,7 +15,7 @@ import numpy as np
 from auditor.benchmarks.data import released_passages
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.core.arrays import Floats
-from auditor.erasure.records import ALIKE, LEAST, ErasureRecords, find_likest
+from auditor.erasure.records import ALIKE, LEAST, ErasureRecords, compute_highest_cosines
 from auditor.erasure.windows import SIZE, TEXT, VECTORS
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.judging import compute_near_verbatim_limit
@@ -92,7 +92,7 @@ class LayerVerdict:
     remedy: str = ""
 
     @property
-    def least_sight(self) -> float:
+    def recall_lower_bound(self) -> float:
         """The share of findable kept records that were found: its exact 95% lower bound."""
         return clopper_pearson(self.n_control_seen, self.n_control)[0]
 
@@ -197,9 +197,9 @@ def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) 
     vectors = np.asarray(piece.content)
     if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:
         return
-    cosines = find_likest(records.directions, vectors, [-1] * len(vectors))
+    cosines = compute_highest_cosines(records.directions, vectors, [-1] * len(vectors))
     # A vector equally close to another record's vector is no evidence of this record.
-    is_there = (cosines >= ALIKE) & (cosines > records.likest + 1e-6)
+    is_there = (cosines >= ALIKE) & (cosines > records.highest_cosines + 1e-6)
     for record in np.flatnonzero(is_there).tolist():
         sightings.add(VECTORS, record, piece.place)
 

@@ -85,7 +85,7 @@ def describe_verdict(verdict: LayerVerdict) -> str:
         return f"cannot tell: {verdict.why}"
     counts = f"{len(verdict.leftovers):,} of {verdict.n_deleted:,} deleted records seen, {control}"
     if verdict.verdict == GONE:
-        bound = f" (at least {verdict.least_sight:.1%})"
+        bound = f" (at least {verdict.recall_lower_bound:.1%})"
     else:
         bound = ""
     return f"{verdict.verdict}: {counts}{bound}"
@@ -157,7 +157,7 @@ def make_decision(erasure: Erasure) -> Decision:
 def format_json(erasure: Erasure) -> str:
     layers = []
     for verdict in erasure.verdicts:
-        layers.append({**asdict(verdict), "least_sight": verdict.least_sight})
+        layers.append({**asdict(verdict), "least_sight": verdict.recall_lower_bound})
     stated = {**asdict(erasure), "verdicts": layers, "verdict": erasure.verdict}
     stated["users_left"] = erasure.users_left
     return json.dumps(to_json(stated), indent=1, allow_nan=False) + "\n"

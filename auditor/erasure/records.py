@@ -45,7 +45,7 @@ class ErasureRecords:
     """Hold the deleted records, followed by a sample of the kept records.
 
     windows: the index of the records' unique byte windows.
-    likest: (records,), the highest cosine of a record's vector with any other record's vector.
+    highest_cosines: (records,), the highest cosine of a record's vector with any other vector.
     directions: (records, dimensions), the vectors scaled to length 1; NaN if a record has no
         vector.
     n_kept: number of all kept records; kept_texts: hashes of all kept texts.
@@ -54,7 +54,7 @@ class ErasureRecords:
 
     targets: tuple[StoredRecord, ...]
     windows: WindowIndex
-    likest: Floats
+    highest_cosines: Floats
     directions: Floats
     n_kept: int
     kept_texts: frozenset[int] = field(repr=False)
@@ -71,7 +71,7 @@ class ErasureRecords:
     @cached_property
     def with_vectors(self) -> frozenset[int]:
         """The indices of the records whose vectors differ from those of all other records."""
-        usable = ~np.isnan(self.directions[:, 0]) & (self.likest < 1 - 1e-6)
+        usable = ~np.isnan(self.directions[:, 0]) & (self.highest_cosines < 1 - 1e-6)
         return frozenset(np.flatnonzero(usable).tolist())
 
 
@@ -95,14 +95,16 @@ def read_erasure_records(
             windows.add_vector(i, record.vector)
     windows.finish()
     directions = _list_directions(targets)
-    likest = np.full(len(targets), -1.0)
+    highest_cosines = np.full(len(targets), -1.0)
     for i, record in enumerate(targets):
-        windows.discard_shared([record.text], i)
+        windows.mark_shared([record.text], i)
     n_rows = 0
     own_rows = {row: len(removed) + i for i, (row, _) in enumerate(control)}
     n_deleted = len(removed)
     np.maximum(
-        likest, find_likest(directions, directions[:n_deleted], range(n_deleted)), out=likest
+        highest_cosines,
+        compute_highest_cosines(directions, directions[:n_deleted], range(n_deleted)),
+        out=highest_cosines,
     )
     hashes = set[int]()
     for rows, texts, vectors in _stream_kept(remaining, directions.shape[1]):
@@ -116,16 +118,28 @@ def read_erasure_records(
                 )
         hashes.update(map(hash, texts))
         n_rows += len(rows)
-        windows.discard_shared([texts[i] for i, row in enumerate(rows) if row not in own_rows])
+        windows.mark_shared([texts[i] for i, row in enumerate(rows) if row not in own_rows])
         owners = [own_rows.get(row, -1) for row in rows]
-        np.maximum(likest, find_likest(directions, vectors, owners), out=likest)
+        np.maximum(
+            highest_cosines,
+            compute_highest_cosines(directions, vectors, owners),
+            out=highest_cosines,
+        )
     windows.finish()
     return ErasureRecords(
-        targets, windows, likest, directions, n_rows, frozenset(hashes), (deleted, remaining)
+        targets,
+        windows,
+        highest_cosines,
+        directions,
+        n_rows,
+        frozenset(hashes),
+        (deleted, remaining),
     )
 
 
-def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int]) -> Floats:
+def compute_highest_cosines(
+    directions: Floats, vectors: Floats, owner_indices: Sequence[int]
+) -> Floats:
     """Return each direction's highest cosine with the other records' vectors, (directions,).
 
     owner_indices: (vectors,), the index of the direction that belongs to the same record as the

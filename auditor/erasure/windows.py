@@ -150,7 +150,7 @@ class WindowIndex:
             if first.record != origin.record:
                 self._shared.add(window)
 
-    def discard_shared(self, texts: Sequence[str], record: int | None = None) -> None:
+    def mark_shared(self, texts: Sequence[str], record: int | None = None) -> None:
         """Mark windows that occur in these texts but were cut from a record other than `record`.
 
         `finish` discards marked windows.
@@ -164,7 +164,7 @@ class WindowIndex:
                 self._shared.add(window)
 
     def finish(self) -> None:
-        """Discard all windows that `discard_shared` or `add` found in several records.
+        """Discard all windows that `mark_shared` or `add` found in several records.
 
         Call this method after adding the last record, and again after the last text to discard.
         """

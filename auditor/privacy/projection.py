@@ -63,7 +63,7 @@ def find_largest_mixing_weight(
         raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")
     alpha = len(moments) - 1
     # largest allowed log E x^alpha
-    budget = (alpha - 1) * _radii_less_rounding(radius, moments.device)
+    budget = (alpha - 1) * _apply_rounding_margin(radius, moments.device)
     shape = torch.broadcast_shapes(moments.shape[1:], budget.shape)
     budget = budget.expand(shape)
     # Dimensions that only the radius has come between the orders and the distributions' dimensions.
@@ -93,7 +93,7 @@ def compute_projection_weight(
     """
     return find_largest_mixing_weight(
         log_ratio_moments(log_p, log_p0, alpha),
-        _radii_less_precision_margin(radius, log_p, log_p0),
+        _apply_precision_margin(radius, log_p, log_p0),
         max_weight,
     )
 
@@ -107,7 +107,7 @@ def compute_two_sided_weight(
     This is PMixED Sec. 4.2. The result is `compute_projection_weight`, reduced if D_alpha(p0 ||
     mixture) is the larger divergence. Raise AuditError on bad input.
     """
-    radius = _radii_less_precision_margin(radius, log_p, log_p0)
+    radius = _apply_precision_margin(radius, log_p, log_p0)
     moments = log_ratio_moments(log_p, log_p0, alpha)
     weight = find_largest_mixing_weight(moments, radius)
     budget = ((alpha - 1) * radius).expand(weight.shape)
@@ -447,7 +447,7 @@ def _broadcast_slice(distribution: Tensor, index: tuple[slice, ...]) -> Tensor:
     ]
 
 
-def _radii_less_rounding(radius: float | Tensor, device: torch.device) -> Tensor:
+def _apply_rounding_margin(radius: float | Tensor, device: torch.device) -> Tensor:
     """Return the radii, reduced so that rounding in float64 cannot exceed them; float64."""
     radii = torch.as_tensor(radius, dtype=torch.float64, device=device)
     if not bool((radii >= 0).all()):
@@ -455,10 +455,10 @@ def _radii_less_rounding(radius: float | Tensor, device: torch.device) -> Tensor
     return radii * (1 - _ROUNDING)
 
 
-def _radii_less_precision_margin(radius: float | Tensor, *distributions: Tensor) -> Tensor:
+def _apply_precision_margin(radius: float | Tensor, *distributions: Tensor) -> Tensor:
     """Return the radii, reduced for rounding; more is subtracted for single precision."""
     exact = all(distribution.dtype == torch.float64 for distribution in distributions)
-    return _radii_less_rounding(radius, distributions[0].device) * (1 if exact else 1 - _SHAVE)
+    return _apply_rounding_margin(radius, distributions[0].device) * (1 if exact else 1 - _SHAVE)
 
 
 def _require_total_mass_one(mass: Tensor) -> None:

@@ -13,7 +13,7 @@ from auditor.remote.server_dialect import PromptLogProbs, WrittenAnswer
 CLOSE = 0.05
 
 
-def list_samples(samples: Sequence[WrittenAnswer]) -> list[Any]:
+def list_sample_contents(samples: Sequence[WrittenAnswer]) -> list[Any]:
     """Return the tokens of each sample, or its text if the server reports no tokens."""
     return [sample.text if sample.tokens is None else sample.tokens for sample in samples]
 

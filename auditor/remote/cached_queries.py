@@ -368,13 +368,13 @@ class CachedServerQueries:
                 f"expected {self.wire.url} to answer as it did in the handshake, but {error}"
             ) from None
 
-    def _check_server_unchanged(self, looks: Callable[[], None]) -> None:
-        """Run `looks`, which checks the server; raise AuditError if the server has changed.
+    def _check_server_unchanged(self, check: Callable[[], None]) -> None:
+        """Run `check`, which checks the server; raise AuditError if the server has changed.
 
         All stored answers are then declared invalid.
         """
         try:
-            looks()
+            check()
         except ServerChanged as change:
             self.wire.ledger.answers.invalidate_stored_answers()
             raise AuditError(

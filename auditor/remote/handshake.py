@@ -24,7 +24,7 @@ from auditor.remote.answer_comparison import (
     describe_log_prob_fault,
     is_shared_prefix,
     likeliest_match_ranks,
-    list_samples,
+    list_sample_contents,
 )
 from auditor.remote.connection import (
     MalformedAnswer,
@@ -290,7 +290,7 @@ class _HandshakeInProgress:
         parsed = codec.read_sample(context, greedy)
         going_on = []
         for reading in parsed.readings:
-            if self._goes_on(codec, context, reading):
+            if self._confirms_tokenisation(codec, context, reading):
                 going_on.append(reading)
         fault = f"none of {len(answers)} answers begins with one: each is read with and without it"
         self._record_check(TRIMMED, spaced, fault)
@@ -298,7 +298,9 @@ class _HandshakeInProgress:
             parsed, tokens=going_on[0] if len(going_on) == 1 else parsed.tokens, readings=()
         )
 
-    def _goes_on(self, codec: TokenTextCodec, context: Tokens, reading: Tokens) -> bool:
+    def _confirms_tokenisation(
+        self, codec: TokenTextCodec, context: Tokens, reading: Tokens
+    ) -> bool:
         """Return whether the server agrees with a tokenisation of its answer.
 
         Given the first token of the tokenisation, it must answer the text of the remaining tokens.
@@ -455,15 +457,15 @@ class _HandshakeInProgress:
         seed, first, other = min(samples_by_seed), *samples_by_seed.values()
         copies = hot(seed, count=_COPIES)
         again = hot(seed)
-        differ = list_samples(first) != list_samples(other)
+        differ = list_sample_contents(first) != list_sample_contents(other)
         self._record_check(SAMPLES, differ, "they give one answer: only greedy answers are used")
         if not differ:
             return replace(dialect, samples=False)
-        several = copies is not None and len(set(list_samples(copies))) == _COPIES
+        several = copies is not None and len(set(list_sample_contents(copies))) == _COPIES
         self._record_check(
             SEVERAL, several, "they do not come" if copies is None else "they are copies"
         )
-        repeats = again is not None and list_samples(first) == list_samples(again)
+        repeats = again is not None and list_sample_contents(first) == list_sample_contents(again)
         self._record_check(SEED, repeats, "another one comes")
         obeyed = {}
         for name, decoding in _SURE.items():

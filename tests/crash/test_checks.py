@@ -261,7 +261,7 @@ def test_tensors_that_lost_the_same_directions_to_the_records_are_not_taken_for_
 
 def train_first_tensor_later(given: TrainingTrace) -> TrainingTrace:
     """Return the training with its tensor "a" frozen in the first ten of 20 steps."""
-    shapes = {
+    tensor_ranges = {
         name: (start - 600, end - 600) for name, (start, end) in SHAPES.items() if name != "a"
     }
     frozen = [
@@ -269,8 +269,8 @@ def train_first_tensor_later(given: TrainingTrace) -> TrainingTrace:
             one,
             noise=one.noise[600:],
             spread=one.spread[600:],
-            shapes=shapes,
-            scales={name: one.scales[name] for name in shapes},
+            tensor_ranges=tensor_ranges,
+            scales={name: one.scales[name] for name in tensor_ranges},
         )
         for one in given.steps[:10]
     ]

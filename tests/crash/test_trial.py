@@ -265,13 +265,13 @@ def test_one_query_gives_the_gradients_of_many_steps(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(SpecimenRecordGradients, "record_gradients_at_weights", count)
     train = loop_plain.plain(steps=6, base=loop_variants.WithUnfreezing)
     together = run_watched_training(train, 1, 12, math.inf)[0].steps
-    n_tensors = len(together[-1].shapes)
+    n_tensors = len(together[-1].tensor_ranges)
     assert counts == [n_tensors - 1, n_tensors]
     monkeypatch.setattr(watch, "_TOGETHER", 1)
     for step, single in zip(
         together, run_watched_training(train, 1, 12, math.inf)[0].steps, strict=True
     ):
-        assert step.records == single.records and step.shapes == single.shapes
+        assert step.records == single.records and step.tensor_ranges == single.tensor_ranges
         np.testing.assert_allclose(step.norms, single.norms, rtol=1e-4)
         np.testing.assert_allclose(step.reaches, single.reaches, rtol=1e-3, atol=1e-3)
 

@@ -98,7 +98,7 @@ def test_highest_cosines_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch)
     expected = units @ directions.T
     expected[np.arange(12), np.arange(12)] = -1
     expected = np.nan_to_num(expected, nan=0.0).max(axis=0)
-    highest = erasure_records.find_likest(directions, vectors, owners)
+    highest = erasure_records.compute_highest_cosines(directions, vectors, owners)
     usable = np.delete(np.arange(12), [3, 4])
     np.testing.assert_allclose(highest[usable], expected[usable], atol=3e-7)
     assert abs(highest[2] - expected[2]) < 1e-15 and np.all(highest[[3, 4]] <= 0)

@@ -61,9 +61,9 @@ def test_what_two_records_share_is_no_sign_of_either() -> None:
     texts = [start + "Here the first goes on in its own way.", start + "And this is of the second."]
     for i, text in enumerate(texts):
         windows.add_text(i, text)
-    windows.discard_shared([texts[0]], 0)
-    windows.discard_shared([texts[1]], 1)
-    windows.discard_shared(["A kept text that says: Here the first goes on in its own way."])
+    windows.mark_shared([texts[0]], 0)
+    windows.mark_shared([texts[1]], 1)
+    windows.mark_shared(["A kept text that says: Here the first goes on in its own way."])
     windows.finish()
     assert windows.list_records("text") == {1}
     assert not list(windows.find(start.encode()))

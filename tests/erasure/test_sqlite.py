@@ -68,7 +68,7 @@ def test_rows_that_are_deleted_securely_are_gone(tmp_path: Path) -> None:
     run_statements(path, delete_statement(deleted), secure=True)
     clean = examine(tmp_path, deleted, kept, str(path))
     assert clean.verdict == "gone"
-    assert all(one.least_sight > 0.9 for one in clean.verdicts)
+    assert all(one.recall_lower_bound > 0.9 for one in clean.verdicts)
 
 
 @pytest.mark.parametrize("checkpoint", ["PASSIVE", "TRUNCATE"])

@@ -323,7 +323,7 @@ class PostgreSQLStore(Store):
                 others += [c for c in columns if c.type in _VECTOR_TYPES]
                 for column in columns:
                     name = quote(column.name)
-                    limit = _ask_least(
+                    limit = _query_minimum(
                         connection,
                         f"SELECT min(octet_length({name}::text)) FROM {table} "
                         f"WHERE pg_column_compression({name}) IS NOT NULL",
@@ -336,7 +336,7 @@ class PostgreSQLStore(Store):
                         f"SELECT {_LARGEST_ROW} - max({width}) FROM {table} "
                         f"WHERE {width} < {_LARGEST_ROW}"
                     )
-                    limit = _ask_least(connection, question, limit)
+                    limit = _query_minimum(connection, question, limit)
         return max(0, limit)
 
     # --- what the server answers
@@ -415,7 +415,7 @@ def _measure_longest(connection: Any, column: _Column) -> int:
     return longest or 0
 
 
-def _ask_least(connection: Any, question: str, limit: int) -> int:
+def _query_minimum(connection: Any, question: str, limit: int) -> int:
     """Return the smaller of `limit` and the query's result; `limit` if the result is NULL."""
     (answer,) = connection.execute(question).fetchone()
     if answer is None:
