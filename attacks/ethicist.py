@@ -388,20 +388,20 @@ def split_tuning_pairs(
 
 
 def count_warmup_steps(steps: int) -> int:
-    """Return the number of warm-up steps among `steps` by the paper's share, 500 of 8,440.
+    """Return how many of `steps` training steps are warm-up: the paper's share, 500 of 8,440.
 
-    The paper has 15,000 pairs, of which a tenth is held out, and 20 epochs with batches of 32.
+    The paper has 8,440 steps: 13,500 training pairs and 20 epochs with batches of 32.
     """
     return max(1, round(steps * 500 / 8440))
 
 
 def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
-    """Yield (share of all pairs, pairs) for groups of pairs that fit into one forward pass each.
+    """Yield groups of pairs that fit into one forward pass, as (share of all pairs, pairs).
 
-    Group means, weighted by the shares, add up to the mean over all pairs. Suffixes in a group have
-    equal length.
+    The mean over all pairs is the sum of the groups' means, weighted by the shares.
 
-    Whole texts, including a prompt of `rows` tokens, differ by at most an eighth in length.
+    All suffixes of a group have the same length. The lengths of whole texts, including a prompt of
+    `rows` tokens, differ by at most an eighth.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):

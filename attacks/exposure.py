@@ -233,6 +233,7 @@ class _CanarySpaceRanking:
         return head
 
     def _exact_exposures(self, suffixes: Sequence[Tokens]) -> list[dict[str, float]]:
+        """Return each suffix's exposure values, keyed by name, from a search of the whole space."""
         view = self.view
         tree = tries.load_or_build_trie(self.space, self.view.tokenizer)
         tries.check_model_has_trie_tokens(view.target, tree)
@@ -286,6 +287,7 @@ class _CanarySpaceRanking:
     def _estimated_exposures(
         self, texts: Sequence[str], suffixes: Sequence[Tokens]
     ) -> list[dict[str, float]]:
+        """Return each suffix's exposure values, keyed by name; ranks are estimated from draws."""
         view = self.view
         size = self.space.size
         head = constrained.find_common_proper_prefix([*suffixes, *self.tokens.values()])
@@ -331,6 +333,12 @@ class _CanarySpaceRanking:
         references: np.ndarray,
         distribution: exposure.SkewNormal,
     ) -> dict[str, float]:
+        """Return a canary's exposure values, keyed by name.
+
+        nll: of the canary, in nats; references: of the reference texts; distribution: fitted to
+        these.
+        null_p: p-value of the rank, if the canary was never inserted.
+        """
         bits = self.space.bits
         return {
             "exposure_bits": exposure.compute_exposure(rank.rank, bits),

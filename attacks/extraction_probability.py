@@ -291,8 +291,7 @@ class ExtractionProbability(DistributionProbe):
 
         Return masks (secrets,) keyed by measurement name. A member is unusually likely if its
         suffix is likelier than a threshold that non-members set; the threshold depends on the
-        suffix's length. If all discoverable members are unusually likely, there is no mask for this
-        n and p, because it would only repeat the discoverable ones.
+        suffix's length. A mask that would mark all discoverable secrets is omitted.
         """
         member = mask_members(secrets)
         n_nonmembers = int((~member).sum())

@@ -280,7 +280,8 @@ class Identifiers(AncestralProbe):
 class FoundValue:
     """Locate a personal value in a record.
 
-    text_before: the text before the value; tail: the text after it that is scored with it.
+    text_before: the text before the value.
+    tail: the text after the value that is scored together with the value.
     """
 
     text: str
@@ -409,10 +410,10 @@ class RanksOfValues:
         return {_KINDS[kind]: self.kind == kind for kind in kinds}
 
     def uniformity_p_value(self, chosen: Bools) -> float:
-        """Return the p-value for "the ranks under the base model are uniform".
+        """Test whether the values' ranks under the base model are uniform; return the p-value.
 
-        Without a base model, the audited model's ranks of non-members' values are tested. chosen:
-        mask (values,) of the values to test. Return NaN if there are too few values.
+        Without a base model, test the ranks of non-members' values under the audited model. Return
+        NaN if there are too few values. chosen: mask (values,) of the values to test.
         """
         if self.has_base:
             ranks = self.base_above, self.base_tied, self.alternatives, self.place

@@ -307,6 +307,7 @@ class Membership(AncestralProbe):
         member: Bools,
         group: Ints,
     ) -> dict[str, Floats]:
+        """Return RMIA and LiRA scores, (records,), keyed by name; {} without reference models."""
         count = _count_rmia_lira_references(observations)
         if not count:
             return {}
