@@ -43,7 +43,8 @@ class Adp(PrivateTraining):
     gamma_B is the mean privacy probability of the batch's records under a public model (Eq. 5 and
     6).
 
-    normalise: min-max or rank (the paper does not say which).
+    normalise: how perplexities are scaled to [0, 1] before that, by `min-max` or by `rank`; the
+    paper does not say.
     epsilon, delta: determine sigma, as in dp-sgd, but are only nominal.
     """
 

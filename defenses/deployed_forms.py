@@ -255,8 +255,9 @@ class GgufForm(DeployedForm):
 def merge_adapter_copy(target: HuggingFaceModel) -> Any:
     """Return a copy of the model with its adapter merged; the copy's weights may be overwritten.
 
-    A quantised model is loaded again, because at the first forward pass (on AVX512-BF16)
-    bitsandbytes 0.50.2 may change the layout of 4-bit weights, which PEFT 0.21.2 does not notice.
+    A quantised model is loaded again instead of copied. bitsandbytes 0.50.2 may change the layout
+    of 4-bit weights at the first forward pass (on AVX512-BF16), and PEFT 0.21.2 does not notice
+    this.
 
     Raise AuditError if merging changes the model's distribution.
     """

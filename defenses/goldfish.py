@@ -26,11 +26,11 @@ class Goldfish(Variant):
 
     This training makes no privacy claim.
 
-    mask: `hash` excludes a token from the loss if a hash of the `width` tokens before it is 0
-    modulo k, so that all copies of a passage exclude the same tokens (Hans et al. 2024, Sec. 3.1;
-    k=4 and width 13 are the authors'). A record's first `width` tokens are never excluded. `static`
-    excludes every k-th token of a record. The authors' code hashes the window that ends with the
-    token itself; this follows the paper.
+    mask: `static` excludes every k-th token of a record. `hash` excludes a token from the loss if a
+    hash of the `width` tokens before it is 0 modulo k (Hans et al. 2024, Sec. 3.1; k=4 and width 13
+    are the authors'). So all copies of a passage exclude the same tokens, and a record's first
+    `width` tokens are never excluded. The authors' code differs from their paper: it hashes the
+    window that ends with the token itself.
     """
 
     name = "goldfish"

@@ -139,9 +139,10 @@ class InvisibleInk(BudgetedDefense):
         )
 
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
-        """Return the parameters of a draw.
+        """Return the parameters for drawing a token.
 
-        If no clip is given, C = tau B sqrt(2 rho / T) (formulas C4).
+        If no clip is given, the budget rho is divided among T tokens, so C = tau B sqrt(2 rho / T)
+        (formulas C4).
         """
         # zCDP adds up over tokens (Bun and Steinke 2016, Lemma 1.7): each has an equal share.
         rho = compute_zcdp_budget(self.epsilon, self.delta) / self.count_covered_tokens(scenario)
@@ -291,6 +292,7 @@ def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContex
 
 
 def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
+    """Return the public model as an ensemble: each member has one record in its context."""
     assert scenario.public is not None  # the run has seen to what is needed
     return InContextEnsemble(scenario.public, deal_records_into_context_batches(scenario, size))
 
@@ -298,8 +300,8 @@ def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
 class InvisibleInkModel(EnsembleModel):
     """Write with a batch of records in context.
 
-    Each member is the public model with one of the records in its context. promise: the claim,
-    which checks compare with the output to detect mistakes; None if there is no claim.
+    Each member is the public model with one of the records in its context. promise: the claim, or
+    None. Checks compare the output with the claim, to detect mistakes.
     """
 
     def __init__(
@@ -343,7 +345,7 @@ class InvisibleInkModel(EnsembleModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Compare the output with neighbours that have each record in turn removed or replaced.
+        """Compare the output with that of each neighbour: one record is removed or replaced.
 
         The replacement is the next record of the batch. In addition to the divergence, check the
         range of log-ratios that the proof uses (`range_...`).
