@@ -63,6 +63,7 @@ class Erasure:
 
     @property
     def leftovers(self) -> frozenset[str]:
+        """The names of the deleted records that are still there."""
         return frozenset(name for verdict in self.verdicts for name in verdict.leftovers)
 
     @property

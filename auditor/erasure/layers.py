@@ -98,6 +98,7 @@ class LayerVerdict:
 
     @property
     def places(self) -> Sequence[str]:
+        """The positions of the leftovers, without repeats, most frequent first."""
         return [place for place, _ in Counter(self.leftovers.values()).most_common()]
 
 
@@ -163,6 +164,7 @@ def _list_possible(layer: Layer, kind: str, records: ErasureRecords) -> frozense
 def _look_into_piece(
     layer: Layer, piece: Piece, records: ErasureRecords, sightings: _Sightings
 ) -> None:
+    """Search a piece for records; add those found to `sightings`."""
     if isinstance(piece.content, np.ndarray):
         _find_vectors(piece, records, sightings)
         return
@@ -183,6 +185,7 @@ def _look_into_piece(
 def _gather_other_texts(
     texts: Sequence[str], records: ErasureRecords, sightings: _Sightings
 ) -> None:
+    """Add the texts that are neither deleted nor kept records to `sightings.other_texts`."""
     for text in texts:
         is_record = hash(text) in records.kept_texts or text in records.deleted_texts
         if not is_record and len(text) >= SIZE and len(sightings.other_texts) <= _MOST_TEXTS:
@@ -246,8 +249,9 @@ def _judge_other_texts(
 ) -> list[LayerVerdict]:
     """Judge whether other texts in a layer, such as summaries, contain passages of records.
 
-    The control is the same search for passages of those kept records that the layer shows. A
-    deleted record is skipped if its entire text is in the layer.
+    A deleted record is skipped if its entire text is in the layer. The control is the same search
+    for passages of kept records. The kept records that the layer contains count as texts of the
+    layer.
     """
     texts = list(sightings.other_texts)
     seen_verbatim = set(sightings.places.get(TEXT, {}))

@@ -93,8 +93,9 @@ def _find_completed(
 ) -> Mapping[int, bool]:
     """Return whether greedy decoding completes a unique part of each record, keyed by record.
 
-    A part is unique if no other record contains it. folder, finding, row: the run's folder and
-    results.
+    A part is unique if no other record contains it.
+
+    folder: the run's folder; finding, row: the results of the probe that completes parts.
     """
     texts = private_texts.read_secret_texts(folder)
     is_completed = dict[int, bool]()
@@ -156,7 +157,9 @@ def _average_parts(values: Mapping[str, float]) -> Mapping[int, float]:
 def _list_discoveries(
     p_values: Mapping[int, Sequence[float]], records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return whether each record is a significant discovery among the deleted or the kept records.
+    """Return whether each record's p-value is significant, keyed by record.
+
+    Deleted and kept records are tested separately, each group with a false-discovery rate.
 
     p_values: the p-values of each record's parts, keyed by record.
     """

@@ -62,6 +62,7 @@ class ErasureRecords:
 
     @cached_property
     def deleted(self) -> frozenset[int]:
+        """The indices of the deleted records."""
         return frozenset(i for i, record in enumerate(self.targets) if record.deleted)
 
     @cached_property

@@ -101,6 +101,7 @@ class Store:
 
     @property
     def package_version(self) -> str | None:
+        """The installed version of the store's library; None if it is not installed."""
         try:
             if self.package:
                 return importlib.metadata.version(self.package)
@@ -240,7 +241,7 @@ def find_store_kind(argument: str) -> tuple[type[Store], str]:
 
 
 def _refuse_part(kind: type[Store], path: Path, kinds: Iterable[type[Store]]) -> None:
-    """Raise AuditError if a path may be a part of a store, because its folder is a store."""
+    """Raise AuditError if the path is in the folder of another store, of which it may be a part."""
     for owner in kinds:
         if owner.owns_folder and owner.recognises(path.parent):
             raise AuditError(
@@ -281,6 +282,7 @@ def copy_store(path: Path, scratch: Path) -> Path:
 
 
 def _stat_files(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
+    """Return (size, modification time, inode) of each file that exists."""
     stats = {}
     for file in files:
         if file.exists():

@@ -164,7 +164,7 @@ class WindowIndex:
                 self._shared.add(window)
 
     def finish(self) -> None:
-        """Discard all windows that `mark_shared` or `add` found in several records.
+        """Discard all windows that occur in several records or were marked by `mark_shared`.
 
         Call this method after adding the last record, and again after the last text to discard.
         """
@@ -201,6 +201,7 @@ class WindowIndex:
                         yield start, window, origin
 
     def _fill_tables(self) -> None:
+        """Mark the hashes of all windows' first and last words, for `find`."""
         for size in _SIZES:
             windows = [window for window in self.origins if len(window) == size]
             if windows:

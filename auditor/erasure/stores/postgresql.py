@@ -212,6 +212,7 @@ class PostgreSQLStore(Store):
         return super().list_files()
 
     def _list_file_groups(self) -> Iterator[Layer]:
+        """Yield a layer for each group of files, such as the log or the files of one table."""
         groups: dict[str, list[tuple[Path, str]]] = {}
         names = self._name_relations()
         indexes = self._list_indexes()
@@ -241,7 +242,10 @@ class PostgreSQLStore(Store):
                 yield from _split_lengths(layer, limit, doubt)
 
     def _doubt_long_texts(self) -> str:
-        """Return why deleted long texts may be invisible although kept ones are visible, or ""."""
+        """Return why a search for long texts may miss deleted ones but find kept ones, or "".
+
+        The reason is that PostgreSQL compresses some long texts, but not others.
+        """
         with self._begin() as connection:
             for column in self._columns:
                 is_text = column.category in _TEXT_CATEGORIES and column.type not in _NUMBER_LISTS
@@ -253,7 +257,7 @@ class PostgreSQLStore(Store):
         return ""
 
     def _has_compressed_pages(self, files: Iterable[Path]) -> bool:
-        """Test whether files of the log contain a compressed page of this database."""
+        """Test whether files of the write-ahead log contain a compressed page of this database."""
         with self._begin() as connection:
             (number,) = connection.execute(_DATABASE).fetchone()
         database = int(number).to_bytes(4, sys.byteorder)
@@ -398,6 +402,7 @@ def _is_consistent(header: re.Match[bytes]) -> bool:
 
 
 def _make_piece(place: str, cells: Sequence[Any]) -> Piece:
+    """Return a column's cells as texts, bytes or, if all are lists of one length, vectors."""
     if isinstance(cells[0], str):
         return Piece(place, cells)
     if isinstance(cells[0], bytes):

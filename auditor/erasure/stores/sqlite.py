@@ -106,7 +106,10 @@ def read_start(path: Path, n_bytes: int) -> bytes:
 
 
 def read_page_counts(path: Path) -> tuple[int, int]:
-    """Return the page size in bytes, and the header's page count, which is 0 if it is invalid."""
+    """Return the page size in bytes, and the number of pages.
+
+    The number of pages is from the header; it is 0 if the header has no valid number.
+    """
     header = read_start(path, 100)
     page_size = int.from_bytes(header[16:18], "big")
     is_valid = header[24:28] == header[92:96]
