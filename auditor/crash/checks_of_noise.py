@@ -73,7 +73,11 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
-    """Find the tensors that have no noise in any step, or certainly have none in some step."""
+    """Find the tensors without noise.
+
+    These have no noise in any step, or none in a single step with enough elements to exclude
+    chance.
+    """
     silent = set()
     largest: dict[str, float] = {}
     freedoms: dict[str, int] = {}
@@ -89,9 +93,10 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
 
 
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
-    """Divide each tensor by its own noise if tensors have unequal noise, and return the trainings.
+    """If tensors have unequal noise, divide each tensor by its own noise.
 
-    If the noise is equal, trainings stay unchanged, because estimated divisors would add errors.
+    If the noise is equal, return the trainings unchanged, because estimated divisors would add
+    errors.
     """
     shares = runs.noise_shares
     if not _has_unequal_noise(runs, shares):
@@ -108,6 +113,10 @@ def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
 
 
 def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool:
+    """Test whether some tensor has significantly less noise than all tensors together.
+
+    shares: each tensor's noise over that of all tensors.
+    """
     if _find_tensors_without_noise(runs):  # a fault, and no unit to measure in
         return False
     freedoms = dict.fromkeys(shares, 0)

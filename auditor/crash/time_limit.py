@@ -26,11 +26,11 @@ class _OutOfTime(BaseException):
 
 @contextmanager
 def training_time_limit_context(until: float) -> Iterator[None]:
-    """End the code in the block and its processes at the time `until`, and raise AuditError.
+    """End the code in the block and its processes when the time is up, and raise AuditError.
 
-    until: as by `time.monotonic()`. The alarm repeats every few seconds, in case the training
-    catches the exception. Alarms work only in Python's main thread; in other threads, the model's
-    next forward pass ends the training.
+    until: the end, on the clock of `time.monotonic()`. The alarm repeats every few seconds, in case
+        the training catches the exception. Alarms work only in Python's main thread; in other
+        threads, the model's next forward pass ends the training.
     """
     over = False
 

@@ -256,11 +256,12 @@ def _replay_shifted_seed(
 def _replay_shortened_training(
     train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
-    """Replay the steps of the first training without its last record.
+    """Replay the steps of the first training without its last record, and return the trace.
 
-    If the number of records is public, replace the last record instead of removing it. If the
-    printed text changes, also return a replay on the original records; otherwise None. until: time
-    limit.
+    If the number of records is public, the last record is replaced instead of removed. If the
+    replay prints a different text, also return a replay on the original records; otherwise None.
+
+    until: time limit.
     """
     n = training_specimen.RECORDS - (not claim.public_size)
     fewer, _ = run_watched_training(

@@ -87,6 +87,7 @@ class WatchedTrainings:
 
     @property
     def small_steps(self) -> list[ObservedStep]:
+        """The steps of `small_training`; [] if there is none."""
         if self.small_training is None:
             return []
         return self.small_training.steps
@@ -115,7 +116,10 @@ class WatchedTrainings:
         return dict(sorted(shares.items()))
 
     def count_record_reads(self) -> Ints:
-        """Count the steps that read each record, without first steps, of shape (records,)."""
+        """Count, for each record, the steps that read it, (records,).
+
+        The first step of each training is not counted.
+        """
         counts = np.zeros(self.first_training.n, dtype=np.int64)
         for step in self.steps_but_first_of_each_training:
             counts[step.distinct_records] += 1
@@ -242,6 +246,7 @@ def judge_certain_check(
     witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None,
 ) -> LoopCheck:
+    """Judge a check that involves no chance; for the arguments, see `judge_p_value`."""
     p = float(not is_broken)
     return judge_p_value(name, p, fault, fine, would_see, witness, epsilon, COUNTED)
 
@@ -249,6 +254,7 @@ def judge_certain_check(
 def fail_loop_check(
     name: str, sentence: str, would_see: str, witness: WorstViolation, epsilon: float | None = None
 ) -> LoopCheck:
+    """Return a broken check that involves no chance. sentence: the observation."""
     return LoopCheck(name, BROKEN, sentence, would_see, 0.0, epsilon, witness, COUNTED)
 
 

@@ -237,6 +237,7 @@ class StepWatch:
     def _record_batch_logits(
         self, _model: nn.Module, arguments: tuple[Any, ...], more: dict[str, Any], output: Any
     ) -> None:
+        """Keep the logits of a batch, to measure whether they depend on the rest of the batch."""
         ids = more.get("input_ids", arguments[0] if arguments else None)
         logits = getattr(output, "logits", None)
         if (
@@ -284,6 +285,7 @@ class StepWatch:
         return gradients
 
     def _record_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Record a step, and the gradients that it uses, before the optimizer takes it."""
         gradients = self._list_model_gradients(optimizer)
         if not gradients:
             return
@@ -349,6 +351,7 @@ class StepWatch:
         self._foreign += outer.foreign
 
     def _record_weights_after_step(self, _optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Record the weights after a step; end the training after the last step to watch."""
         self._stepping = None
         if len(self._after) < len(self.trace.released):
             self._after.append(self._flatten_weights())
@@ -484,9 +487,9 @@ def _copy_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tens
 
 
 def _let_hooks_see_base_steps() -> None:
-    """Make hooks see a step of a torch optimizer when its subclass calls it.
+    """Make step hooks also run when an optimizer's subclass calls the base class's step.
 
-    A subclass may add noise before the call.
+    The subclass may add noise before this call, so the base class's step has the noisy gradient.
     """
     kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     for kind in kinds:
