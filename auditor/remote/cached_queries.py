@@ -275,6 +275,7 @@ class CachedServerQueries:
         return scores
 
     def _score_texts(self, texts: Sequence[Tokens], likeliest: int) -> dict[Tokens, Any]:
+        """Return the scores of each whole text, keyed by its tokens."""
         keys: dict[Tokens, bytes] = {}
         requests: dict[bytes, ServerRequest] = {}
         for text in texts:
@@ -343,7 +344,11 @@ class CachedServerQueries:
     def _check_errors_are_exceptions(
         self, requests: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
     ) -> None:
-        """Raise AuditError if most requests fail, or one fails that succeeded in the handshake."""
+        """Raise AuditError if most of the run's requests fail.
+
+        After each failure, a request of the handshake is sent again; raise AuditError if it fails,
+        too.
+        """
         n_errors = 0
         for request, answer in zip(requests, answers, strict=True):
             self._n_requests += request.on_error is not None

@@ -56,7 +56,7 @@ class _RetryableFailure(Exception):
         slower: whether requests came too fast.
         billed: whether the tokens may have been charged.
         status: HTTP status; 0 if there was no answer.
-        nobody: whether no connection was possible.
+        unreachable: whether no connection was possible.
     """
 
     reason: str
@@ -101,8 +101,8 @@ class RetryPolicy:
         answer: seconds to wait for an answer.
         connect: seconds to wait for a connection.
         tries: largest number of attempts.
-        first_wait: seconds by which the random wait before the second attempt is scaled; it doubles
-            with each attempt.
+        first_wait: scale of the random wait before the second attempt, in seconds. The scale
+            doubles with each attempt.
         longest_wait: largest number of seconds between attempts.
     """
 
@@ -135,6 +135,7 @@ class ServerTokenBudget:
 
     @contextmanager
     def reserve_tokens(self, tokens: int) -> Iterator[None]:
+        """Reserve tokens for a request during the block. Raise AuditError if too few are left."""
         with (
             self._lock
         ):  # check and reserve in one step: two requests must not both take the last tokens
@@ -259,6 +260,7 @@ class ServerConnection:
     # --- one attempt ---
 
     def _ask_stored_once(self, question: ServerRequest) -> Mapping[bytes, Any]:
+        """Send a request once, charge its tokens, and store its answer."""
         ledger = self.ledger
         with ledger.reserve_tokens(question.at_most):
             try:
@@ -379,6 +381,7 @@ class ServerConnection:
     # --- many attempts ---
 
     def _retry_request(self, attempt: Callable[[], Any]) -> Any:
+        """Call `attempt` until it succeeds, within the limits of `patience`."""
         import tenacity
 
         patience = self.patience

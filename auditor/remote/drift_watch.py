@@ -156,6 +156,7 @@ class ServerWatch:
             self._measure_handshake_difference()
 
     def _measure_handshake_difference(self) -> None:
+        """Measure how far log-probabilities differ in the handshake, and set the allowed limits."""
         pairs = self._rescore_shortened_texts(self._scored[::-1])  # reversed: models may take turns
         differences = [(0.0, 0.0)]
         for scored, values in pairs:
@@ -255,7 +256,7 @@ class ServerWatch:
         return greedy, scored
 
     def _add_rechecked_answers(self, chosen: list[T], answers: Sequence[T]) -> None:
-        """Add random answers that are not chosen yet, up to _LAST in all."""
+        """Add random answers to `chosen`, without repeats, until it has _LAST answers."""
         others = [answer for answer in answers if answer not in chosen]
         chosen += _choose_rechecked_answers(others, _LAST - len(chosen), self._checks)
 
@@ -279,6 +280,7 @@ class ServerWatch:
         return [(scored, values) for scored, values in pairs if values is not None]
 
     def _check_rescored_texts(self, scored_texts: Sequence[ScoredText]) -> None:
+        """Score these texts again, and raise ServerChanged if the scores differ too much."""
         if not scored_texts:
             return
         for old, values in self._rescore_shortened_texts(
@@ -339,6 +341,7 @@ class ServerWatch:
         return bool(_compute_upper_tail(self.differed, self.compared) <= _UNSTEADY)
 
     def _redraw_differing(self, answers: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:
+        """Request these greedy answers again; return (answer, new text) for those that differ."""
         differing = []
         if answers:
             for answer, text in zip(answers, self.draw(answers), strict=True):
@@ -370,8 +373,8 @@ def _measure_answer_differences(
 def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> list[T]:
     """Return `count` random answers in random order.
 
-    The choice is seeded by `check`, the number of the check. If it were fixed, it could miss a
-    server that alternates between models.
+    `check` is the number of the check, which seeds the choice. So the choice differs between
+    checks, and cannot always miss a server that alternates between models.
     """
     chosen = make_keyed_generator("asked again", check, len(answers)).permutation(len(answers))[
         : max(0, count)

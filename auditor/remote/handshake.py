@@ -243,7 +243,8 @@ class _HandshakeInProgress:
         """Return the token that the server, not the tokenizer, puts before texts; () if unknown.
 
         `one_more` says whether the server counts one token more than the tokenizer for the test
-        text. If it does so for every text, the token is BOS, or the end of text if there is no BOS.
+        text. If this holds for other texts, too, the additional token is taken to be BOS, or the
+        end of text if there is no BOS.
         """
         token = getattr(self.tokenizer, "bos_token_id", None)
         if token is None:
@@ -362,7 +363,11 @@ class _HandshakeInProgress:
     def _has_right_scores(
         self, dialect: ServerDialect, scores: PromptLogProbs, text: Tokens, greedy: WrittenAnswer
     ) -> bool:
-        """Test the scores of a text that ends with the greedy answer, and record two checks."""
+        """Return whether the scores of a text that ends with the greedy answer are right.
+
+        Record two checks: the first token has no score, and the other scores are consistent with
+        those of the answer.
+        """
         first = scores.log_probs[: 1 + dialect.hidden]
         rest = scores.log_probs[1 + dialect.hidden :]
         is_first_unscored = set(first) == {None}
@@ -440,6 +445,7 @@ class _HandshakeInProgress:
     def _detect_sampling(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> ServerDialect:
+        """Test the server's sampling (seeds, several samples, top-p, top-k); add to the dialect."""
         if not dialect.extended:
             dialect, greedy = self._read_generation_config(dialect, context, greedy)
         hot = partial(self._draw_obediently, dialect, context)
@@ -590,6 +596,7 @@ class _HandshakeInProgress:
     def _ask_last_log_prob(
         self, dialect: ServerDialect, text: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
+        """Return the log-probability of the text's last token, from a server that is forced."""
         split = TokenTextCodec(self.tokenizer, dialect, (), self.model).is_split_character(text[-1])
         return self._ask_twice(
             dialect.build_scoring_body(list(text), likeliest, split),
@@ -606,6 +613,7 @@ class _HandshakeInProgress:
             return parse(self.wire.ask_untested_request(request)[b""])
 
     def _catch_refusal(self, ask: Callable[..., T], *arguments: Any) -> T | None:
+        """Return the result of `ask`; None if the server refuses or its answer is malformed."""
         try:
             return ask(*arguments)
         except (RequestRefused, MalformedAnswer):

@@ -38,7 +38,10 @@ class RequestPacing:
 
     @contextmanager
     def wait_request_slot(self) -> Iterator[int]:
-        """Wait until a request may start; yield the current round, for `halve_request_limit`."""
+        """Wait until a request may start. Yield the current round, for `halve_request_limit`.
+
+        A round ends when the limit is halved. So requests of the same round halve it only once.
+        """
         with self._free:
             while (remaining := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(
                 self.limit
@@ -61,6 +64,7 @@ class RequestPacing:
             self._free.notify_all()
 
     def halve_request_limit(self, of_round: int) -> None:
+        """Halve the limit after an overload, unless a request of the same round has halved it."""
         with self._free:  # no notify: a smaller limit admits nobody
             if of_round == self._round:
                 self.limit, self._round = max(1.0, self.limit / 2), self._round + 1

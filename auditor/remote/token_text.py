@@ -166,9 +166,9 @@ class TokenTextCodec:
 
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:
-    """Return whether the answer has as many tokens as the server counts.
+    """Return whether the number of tokens agrees with the server's count.
 
-    The server may or may not count an end of text.
+    The server may count an end of text in addition. Without a count, return True.
     """
     return answer.n_tokens in (None, len(tokens)) or (
         answer.ended and answer.n_tokens == len(tokens) + 1
