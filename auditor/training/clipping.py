@@ -98,6 +98,7 @@ def add_clipped_gradients(
 
 
 def _split_columns(sample: Tensor) -> Sequence[Tensor]:
+    """Flatten gradients (b, ...) to (b, n), and split them into columns of limited size."""
     rows = sample.flatten(1)
     max_values = _PIECE.get(rows.device.type, _PIECE["cpu"])
     return rows.split(max(_MIN_COLUMNS, max_values // max(1, len(rows))), dim=1)

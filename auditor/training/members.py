@@ -232,8 +232,8 @@ def _choose_losses(
 ) -> tuple[Callable[..., torch.Tensor], int]:
     """Return a function that computes several members' losses, and how many it takes per call.
 
-    It takes one member if the base's layers do not treat each row of a batch independently; if
-    `required` and `max_count` > 1, raise AuditError in this case.
+    It takes `max_count` members if the base's layers treat each row of a batch independently.
+    Otherwise it takes one member or, if `required`, AuditError is raised.
     """
     if max_count > 1:
         joint_base = make_joint_training_base(

@@ -137,7 +137,7 @@ class PoissonTraining(Defense, Trainer):
     ) -> PrivacyRecord:
         """Return the promise that the finished training makes.
 
-        `judgement` is the treatment of the units; `terms` are the mechanism's parameters.
+        `treatment` is the clipping and noise of each unit; `terms` are the mechanism's parameters.
         """
         raise NotImplementedError
 

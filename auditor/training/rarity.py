@@ -89,8 +89,8 @@ def compute_clipping_shares(
 ) -> list[float]:
     """Return each example's share of the clipping norm, from 1 (common) to kappa_least (rare text).
 
-    `lowest` and `highest` are bounds on the perplexity. If they are 0, 1 and the vocabulary size
-    are used.
+    `lowest` and `highest` are bounds on the perplexity. If `lowest` is 0, the bound is 1. If
+    `highest` is 0, the bound is the vocabulary's size.
     """
     log_perplexity = compute_log_perplexities(public, examples)
     upper = highest or float(public.vocab_size)
