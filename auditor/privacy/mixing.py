@@ -301,8 +301,8 @@ def _compute_fixed_member_terms(
 def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
     """Return the log of a bound on E h^j over public tokens.
 
-    If j is odd, the bound covers only tokens with h > 0. h is a member's probability divided by the
-    public probability, minus 1.
+    h is a member's probability of a token divided by the public probability, minus 1. If j is odd,
+    the bound covers only tokens with h > 0.
 
     Args:
         radius: the Rényi radius, in nats.
@@ -312,10 +312,9 @@ def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
 
 
 def _compute_moment_below(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E (-h)^j.
+    """Return the log of a bound on E (-h)^j, with h as in `_compute_moment_above`.
 
-    If j is odd, the bound covers only tokens that are less likely under the member than under the
-    public model.
+    If j is odd, the bound covers only tokens with h < 0.
     """
     if j % 2:
         return _log_odd_moment_below_public(j, radius, log_reach)
@@ -323,6 +322,7 @@ def _compute_moment_below(j: int, radius: float, log_reach: float) -> float:
 
 
 def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> float:
+    """Return the log of a bound on the sum of (-h)^j over tokens with h < 0, for odd j >= 3."""
     # h_- <= reach, so E h_-^j <= reach^(j - 2) E h_-^2, and E h^2 = M_2 - 1 <= e^radius - 1
     return (j - 2) * log_reach + min(2 * log_reach, _log_expm1(radius))
 
@@ -330,7 +330,7 @@ def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> flo
 def _compute_replaced_moment(j: int, radius: float, log_reach: float) -> float:
     """Return the log of a bound on E (h - h')^j, with h of the old member and h' of the new one.
 
-    If j is odd, the bound covers only tokens with h > h'.
+    For h, see `_compute_moment_above`. If j is odd, the bound covers only tokens with h > h'.
     """
     if j == 2:
         # Minkowski: each norm is at most sqrt(e^radius - 1)

@@ -250,16 +250,15 @@ def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
 def _log_mixture_moment_excess(moments: Tensor, weight: Tensor) -> Tensor:
     """Return log(E x^alpha - 1) of the mixtures at these weights, with x = mixture / p0.
 
-    The sum has only positive terms, for k >= 2, so it is precise for small divergences.
+    It is computed as a sum of positive terms only, so it is precise for small divergences.
     """
     return _log_bernstein_polynomial(_log_expm1(moments[2:]), len(moments) - 1, weight)
 
 
 def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Tensor) -> Tensor:
-    """Return log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient of k).
+    """Return log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(c_k).
 
-    `log_coefficients` are the coefficients of the highest k, up to the degree; lower terms are
-    absent.
+    `log_coefficients` are c_k for the highest k, up to k = degree. The sum has only these terms.
     """
     first = degree + 1 - len(log_coefficients)
     log_weight = weight.log()  # xlog1py, unlike a product, is 0 at weight 1 and k = degree
@@ -349,6 +348,7 @@ class _ReverseDivergence:
         return torch.addcmul(public_part, self.ratio, weight_column.to(self.ratio)).reciprocal_()
 
     def _mean_weighted_by_squared_excess(self, term: Tensor) -> Tensor:
+        """Return E (h^2 term), (n,), under the public distribution; `term` is overwritten."""
         return term.mul_(self.square).sum(-1).double()
 
     def shrink_weight_to_budget(self, weight: Tensor, budget: Tensor) -> Tensor:
@@ -448,7 +448,7 @@ def _broadcast_slice(distribution: Tensor, index: tuple[slice, ...]) -> Tensor:
 
 
 def _apply_rounding_margin(radius: float | Tensor, device: torch.device) -> Tensor:
-    """Return the radii, reduced so that rounding in float64 cannot exceed them; float64."""
+    """Return the radii minus what rounding in float64 may hide, in float64."""
     radii = torch.as_tensor(radius, dtype=torch.float64, device=device)
     if not bool((radii >= 0).all()):
         raise AuditError(f"expected radius >= 0, got {radii.min().item()}")
@@ -456,7 +456,7 @@ def _apply_rounding_margin(radius: float | Tensor, device: torch.device) -> Tens
 
 
 def _apply_precision_margin(radius: float | Tensor, *distributions: Tensor) -> Tensor:
-    """Return the radii, reduced for rounding; more is subtracted for single precision."""
+    """Return the radii minus what rounding in the distributions' precision may hide, in float64."""
     exact = all(distribution.dtype == torch.float64 for distribution in distributions)
     return _apply_rounding_margin(radius, distributions[0].device) * (1 if exact else 1 - _SHAVE)
 
