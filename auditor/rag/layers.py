@@ -79,6 +79,7 @@ class RagVerdict:
 
     @property
     def interval(self) -> tuple[float, float]:
+        """The exact 95% interval of the share of documents disclosed."""
         return clopper_pearson(len(self.disclosed), self.n_possible)
 
 
@@ -272,8 +273,8 @@ class RagJudge:
     def judge(self, layer: str, disclosed: Bools, control: Bools, eligible: Bools) -> RagVerdict:
         """Return the verdict on one kind of leak.
 
-        Arrays are (documents,). If the same questions were put to a control system, which has no
-        access control, only the documents that one of the two systems showed are counted.
+        Arrays are (documents,). If there is a control, only the documents that it or the users were
+        shown count as possible leaks (`n_possible`).
 
         Args:
             layer: name of the kind of leak.
