@@ -209,7 +209,7 @@ class Ethicist(SamplingAttack):
         def loss_of(pairs: Sequence[Pair], learn: Callable[[Tensor], None]) -> float:
             state = noise.get_state()
 
-            def asked(size: int) -> float:
+            def accumulate_loss(size: int) -> float:
                 noise.set_state(state)  # a retry with a smaller batch asks the same members
                 # drop gradients from before memory ran out
                 optimizer.zero_grad(set_to_none=True)
@@ -217,7 +217,7 @@ class Ethicist(SamplingAttack):
                     model, pairs, prompt, noise, size, learn
                 )
 
-            return at_once.run_within_memory(asked, len(pairs))[1]
+            return at_once.run_within_memory(accumulate_loss, len(pairs))[1]
 
         for epoch in range(1, self.epochs + 1):
             shuffled = list(map(train.__getitem__, order.permutation(len(train))))

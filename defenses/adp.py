@@ -69,13 +69,13 @@ class Adp(PrivateTraining):
         )
 
     def make_privacy_record(
-        self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
+        self, trained: PrivateModel, treatment: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
         """Return a record without a guarantee.
 
         The record has the epsilon that constant noise scales would have (formulas B4).
         """
-        dp_sgd_record = super().make_privacy_record(trained, judgement, terms)
+        dp_sgd_record = super().make_privacy_record(trained, treatment, terms)
         if not trained.moved:
             return dp_sgd_record
         gammas = np.array(trained.noise_scales)

@@ -100,7 +100,7 @@ class InvisibleInk(BudgetedDefense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = self._clip_and_decoding_parameters(scenario)
-        ensemble = _record_batch_ensemble(scenario, self.batch)
+        ensemble = _build_context_ensemble(scenario, self.batch)
         return InvisibleInkModel(
             ensemble, ink, "InvisibleInk", InkLogRatioRange.from_ink_options(ink, self.batch)
         )
@@ -205,7 +205,7 @@ class UnclippedReferences(Defense):
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = InkOptions(math.inf, self.temperature, 0)
         return InvisibleInkModel(
-            _record_batch_ensemble(scenario, self.batch), ink, "references without clipping"
+            _build_context_ensemble(scenario, self.batch), ink, "references without clipping"
         )
 
 
@@ -291,7 +291,7 @@ def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContex
     return InContextRecordBatches(batches, size, batch_by_beginning)
 
 
-def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
+def _build_context_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
     """Return the public model as an ensemble: each member has one record in its context."""
     assert scenario.public is not None  # the run has seen to what is needed
     return InContextEnsemble(scenario.public, deal_records_into_context_batches(scenario, size))

@@ -158,7 +158,7 @@ class PrivateTraining(PoissonTraining):
         return _Progress(job, terms, target_epsilon, not self.promises)
 
     def make_privacy_record(
-        self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
+        self, trained: PrivateModel, treatment: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
         """Return a record of the guarantee of the completed steps, or of why there is none."""
         flaw, nominal = self._explain_missing_guarantee(trained, terms.base)
@@ -196,7 +196,7 @@ class PrivateTraining(PoissonTraining):
                 **self.collect_recipe_details(),
                 # The largest norm of a clipped gradient, rounding included (formulas D3).
                 SENSITIVITY: terms.clip * (1 + ROUNDING),
-                **dict(judgement.details),
+                **dict(treatment.details),
             },
             versions={name: importlib.metadata.version(name) for name in _RECORDED_PACKAGES},
         )

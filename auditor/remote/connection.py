@@ -65,7 +65,7 @@ class _RetryableFailure(Exception):
     slower: bool = False  # True if requests came too fast
     billed: bool = False  # True if the tokens may have been paid for
     status: int = 0  # of HTTP; 0 without an answer
-    nobody: bool = False  # True if no connection was made
+    unreachable: bool = False  # True if no connection was made
 
     def __str__(self) -> str:
         return self.reason
@@ -329,7 +329,7 @@ class ServerConnection:
             return _RetryableFailure(
                 "no connection comes about",
                 slower=isinstance(error, openai.APITimeoutError),
-                nobody=True,
+                unreachable=True,
             )
         if isinstance(error, openai.APITimeoutError):
             return _RetryableFailure(
@@ -390,22 +390,22 @@ class ServerConnection:
         def wait(
             state: Any,
         ) -> float:  # all requests wait in `pace` for a time named by the server
-            if nobody(state):
+            if is_unreachable(state):
                 return patience.first_wait
             if state.outcome.exception().wait:
                 return 0.0
             return float(jittered(state))
 
-        def nobody(state: Any) -> bool:
-            return state.outcome.exception().nobody and not self._answered
+        def is_unreachable(state: Any) -> bool:
+            return state.outcome.exception().unreachable and not self._answered
 
-        def in_vain(state: Any) -> bool:
+        def is_exhausted(state: Any) -> bool:
             tries = patience.tries
-            if nobody(state):
+            if is_unreachable(state):
                 tries = min(_NOBODY, tries)
             return bool(state.attempt_number >= tries)
 
-        given_up: Any = in_vain  # tenacity's type names a class although any callable works
+        given_up: Any = is_exhausted  # tenacity's type names a class although any callable works
         trying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_RetryableFailure),
             stop=tenacity.stop_any(given_up, tenacity.stop_when_event_set(self._stopped)),

@@ -133,7 +133,7 @@ class PoissonTraining(Defense, Trainer):
         raise NotImplementedError
 
     def make_privacy_record(
-        self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
+        self, trained: PrivateModel, treatment: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
         """Return the promise that the finished training makes.
 
@@ -200,7 +200,7 @@ class PoissonTraining(Defense, Trainer):
             return _write_privacy_notes(finished, n_cut, len(examples))
         terms = self.compute_mechanism_terms(job, self.units or len(examples))
         model = job.load()
-        judgement = self.choose_unit_treatment(job, examples)
+        treatment = self.choose_unit_treatment(job, examples)
         # Canaries are units too, numbered after the examples.
         n_units = len(examples) + self.gradient_canaries
         trained = loops.fit_privately(
@@ -218,13 +218,13 @@ class PoissonTraining(Defense, Trainer):
                 ghost=self.ghost,
             ),
             pad=job.end,
-            shares=judgement.shares,
-            noise_scale=judgement.noise_scale,
+            shares=treatment.shares,
+            noise_scale=treatment.noise_scale,
             canaries=PlantedCanaries(self.gradient_canaries, job.seed),
             progress=self.make_private_training_progress(job, terms),
             checkpoint=job.checkpoint,
         )
-        record = self.make_privacy_record(trained, judgement, terms)
+        record = self.make_privacy_record(trained, treatment, terms)
         model.save_pretrained(job.out)
         job.tokenizer.save_pretrained(job.out)
         if self.gradient_canaries:
@@ -314,7 +314,7 @@ class NonPrivateControl(PoissonTraining):
         return f"control {job.seed}"
 
     def make_privacy_record(
-        self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
+        self, trained: PrivateModel, treatment: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
         return PrivacyRecord(
             method=self.name,
@@ -331,7 +331,7 @@ class NonPrivateControl(PoissonTraining):
             units=terms.units,
             units_given=self.units > 0,
             optimizer=self.optimizer,
-            details={**self.collect_recipe_details(), **dict(judgement.details)},
+            details={**self.collect_recipe_details(), **dict(treatment.details)},
         )
 
 

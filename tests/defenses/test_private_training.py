@@ -567,25 +567,25 @@ def test_gamma_is_the_mean_probability_of_the_batch() -> None:
     test_private_training of auditor)."""
     job: Any = _Job()
     rho = scale_perplexities_within_data(compute_log_perplexities(job.public, EXAMPLES), "rank")
-    judgement = Adp(normalise="rank").choose_unit_treatment(job, EXAMPLES)
-    assert judgement.shares is None and judgement.noise_scale is not None
+    treatment = Adp(normalise="rank").choose_unit_treatment(job, EXAMPLES)
+    assert treatment.shares is None and treatment.noise_scale is not None
     for units in ([0], [1, 4], [0, 2, 3, 5]):
-        assert judgement.noise_scale(np.array(units)) == pytest.approx(
+        assert treatment.noise_scale(np.array(units)) == pytest.approx(
             sum(rho[i] for i in units) / len(units)
         )
 
 
 def test_the_sound_variant_scales_clips_not_noise() -> None:
     job: Any = _Job()
-    judgement = AdpSound(
+    treatment = AdpSound(
         kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500
     ).choose_unit_treatment(job, EXAMPLES)
     rho = ((compute_log_perplexities(job.public, EXAMPLES) - math.log(2)) / math.log(250)).clip(
         0, 1
     )
-    assert judgement.noise_scale is None
-    assert judgement.shares == pytest.approx([1 - 0.8 * r for r in rho])
-    assert all(0.2 - 1e-9 <= share <= 1 for share in judgement.shares or ())
+    assert treatment.noise_scale is None
+    assert treatment.shares == pytest.approx([1 - 0.8 * r for r in rho])
+    assert all(0.2 - 1e-9 <= share <= 1 for share in treatment.shares or ())
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
