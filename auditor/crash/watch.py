@@ -115,8 +115,8 @@ class TrainingTrace:
 
     n: number of records; steps: its updates of the weights.
     evaluated: records read without a gradient.
-    elsewhere: the first step before which something other than a step changed the weights; None if
-        there is none.
+    elsewhere: index of the first step whose initial weights are not those after the previous step;
+        None if there is none.
     returned: the step whose weights were returned; None if no step ended with these weights.
     overflowed: each (step, tensor) with numbers that are not finite.
     released: each step's gradients, keyed by tensor; state: the final weights and buffers.
