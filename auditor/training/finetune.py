@@ -69,7 +69,7 @@ def compute_causal_loss(model: Any, blocks: Tensor) -> Tensor:
 def make_autocast_loss(half: torch.dtype | None) -> Loss:
     """Return `compute_causal_loss` with matrix products in the precision `half`.
 
-    The weights keep their precision. If `half` is None, products use it too.
+    The weights keep their precision. If `half` is None, products have the weights' precision, too.
     """
     if half is None:
         return compute_causal_loss

@@ -59,7 +59,7 @@ def read_training_set(
 
     Args:
         max_length: number of tokens to which TRL's collators cut a prompt with a completion.
-        keep_end: whether the last of these tokens are kept, not the first.
+        keep_end: whether this cut keeps the last tokens instead of the first.
         completion_only: whether the trainer uses a `completion_mask` if there are no labels.
         learns_prompts: whether the loss covers prompts of chosen answers, as in TRL 1.16's ORPO.
     """
