@@ -408,9 +408,10 @@ class RagJudge:
         return math.sqrt(2) if len(self._owned) == 2 else 1.0
 
     def _compute_attack_p_value(self, signals: Floats, member: Bools) -> float:
-        """Return the p-value of signals from the coins, see `compute_coin_p_value`.
+        """Return the p-value of the signals, computed from the coins (see `compute_coin_p_value`).
 
-        For two identities that ask for each other's documents, Bonferroni covers both directions.
+        Two identities that ask for each other's documents are tested separately. The smaller
+        p-value is then doubled (Bonferroni).
         """
         if len(self._owned) != 2:
             return compute_coin_p_value(signals, member, self.seed)
