@@ -43,10 +43,11 @@ _PRIVATE = "realised divergences depend on the private data: do not publish"
 
 @dataclass(frozen=True)
 class ClaimCheck(AncestralProbe):
-    """Compare the claimed divergence of neighbouring models with the measured divergence.
+    """Compare the divergence of neighbouring models with the claim.
 
-    The divergence is between the next-token distributions of the model and of a neighbour, such as
-    the same model without one record. The model reads each suffix as given (teacher forcing).
+    The measured divergence is between the next-token distributions of the model and of a neighbour,
+    such as the same model without one record. The model reads each suffix as given (teacher
+    forcing).
 
     positions: the number of evenly spaced positions of a suffix to check; 0 checks all.
     order: the order of the Renyi divergence; 0 takes the claimed order.

@@ -46,7 +46,7 @@ class PerplexityRanking(SamplingAttack):
 
 @dataclass(frozen=True)
 class ExactProbabilityRanking(SamplingAttack):
-    """Rank all suffixes with a probability above `threshold` by it; nothing is sampled.
+    """Rank all suffixes above a probability `threshold`; nothing is sampled.
 
     The score is log q(suffix) in nats, where q is the decoding distribution after temperature and
     truncation (Ethicist's: 0.8, top-p 0.7). A tree search computes q for all suffixes above

@@ -35,7 +35,7 @@ _MOST_RADIUS = 1000  # nats: a larger radius restricts no member
 
 @dataclass(frozen=True)
 class AdaPMixed(Defense):
-    """Mix an ensemble close to the public model, and measure each query's privacy cost. No claim.
+    """Mix an ensemble near the public model and measure each query's cost. No claim.
 
     The cost depends on private data, so this defense makes no privacy claim.
 

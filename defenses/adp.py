@@ -38,13 +38,11 @@ class Adp(PrivateTraining):
     """Fine-tune with less noise for batches of common text (ADP, Wu et al. 2022).
 
     With optimizer=adam this is Algorithm 1, with optimizer=sgd its SGD variant. The noise of a
-    batch is gamma_B N(0, C^2 sigma^2 I).
+    batch is gamma_B N(0, C^2 sigma^2 I). gamma_B is the mean privacy probability of the batch's
+    records under a public model (Eq. 5 and 6).
 
-    gamma_B is the mean privacy probability of the batch's records under a public model (Eq. 5 and
-    6).
-
-    normalise: how perplexities are scaled to [0, 1] before that, by `min-max` or by `rank`; the
-    paper does not say.
+    normalise: how perplexities are scaled to privacy probabilities, `min-max` or `rank`. The paper
+    does not say which.
     epsilon, delta: determine sigma, as in dp-sgd, but are only nominal.
     """
 

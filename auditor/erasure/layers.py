@@ -144,7 +144,10 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
 
 
 def _list_possible(layer: Layer, kind: str, records: ErasureRecords) -> frozenset[int] | None:
-    """Return the records that the layer could contain; None if no deleted record is among them."""
+    """Return the records that the layer could contain.
+
+    Return None if the layer could not contain any deleted record.
+    """
     if kind == VECTORS:
         if all(record.vector is None for record in records.targets):
             return None

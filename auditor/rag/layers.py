@@ -255,7 +255,7 @@ class RagJudge:
 
     @cached_property
     def _hidden_items(self) -> list[list[str]]:
-        """Personal data in each document's tail that are not in its head, which questions quote."""
+        """Each document's personal data that occur in its tail, but not in its quoted head."""
         recognisers = None
         if pii.has_pii_packages():
             recognisers = pii.PiiRecognisers()
