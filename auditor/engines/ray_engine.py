@@ -174,7 +174,7 @@ class RayEngine(Engine):
         return self._pool
 
     def _connect_cluster(self) -> None:
-        init_args = self._check_cluster_arguments()
+        init_args = self._build_cluster_arguments()
         self._resources.callback(_import_ray().shutdown)
         # Ray installs a handler of its own, which knows nothing of runs.
         handler = signal.getsignal(signal.SIGTERM)
@@ -200,7 +200,7 @@ class RayEngine(Engine):
                 process_ids = _find_cluster_process_ids()
             self._resources.enter_context(_watch_ray_processes(process_ids))
 
-    def _check_cluster_arguments(self) -> dict[str, Any]:
+    def _build_cluster_arguments(self) -> dict[str, Any]:
         """Return the arguments for `ray.init`.
 
         Raise AuditError if the cluster uses no authentication token, or has no room for the

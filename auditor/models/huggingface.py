@@ -395,10 +395,10 @@ class HuggingFaceModel(LanguageModel):
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
         return self.begins.get_prefix_layers(input_ids, last, length)
 
-    def enable_shared_prefix_cache(self, **least: int) -> None:
+    def enable_shared_prefix_cache(self, **options: int) -> None:
         """Cache the prefix that texts share, from now on.
 
-        Call this only if the self-check found that it changes no distribution. `least` holds
+        Call this only if the self-check found that it changes no distribution. `options` holds
         arguments of `SharedPrefixCache`.
         """
         # torch counts in-place writes to a weight in `_version`, except those through `.data`.
@@ -407,7 +407,7 @@ class HuggingFaceModel(LanguageModel):
             self._transformers_logits,
             self.n_layers,
             lambda: sum(weight._version for weight in weights),
-            **least,
+            **options,
         )
 
     def start(

@@ -70,14 +70,14 @@ def check_loaded_model(model: HuggingFaceModel) -> None:
 
 def configure_serving(
     model: HuggingFaceModel,
-    reach: int | None = None,
+    longest: int | None = None,
     records: Records = (),
     cache: Path | None = None,
 ) -> tuple[str, ...]:
-    """Check the model on texts of up to `reach` tokens, and choose how it computes decoding rows.
+    """Check the model on texts of up to `longest` tokens, and choose how it computes decoding rows.
 
     Args:
-        reach: number of tokens in the run's longest text, soft prompt included; None if unknown.
+        longest: number of tokens in the run's longest text, soft prompt included; None if unknown.
         records: records of the run; a few are compared with transformers.
         cache: folder that stores results by the digest of the weights, so that a successful check
             is not repeated.
@@ -89,7 +89,7 @@ def configure_serving(
         AuditError: if no way of querying the model is right, or if the model's distributions on
             texts of this length depend on later tokens.
     """
-    n_tokens = reach
+    n_tokens = longest
     if n_tokens is None:
         n_tokens = AT_LOAD if cache is None else _LEAST
     room = min(n_tokens, model.max_positions or n_tokens)
@@ -103,7 +103,7 @@ def configure_serving(
     before = model.notes
     model.begins = None
     model.can_join_rows = False
-    adapter = next((m for m in _checked if _is_checked_base(model, m, reach, room)), None)
+    adapter = next((m for m in _checked if _is_checked_base(model, m, longest, room)), None)
     if adapter is not None:
         _check_adapter_base(model, adapter, room)
         return ()
@@ -115,7 +115,7 @@ def configure_serving(
     else:
         with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
             trial = _SelfCheckTrial(model, max(room, 2), records, reached, tolerance)
-            trial.configure_model(reach is not None, may_merge=stored_file is not None)
+            trial.configure_model(longest is not None, may_merge=stored_file is not None)
         tolerance = trial.tolerance
     _checked[model] = max(room, reached), tolerance
     if records:
@@ -140,19 +140,19 @@ def _write_self_check(model: HuggingFaceModel, path: Path, notes: Sequence[str])
 
 
 def _is_checked_base(
-    model: HuggingFaceModel, other: HuggingFaceModel, reach: int | None, room: int
+    model: HuggingFaceModel, other: HuggingFaceModel, longest: int | None, room: int
 ) -> bool:
     """Return whether `other` is an adapter on `model` that passed its check with the same settings.
 
     The base then needs no check of its own: both share the code and configuration that compute
-    rows. For `reach`, see `configure_serving`; `room` is the number of tokens in the longest tested
+    rows. For `longest`, see `configure_serving`; `room` is the number of tokens in the longest tested
     text.
     """
     is_as_fast = (
         other.served == model.served == "slots"
         and "embeddings" in other.capabilities & model.capabilities
     )
-    is_shared = reach is None or (other.begins is not None and other.can_join_rows)
+    is_shared = longest is None or (other.begins is not None and other.can_join_rows)
     return is_as_fast and is_shared and _checked[other][0] >= room and is_adapter_on(other, model)
 
 
@@ -231,10 +231,10 @@ class _SelfCheckTrial:
         """Return whether two batches of log-distributions (..., V) are equal up to rounding."""
         return compute_largest_distance(log_probs, truth) <= self.tolerance
 
-    def configure_model(self, is_reach_known: bool, may_merge: bool) -> None:
+    def configure_model(self, is_length_known: bool, may_merge: bool) -> None:
         """Check the model, and choose how it computes decoding rows.
 
-        `is_reach_known` says whether the length of the run's longest text is known, and `may_merge`
+        `is_length_known` says whether the length of the run's longest text is known, and `may_merge`
         whether an adapter may be merged.
         """
         if not self.reached:
@@ -244,9 +244,9 @@ class _SelfCheckTrial:
             self.drop_embeddings_unless_faithful()
         # In this order: the room may shrink, rows depend on the room, and sharing depends on the
         # rows.
-        self.limit_text_length(needed=is_reach_known)
+        self.limit_text_length(needed=is_length_known)
         self.choose_row_serving()
-        if is_reach_known:
+        if is_length_known:
             self.enable_exact_prefix_sharing()
             self.enable_exact_row_joining()
 

@@ -17,11 +17,11 @@ _SAME = (
 )
 
 
-def _make_forwarding_method(question: str) -> Any:
-    """Return a method that calls the method named `question` of the wrapped model."""
+def _make_forwarding_method(method: str) -> Any:
+    """Return a method that calls the method named `method` of the wrapped model."""
 
     def answer(self: WrappingModel, *of: Any, **more: Any) -> Any:
-        return getattr(self.model, question)(*of, **more)
+        return getattr(self.model, method)(*of, **more)
 
     return answer
 

@@ -167,12 +167,12 @@ class RunContext:
         for secret in (*self.benchmark.secrets, *self.benchmark.canaries):
             pairs.append((before + secret.prefix, secret.suffix))
         prompt_rows = self.selection.longest_soft_prompt_row_count
-        reach = prompt_rows + len(before) + max(lengths, default=1)
+        longest = prompt_rows + len(before) + max(lengths, default=1)
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 # Check this first: it also configures how the model is served, on which all later
                 # queries depend.
-                notes = self_check.configure_serving(model, reach, pairs, model.choices_kept_in)
+                notes = self_check.configure_serving(model, longest, pairs, model.choices_kept_in)
                 if model is self.site.model and self.benchmark.earlier_in_row:
                     notes += self._list_packed_row_notes()
                 if model is self.site.model and (
@@ -287,7 +287,7 @@ class Audit(RunContext):
             self.site.subject,
             lambda: build_ngram_index(corpus(True), (tokens for tokens, _ in corpus(False))),
         )
-        return generations.choose_ngram_length(attack, self.benchmark, index)
+        return generations.build_training_corpus(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
         """Raise AuditError now for a corpus attack that would otherwise fail after its

@@ -128,7 +128,7 @@ class Cell(TargetRun, ABC):
         self,
         items: Sequence[stopping.Item],
         journal: CellJournal[CellKey, Any],
-        count_seen: stopping.Seen[stopping.Item],
+        build_results: stopping.Seen[stopping.Item],
         state: State,
         earlier: Mapping[str, Observation],
     ) -> Sequence[stopping.Item]:
@@ -139,7 +139,7 @@ class Cell(TargetRun, ABC):
         not query.
 
         Args:
-            count_seen: function from queried items to their results.
+            build_results: function from queried items to their results.
             state: an attack's tuned state; {} for a probe.
             earlier: observations from earlier runs of the sweep; their items are not queried again.
         """
@@ -178,7 +178,7 @@ class Cell(TargetRun, ABC):
             ask(items)
             return items
         self.collector.stopped[self.key], ids = stop.ask_randomly(
-            items, self.audit.seed, ask, count_seen
+            items, self.audit.seed, ask, build_results
         )
         return [item for item in items if item.id in ids]
 
@@ -506,7 +506,7 @@ def list_target_cells(target_run: TargetRun) -> Iterator[Cell]:
     selection = target_run.audit.selection
     target = target_run.target
     kind: Any
-    for setting in selection.list_row_settings(target.companion):
+    for setting in selection.list_target_settings(target.companion):
         for method in selection.methods:
             if isinstance(method, Probe):
                 kind = ProbeCell

@@ -163,7 +163,7 @@ class _RunPartTimer:
         targets = 1 + len(scene.selection.rows)
         cells = len(scene.selection.settings)
         for row in scene.selection.rows:
-            cells += len(scene.selection.list_row_settings(row.companion))
+            cells += len(scene.selection.list_target_settings(row.companion))
         # total weight of the remaining parts
         self.left = 2 * targets + 2 + _CELLS * cells
 
@@ -210,7 +210,7 @@ class _RunPartTimer:
         self.time_parts_within_share([TimedPart("greedy recall", len(members), at_once, recite)])
         for target in targets.build_targets(clock):
             self.time_teacher_forced_passes(target)
-            for setting in self.scene.selection.list_row_settings(target.companion):
+            for setting in self.scene.selection.list_target_settings(target.companion):
                 self.time_target_cells(target, setting)
         self.building = sum(clock.seconds.values())  # stages of `build_targets`
 

@@ -117,7 +117,7 @@ class JudgedGenerations:
     texts: dict[str, tuple[Tokens, Tokens]]  # with the full generation that contains it
 
 
-def choose_ngram_length(
+def build_training_corpus(
     attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex
 ) -> TrainingCorpus:
     """Return the corpus with the n-gram length that the attack's options set.
@@ -149,12 +149,12 @@ def judge_generations(
     cell: CellKey,
     attack: CorpusAttack,
     generations_by_id: Mapping[str, Guesses],
-    row_ids: Sequence[str],
+    generation_ids: Sequence[str],
     corpus: TrainingCorpus,
 ) -> JudgedGenerations:
     """Compare a target's generations with the corpus.
 
-    generations_by_id: all generations. row_ids: ids of this target's generations, in order.
+    generations_by_id: all generations. generation_ids: ids of this target's generations, in order.
     """
     memorised_tokens = list[MemorisedTokens]()
     costs = list[Guesses]()
@@ -166,10 +166,10 @@ def judge_generations(
     heldout = set[int]()
 
     def text(i: int) -> Tokens:
-        return generations_by_id[row_ids[i]].ranked[0].suffix
+        return generations_by_id[generation_ids[i]].ranked[0].suffix
 
-    for start in range(0, len(row_ids), _AT_ONCE):
-        batch = [generations_by_id[id] for id in row_ids[start : start + _AT_ONCE]]
+    for start in range(0, len(generation_ids), _AT_ONCE):
+        batch = [generations_by_id[id] for id in generation_ids[start : start + _AT_ONCE]]
         texts = [guesses.ranked[0].suffix for guesses in batch]
         # Digests are compared to count equal generations without storing their texts.
         for tokens in texts:
@@ -211,10 +211,14 @@ def judge_generations(
                 top_generations,
             )
         ),
-        tuple(_list_generation_notes(corpus, len(row_ids), len(heads), len(heldout), bool(order))),
+        tuple(
+            _list_generation_notes(
+                corpus, len(generation_ids), len(heads), len(heldout), bool(order)
+            )
+        ),
         costs,
         (
-            *_build_generation_columns(cell, row_ids, memorised_tokens),
+            *_build_generation_columns(cell, generation_ids, memorised_tokens),
             *_build_record_columns(
                 cell,
                 corpus,

@@ -151,12 +151,12 @@ def _recite(
     return _Recitation(is_greedy, log_prob)
 
 
-def _is_higher(recitation: _Recitation, right: _Recitation, comparisons: int) -> bool:
-    """Test if `recitation` has significantly higher log-probabilities than `right`.
+def _is_higher(recitation: _Recitation, baseline: _Recitation, comparisons: int) -> bool:
+    """Test if `recitation` has significantly higher log-probabilities than `baseline`.
 
     The test is paired by record. comparisons: number of tests that share the error probability.
     """
-    difference = recitation.log_prob - right.log_prob
+    difference = recitation.log_prob - baseline.log_prob
     # -inf, from a token of probability 0, has no mean.
     is_finite = bool(np.isfinite(difference).all())
     return is_finite and bound_mean_gain(difference, comparisons) > 0

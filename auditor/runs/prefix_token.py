@@ -43,14 +43,14 @@ _LEAD = 4  # unscored leading tokens of a text in a hurried choice
 _DRAWN = 64  # texts of each canary format in place of known pairs
 
 
-def _make_prefixed_delegate(question: str) -> Any:
+def _make_prefixed_delegate(method: str) -> Any:
     """Make a method that puts the prefix token before the texts of a query.
 
-    It then passes the query to the method `question` of the wrapped model.
+    It then passes the query to the method `method` of the wrapped model.
     """
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
-        return getattr(self.model, question)(self.prepend_prefix_token(texts), *of, **more)
+        return getattr(self.model, method)(self.prepend_prefix_token(texts), *of, **more)
 
     return answer
 

@@ -92,7 +92,7 @@ class PluginSelection:
         """Number of rows in the longest soft prompt that an attack tunes."""
         return max((attack.soft_prompt_rows() for attack in self.attacks), default=0)
 
-    def list_row_settings(self, companion: bool) -> tuple[Setting, ...]:
+    def list_target_settings(self, companion: bool) -> tuple[Setting, ...]:
         """Return the access settings in which a target is attacked.
 
         companion: whether the target is a control, which is attacked only with the widest access.
@@ -105,7 +105,7 @@ class PluginSelection:
         """List the run's cells (target, setting, attack or probe) in order."""
         settings_by_target = {UNDEFENDED: self.settings}
         for row in self.rows:
-            settings_by_target[row.name] = self.list_row_settings(row.companion)
+            settings_by_target[row.name] = self.list_target_settings(row.companion)
         keys = []
         for target, settings in settings_by_target.items():
             for setting in settings:

@@ -108,7 +108,7 @@ class StoppingRule:
         return ""
 
     def ask_randomly(
-        self, items: Sequence[Item], seed: int, ask: Ask[Item], count_seen: Seen[Item]
+        self, items: Sequence[Item], seed: int, ask: Ask[Item], build_results: Seen[Item]
     ) -> tuple[StoppedEarly, set[str]]:
         """Query items in random order until the queries can stop.
 
@@ -124,7 +124,7 @@ class StoppingRule:
         for n_asked in yield_look_sizes(len(order)):
             ask(order[n_before:n_asked])
             n_before = n_asked
-            if reason := self.explain_stop(replace(count_seen(order[:n_asked]), anytime=True)):
+            if reason := self.explain_stop(replace(build_results(order[:n_asked]), anytime=True)):
                 break
         return StoppedEarly(n_before, len(order), reason or "all that there are"), {
             item.id for item in order[:n_before]
@@ -206,28 +206,28 @@ def build_stopping_rules(
     n_decisions = 0
     scoped: dict[CellKey, list[Rule]] = {}
     for rule in policy.rules:
-        for row in selection.list_cell_keys():
-            if _is_row_ruled(rule, row, selection) and _has_deciding_row(rule, row, selection):
+        for cell in selection.list_cell_keys():
+            if _does_rule_apply(rule, cell, selection) and _may_decide_rule(rule, cell, selection):
                 n_decisions += 1
-                if not _is_rule_without_stopping_row(rule):
-                    scoped.setdefault(row, []).append(rule)
-    rules_by_row = dict[CellKey, StoppingRule]()
-    for row, rules in scoped.items():
-        method = selection.methods_by_name[row.attack]
+                if not _cannot_stop_queries(rule):
+                    scoped.setdefault(cell, []).append(rule)
+    rules_by_cell = dict[CellKey, StoppingRule]()
+    for cell, rules in scoped.items():
+        method = selection.methods_by_name[cell.attack]
         if all(_is_stopping_metric(method, rule.metric) for rule in rules):
-            base_row = base.outcomes.get(row) if base else None
+            base_row = base.outcomes.get(cell) if base else None
             level = LEVEL / n_decisions
-            rules_by_row[row] = StoppingRule(None, tuple(rules), level, base_row, policy.require)
-    if not rules_by_row:
+            rules_by_cell[cell] = StoppingRule(None, tuple(rules), level, base_row, policy.require)
+    if not rules_by_cell:
         rule_names = ", ".join(f"'{rule}'" for rule in policy.rules)
         raise AuditError(
             f"expected --until {DECIDED} with a rule on a share of secrets, such as recall <= "
             f"0.05, got {rule_names}"
         )
-    return rules_by_row
+    return rules_by_cell
 
 
-def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
+def _does_rule_apply(rule: Rule, cell: CellKey, selection: PluginSelection) -> bool:
     """Test if the gate applies the rule to this cell (target, setting, attack or probe).
 
     The gate applies a rule to a control only if the rule names the control.
@@ -235,9 +235,9 @@ def _is_row_ruled(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
     defended = [item.name for item in selection.rows if not item.companion] or [UNDEFENDED]
     targets = [rule.target] if rule.target else defended
     return (
-        row.target in targets
-        and rule.setting in (None, row.setting)
-        and rule.attack in (None, row.attack)
+        cell.target in targets
+        and rule.setting in (None, cell.setting)
+        and rule.attack in (None, cell.attack)
     )
 
 
@@ -258,15 +258,15 @@ def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
     return False
 
 
-def _is_rule_without_stopping_row(rule: Rule) -> bool:
+def _cannot_stop_queries(rule: Rule) -> bool:
     """Test if the rule limits an epsilon bound or membership rate, so it can never stop queries."""
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 
-def _has_deciding_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
+def _may_decide_rule(rule: Rule, cell: CellKey, selection: PluginSelection) -> bool:
     """Test if the gate may decide the rule on this cell (target, setting, attack or probe).
 
     Return False if only other attacks or probes measure the rule's metric.
     """
     names = {m.name for m in selection.methods if _is_stopping_metric(m, rule.metric)}
-    return not names or row.attack in names
+    return not names or cell.attack in names

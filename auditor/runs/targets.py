@@ -146,7 +146,7 @@ class Targets:
         if "corpus" in defense.needs:
             inputs["corpus"] = _list_distinct_texts(scene.benchmark)
         if "beside" in defense.needs:
-            inputs["beside"] = self.beside.load_row_baseline(defense)
+            inputs["beside"] = self.beside.load_baseline(defense)
         # 0 queries until the defense derives its lots from the scenario.
         scenario = Scenario(
             site.model, site.public_model, queries=0, answer_length=max(lengths), **inputs
@@ -182,7 +182,7 @@ class UnlearningBaselines:
         self.rate = plan.relearn_rate or site.relearn_rate
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
-    def load_row_baseline(self, defense: Defense) -> LanguageModel:
+    def load_baseline(self, defense: Defense) -> LanguageModel:
         """Return the model of this baseline. Raise AuditError if the model is unavailable."""
         assert isinstance(defense, UnlearningBaseline)  # only they need "beside"
         if defense not in self._made:
@@ -199,9 +199,9 @@ class UnlearningBaselines:
             self._choose_relearning_texts()
         # Loading is the check, and the row reuses the loaded model.
         if isinstance(defense, BeforeUnlearning | NamedForm):
-            self.load_row_baseline(defense)
+            self.load_baseline(defense)
         elif isinstance(defense, RetrainedBaseline):
-            self.load_row_baseline(RetrainedBaseline())
+            self.load_baseline(RetrainedBaseline())
 
     def _load_or_train_model(self, baseline: UnlearningBaseline) -> LanguageModel:
         if isinstance(baseline, NamedForm):

@@ -178,13 +178,13 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(
     own = site(plan)
     beside = UnlearningBaselines(own, plan.defenses, plan.seed)
     assert (
-        beside.load_row_baseline(RelearnedBaseline())
-        is beside.load_row_baseline(RelearnedBaseline())
+        beside.load_baseline(RelearnedBaseline())
+        is beside.load_baseline(RelearnedBaseline())
         is own.model
     )
-    assert beside.load_row_baseline(
-        RetrainedBaseline(relearned=True)
-    ) is own.model_before_or_retrained("retrained")
+    assert beside.load_baseline(RetrainedBaseline(relearned=True)) is own.model_before_or_retrained(
+        "retrained"
+    )
     (first, second) = calls
     assert (
         first[0].endswith("after") and second[0].endswith("retrained") and first[1:] == second[1:]
