@@ -100,10 +100,13 @@ def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
 def list_budget_remarks(
     view: View, attack: Attack, guesses: Sequence[Guesses], description: str = "secrets"
 ) -> tuple[str, ...]:
-    """Return a remark that counts the guesses whose tokens the fixed query budget fully covered.
+    """Return a remark that counts the guesses which the fixed query budget paid for in full.
 
-    The public model completed the other guesses. Return () if the budget covered all guesses.
-    description: noun for the guessed items in the remark.
+    The budget pays for a fixed number of drawn tokens. The public model drew the tokens of the
+    other guesses that the budget did not pay for. Return () if there is no budget, or if it paid
+    for all guesses.
+
+    description: plural noun for the guessed items in the remark.
     """
     if view.allowance is None:
         return ()
@@ -126,10 +129,12 @@ def list_budget_remarks(
 
 
 def _list_certificate_remarks(certificates: Sequence[Certificate]) -> tuple[str, ...]:
-    """Return a remark about the tree searches for all secrets.
+    """Return a remark that summarises the tree searches for all secrets.
 
-    The remark states how many suffixes reach the threshold, how many are certainly the likeliest,
-    and the mean probability mass that was not searched.
+    A tree search finds every suffix whose probability reaches a threshold. The remark counts the
+    secrets with such a suffix, and the secrets whose most likely suffix is proven to be the most
+    likely of all. It also states the mean probability of all suffixes that were not found. Return
+    () if there were no searches.
     """
     if not certificates:
         return ()

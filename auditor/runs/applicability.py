@@ -64,8 +64,11 @@ def refuse_methods_that_cannot_run(
 ) -> None:
     """Raise AuditError if a requested attack or probe would measure nothing in this run.
 
-    An attack or probe is not refused if a defended model may offer the access that it needs.
-    only_if_none_can: raise only if no attack or probe can run, as for a run of all cheap methods.
+    An attack or probe is not refused if it may run on a defended model, which may offer the access
+    that it needs.
+
+    only_if_none_can: raise only if no attack or probe can run. A check sets this, because it
+    selects all cheap attacks and probes, and some of them may not apply.
     """
     refusals = []
     for method in scene.selection.methods:

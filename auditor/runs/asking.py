@@ -66,18 +66,21 @@ class TimeLimit:
         return self.begun + self.seconds - time.perf_counter()
 
     def estimate_reserve(self) -> float:
-        """Return the seconds to reserve for the first result, from the seconds used so far."""
+        """Return the seconds to reserve for computing the first result.
+
+        No result has been timed yet, so the estimate is a share of the seconds used so far.
+        """
         passed = self.seconds - self.seconds_left()
         return min(_RESERVE_OF_START * passed, _RESERVE_OF_LIMIT * self.seconds)
 
 
 @dataclass
 class Pace:
-    """Measured times per earlier record, in seconds.
+    """Measured query times of the records so far, in seconds.
 
     Args:
-        reading: seconds to run one record's texts through the model and to probe the record.
-        completing: total seconds to finish all queries of the last `n_completed` records.
+        reading: mean time of one record for running its texts through the models and probing it.
+        completing: total time of the attacks' queries about the last `n_completed` records.
         n_completed: number of records that `completing` covers.
     """
 
@@ -86,10 +89,11 @@ class Pace:
     n_completed: int = 0
 
     def count_fitting(self, most: int, n_read: int, seconds_left: float) -> int:
-        """Return how many of `most` records can be read and completed in `seconds_left` seconds.
+        """Return how many of the next `most` records can be queried in `seconds_left` seconds.
 
-        The `n_read` records already read must also be completed in this time. Return `most` if no
-        record was timed yet.
+        A record is queried in two steps: its texts are read, and later the attacks complete their
+        queries. The first step is done for `n_read` earlier records, and their second step also
+        takes part of the time. Return `most` if no record was timed yet.
         """
         if not self.reading:
             return most
@@ -176,7 +180,10 @@ def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
 
 
 def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
-    """Return a copy of the benchmark that contains and counts only the records of `units`."""
+    """Return a copy of the benchmark that has only the records of `units`.
+
+    The copy's record counts also cover only these records.
+    """
     ids = {secret.id for unit in units for secret in unit}
     part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed
     part.secrets = tuple(secret for secret in benchmark.secrets if secret.id in ids)
@@ -242,15 +249,17 @@ def _ask_about_batch(
 ) -> int:
     """Query as many units from the start of the batch as time allows, and return their number.
 
-    Each model reads each text once. The units are read part by part, and a part's logits are used
-    while they are in memory. Queries that need further forward passes follow at the end, for all
-    units that were read.
+    The batch is divided into parts. For each part, each model reads the texts once, and the probes
+    use the logits while they are in memory. At the end, the attacks make their further queries
+    about the units of all parts.
 
     Args:
-        narrowed: function that takes (end, start) in this order, and returns the audit of the units
-        from start to end - 1.
+        narrowed: function of (end, start), in this order. It returns the audit of the units from
+            start to end - 1.
         first: index of the batch's first unit among all units.
-        pace: measured times of earlier records.
+        batch: the units.
+        engine: executor of the queries.
+        pace: measured times of earlier records, which this function updates.
         limit: time limit of the audit.
         reserve: seconds reserved for the final result.
     """
@@ -340,8 +349,8 @@ def _read_references(target_run: TargetRun) -> list[LanguageModel]:
 def _mark_recited_records(target_run: TargetRun) -> dict[str, bool]:
     """Return whether greedy decoding recites any part of each record, keyed by record name.
 
-    The forward pass over the texts already shows this. Return {} if the model gives no
-    distributions.
+    No decoding is needed, because the texts have been read: a part is recited if each of its tokens
+    is the most likely one. Return {} if the model gives no distributions.
     """
     model = target_run.target.model
     members = select_members(target_run.target.secrets)

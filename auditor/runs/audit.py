@@ -108,9 +108,10 @@ class RunContext:
         return self.benchmark.challenge()
 
     def make_target_view(self, target: Target, setting: Setting) -> View:
-        """Make a new view of the target in this access setting, without any samples yet.
+        """Return a new view of the target, which is the attacker's access in this setting.
 
-        A fixed query budget is divided among the secrets.
+        The view has drawn no samples yet. If the defense has a fixed query budget, the view divides
+        the budget among the secrets.
         """
         public, reference = (
             model and wrap_prefixed_model(model, self.prefix_token.tokens)
@@ -142,9 +143,11 @@ class RunContext:
         return view
 
     def load_prefixed_references(self, spec: str) -> ReferenceModels:
-        """Load the reference models of `-A references=`, wrapped to read the prefix token.
+        """Load the reference models that `-A references=` names.
 
-        spec: value of this option. Raise AuditError if no such models exist.
+        Each model is wrapped so that it reads the run's prefix token before every text.
+
+        spec: value of the option. Raise AuditError if no such models exist.
         """
         references = self.site.load_reference_models_of_site(spec)
         models = []
@@ -184,9 +187,11 @@ class RunContext:
                     self.site.reporter.note(note)
 
     def _list_packed_row_notes(self) -> tuple[str, ...]:
-        """Return notes about how records are recited after the earlier records of their packed row.
+        """Return a note on whether the model recites records better after their packed row's start.
 
-        If this improves recitation, a doubt is added to the benchmark.
+        A packed row is a training row that holds several records. The note compares the recitation
+        of records with and without the earlier records of their row. If the earlier records help, a
+        doubt is added to the benchmark. Return () if nothing could be compared.
         """
         model = wrap_prefixed_model(self.site.model, self.prefix_token.tokens)
         remark, doubts = packed_rows.compare_packed_records(
@@ -198,7 +203,10 @@ class RunContext:
         return (remark,)
 
     def refuse_unanswerable_probes(self) -> None:
-        """Raise AuditError now for inputs that a probe would refuse only hours later."""
+        """Raise AuditError now if a probe would later refuse its secrets or reference models.
+
+        Otherwise the run would fail only after hours of queries.
+        """
         for method in self.selection.methods:
             if isinstance(method, Probe) and method.of == "secrets":
                 method.check_secrets(self.benchmark.secrets)
@@ -233,9 +241,9 @@ class Audit(RunContext):
 
     Args:
         folder: folder of the run.
-        stops: stopping rules, for cells whose queries may stop before the last secret.
-        population: ids of all secrets if a check queries them in batches; otherwise empty.
-        _tuned: tuned states of attacks, already loaded or made.
+        stops: stopping rule of each cell whose queries may end before the last secret.
+        population: ids of all secrets of a check, which queries them in batches; empty for a run.
+        _tuned: tuned states of attacks that this process has loaded or made.
     """
 
     folder: RunFolder
@@ -255,9 +263,10 @@ class Audit(RunContext):
 
     @property
     def secrets_in_run_fingerprint(self) -> tuple[Secret, ...]:
-        """Secrets and canaries that the run's fingerprint covers.
+        """Secrets and canaries that are hashed to the run's fingerprint.
 
-        The lab's own canaries are included only in an epsilon audit.
+        A resumed run must have the same fingerprint. The user's canaries are included. The lab's
+        canaries are included only if coins inserted them, for an epsilon audit.
         """
         secrets = list(self.benchmark.secrets)
         for item in self.benchmark.canaries:
@@ -277,9 +286,10 @@ class Audit(RunContext):
         return key
 
     def build_attack_corpus(self, attack: CorpusAttack) -> TrainingCorpus:
-        """Return the training texts to compare the attack's generations with.
+        """Return the training texts with which the attack's generations are compared.
 
-        Raise AuditError if an n-gram is longer than every text.
+        The comparison uses an index of the texts' n-grams; an option of the attack sets n. Raise
+        AuditError if every text has fewer than n tokens.
         """
         corpus = self.benchmark.texts_with_repeat_counts
         index = self.site.shared.get_or_make(
@@ -338,11 +348,12 @@ class Audit(RunContext):
 
 
 def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:
-    """Choose the run's prefix token on the undefended model; a resumed run keeps its earlier
-    choice.
+    """Return the prefix token of the run, chosen on the undefended model.
 
-    longest: number of tokens of the longest context, without the prefix token. Raise AuditError if
-    the plan of a resumed run requests another prefix token.
+    A resumed run keeps the prefix token that it chose before. Raise AuditError if the plan of a
+    resumed run requests another prefix token.
+
+    longest: number of tokens of the longest context, without the prefix token.
     """
     saved = folder.prefix_token()
     data_plan = site.data_plan
@@ -365,7 +376,10 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
 
 
 def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
-    """Return the plan's prefix token, or choose one by the known pairs if the plan names none.
+    """Return the prefix token that the plan names, or choose one.
+
+    Without a name in the plan, the choice is the prefix token that makes the attacker's known pairs
+    most likely.
 
     longest: number of tokens of the longest context, without the prefix token.
     """
@@ -377,7 +391,8 @@ def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> Pref
 def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
     """Return the number of tokens of the longest context, without the prefix token.
 
-    prompt_rows: number of rows of the longest soft prompt.
+    prompt_rows: number of embedding vectors in the longest soft prompt. Each takes the place of a
+    token.
     """
     # Held-out texts and canaries are read without a soft prompt.
     lengths = list(map(len, benchmark.heldout))

@@ -39,8 +39,8 @@ class CellWorkResult(Generic[Answer]):
 
     Args:
         answers: guesses of an attack, or observations of a probe.
-        tokens_drawn: number of tokens drawn under the privacy claim, keyed by (sampling recipe,
-        secret id).
+        tokens_drawn: number of tokens drawn from a model with a privacy claim, keyed by (sampling
+            recipe, secret id).
         seconds: time spent on these answers.
     """
 
@@ -82,8 +82,8 @@ class CellWork(Generic[Asked, Answer]):
 
     Args:
         key: target, setting, and attack or probe of the cell.
-        allowance: number of tokens that each (sampling recipe, secret id) may still draw; None if
-        the budget is unlimited.
+        allowance: number of tokens that the query budget pays for, keyed by (sampling recipe,
+            secret id); None if there is no budget.
         meter: counter of the tokens drawn so far under the target's privacy claim.
         state: an attack's tuned state; {} for a probe.
     """
@@ -140,12 +140,12 @@ def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """Callable that builds a worker's `Workplace` from the files and plug-ins on the worker's
-    machine.
+    """Callable that builds a worker's `Workplace` from the files and plug-ins on its machine.
 
     Args:
         plan: plan of the run.
-        counted: row counts that the run has found in large tables, keyed by flag and name.
+        counted: statistics of large tables, so that workers need not count their rows again. The
+            keys are made of flag and name.
         prefix_token: prefix token of the run.
         input_digests: digests of the run's inputs, keyed by name; the worker's must match.
     """

@@ -132,16 +132,18 @@ class Cell(TargetRun, ABC):
         state: State,
         earlier: Mapping[str, Observation],
     ) -> Sequence[stopping.Item]:
-        """Query the items that have no answer in the journal, and append the answers.
+        """Query the items that have no answer in the journal, and append the answers to it.
 
         With `--until`, query only as many items as the stopping rule needs. Return the answered
         items in order. Raise AuditError if the journal has answers about secrets that this run does
         not query.
 
         Args:
-            build_results: function from queried items to their results.
+            items: all queries of an attack, or all secrets of a probe.
+            journal: stored answers in the run folder.
+            build_results: function from queried items to their results, for the stopping rule.
             state: an attack's tuned state; {} for a probe.
-            earlier: observations from earlier runs of the sweep; their items are not queried again.
+            earlier: observations from earlier runs of the sweep. Their items are not queried again.
         """
         # A view of the journal: it grows when `ask` appends, and reads the file at each access.
         finished = journal.finished_secrets(self.key)
@@ -305,8 +307,11 @@ class AttackCell(Cell):
     def _judge_guesses(self, ids: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
         """Judge the stored guesses about these secrets, one secret at a time to save memory.
 
-        Return the judged outcome, the guesses without their candidates (to compute costs), and the
-        extracted shares of personal data, keyed by kind and secret id.
+        Returns:
+            The judged outcome.
+            The guesses without their candidates, from which costs are computed.
+            The share of each secret's personal data that its guess contains, keyed by kind and
+                secret id.
         """
         finished = self.audit.folder.guesses.finished_secrets(self.key)
         costs = list[Guesses]()
@@ -325,7 +330,10 @@ class AttackCell(Cell):
         return outcome, costs, kinds
 
     def _build_judged_row(self, queries: Sequence[Query]) -> RowValuesBySecret:
-        """Judge the stored guesses of these queries, and return the results per secret."""
+        """Judge the stored guesses of these queries, and return the results per secret.
+
+        Queries without a stored guess are skipped.
+        """
         finished = self.audit.folder.guesses.finished_secrets(self.key)
         ids = filter(finished.__contains__, (query.id for query in queries))
         outcome, _, kinds = self._judge_guesses(list(ids))
@@ -488,11 +496,15 @@ class ProbeCell(Cell):
     def _pair_undefended_observations(
         self,
     ) -> tuple[ChainMap[str, Observation], dict[str, float]]:
-        """Return this probe's observations of the undefended model, which all runs of a sweep
-        share.
+        """Return the two mappings that all runs of a sweep share for this probe.
 
-        Return the observations keyed by secret id, then numbers about all secrets together, keyed
-        by name. Both are empty for a defended model. The caller adds its own observations to both.
+        They hold observations of the undefended model, so that no run of the sweep repeats them.
+        The caller adds its own observations to both mappings. For a defended model, return two
+        empty mappings that are not shared.
+
+        Returns:
+            Observations, keyed by secret id.
+            Numbers about all secrets together, keyed by name.
         """
         if not self.target.is_undefended:
             return ChainMap(), {}

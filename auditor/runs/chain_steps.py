@@ -28,11 +28,13 @@ from auditor.statistics import compare
 class ChainRow:
     """One model in a chain of causes, with its results.
 
+    Each model of the chain differs from the previous one by one cause.
+
     Args:
         cause: the cause that this model adds.
         target: name of the model.
         answers: results per secret; None if this model has no measurement.
-        absent: if the model was not measured, the input that was missing.
+        absent: why the model was not measured; "" if it was.
     """
 
     cause: Cause
@@ -48,14 +50,19 @@ def build_cause_chain(
     name: str,
     unit: str,
 ) -> Chain | None:
-    """Return the steps from the base model through all models of `chain_rows`, including the
-    target.
+    """Return the steps from the base model through the models of `chain_rows` to the target.
 
     A step is the change of the members' mean from one model to the next. If non-members were
-    measured, their change is subtracted, because it does not come from memorisation. If a cause's
-    model was not measured, the cause is merged with the next step. Return None if the target was
-    not measured, or if no secret has a result on all models. base: name and results of the base
-    model. name, unit: the compared number, which must be finite for every model.
+    measured, their change is subtracted, because it does not come from memorisation. A cause whose
+    model was not measured shares a step with the next cause. Return None if the target was not
+    measured, or if no secret has a result on all models.
+
+    Args:
+        target: name of the target.
+        base: name and results of the base model.
+        chain_rows: the models after the base model, in order.
+        name: name of the compared number, which must be finite for every model.
+        unit: unit of the compared number.
     """
     start, answers = base
     rows = {start: answers}
@@ -100,8 +107,15 @@ def measure_row_difference(
 ) -> Measurement:
     """Measure the members' mean of `new` minus that of `base`, with its paired 95% interval.
 
-    name, unit: the compared number. Only members with this number in `new`, `base` and all `rows`
-    are compared. If there are non-members, their difference is subtracted.
+    If there are non-members, their difference is subtracted.
+
+    Args:
+        name: name of the compared number.
+        unit: unit of the compared number.
+        new: results per secret.
+        base: results per secret to compare with.
+        rows: results on further models. Only secrets with a result on all these models, in `new`
+            and in `base` are compared.
     """
     aligned = [new, base, *rows]
     _, (after, before, *_) = align_rows(aligned, name, True)
@@ -141,7 +155,7 @@ class CauseChains:
     collector: PerSecretCollector
 
     def add_cause_chain(self, finding: Finding) -> Finding:
-        """Add its defense's chain of causes to the finding.
+        """Return the finding with the chain of causes that explains its defense's effect.
 
         Return the finding unchanged if the defense's controls were not attacked in this setting.
         """
@@ -163,8 +177,10 @@ class CauseChains:
         )
 
     def add_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
-        """Add the chain of causes that made members' true tokens less likely to the target's
-        record."""
+        """Return the target's record with a chain of causes for its likelihoods.
+
+        The chain states how much each cause made the members' true tokens less likely.
+        """
         row = self._find_defense_row(target.name)
         if row is None:
             return target
@@ -172,7 +188,7 @@ class CauseChains:
         return dataclasses.replace(target, likelihood=chain)
 
     def _find_defense_row(self, target: str) -> ShownRow | None:
-        """Return the row of the target if it is a defense, otherwise None."""
+        """Return the shown target with this name if it is a defense, otherwise None."""
         rows = filter(lambda row: row.name == target and not row.companion, self.selection.rows)
         return next(rows, None)
 

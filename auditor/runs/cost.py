@@ -55,10 +55,10 @@ class CostEstimate:
     Args:
         costs: cost of each part.
         preparing: name and measured seconds of each step that loads or makes models and data.
-        probe: seconds spent on this estimate's queries.
+        probe: seconds that the estimate itself spent on queries.
         loaded_bytes: memory after all loading.
         secrets: number of attacked members, then of attacked non-members.
-        samples: samples per prefix, if all attacks draw the same number.
+        samples: samples per prefix if all attacks draw the same number; otherwise None.
         rates: whether a method measures false-positive rates, which need many non-members.
         ceilings: sentences about the largest epsilon that each epsilon audit could show.
     """

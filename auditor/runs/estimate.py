@@ -342,10 +342,11 @@ class _RunPartTimer:
     def time_parts_within_share(
         self, parts: Sequence[TimedPart], least: int = 1, weight: int = 1
     ) -> None:
-        """Time the parts on `least` texts, then on more texts until the parts' share of time is
-        used.
+        """Time the parts on `least` texts, then on more texts until their time is used.
 
-        weight: the parts' weight in the division of the remaining time.
+        The remaining time is divided among all parts of the run by their weights.
+
+        weight: total weight of these parts.
         """
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may
@@ -409,7 +410,10 @@ class _RunPartTimer:
 
 
 def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
-    """Run a part on n texts and return the cost; if n is 0, no time was left to run the part."""
+    """Run a part on n texts, and return the measured cost.
+
+    If n is 0, no time was left for this part. The returned cost then has only a reason.
+    """
     reason = step.reason
     if not step.n_texts:
         reason = reason or "nothing to ask"

@@ -44,9 +44,17 @@ def judge_run(
 ) -> Decision:
     """Apply all rules of a policy to a run. Raise AuditError if the run cannot be judged.
 
-    model: the judged model's current path, if the model was moved after the run. progress: function
-    called with (description, done, total) while files are read. target, setting, attack: judge only
-    findings with these names. attested: see `apply_policy`.
+    Args:
+        folder: folder of the run.
+        policy: the rules.
+        baseline: run to compare with.
+        model: the judged model's current path, if the model was moved after the run.
+        progress: function called with (description, done, total) while files are read.
+        target: judge only findings about this target.
+        setting: judge only findings with this access.
+        attack: judge only findings of this attack.
+        attested: ruling on whether the run matches its signed attestation; None if no attestation
+            was given.
     """
     run = read_run(folder)
     for record in filter(None, (run, baseline)):

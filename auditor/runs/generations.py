@@ -103,11 +103,12 @@ class JudgedGenerations:
     """Results of comparing a target's generations with the training texts.
 
     Args:
-        measurements: memorised tokens and extracted records.
+        measurements: measurements of memorised tokens and extracted records.
         notes: sentences for the reader.
-        costs: the generations without their texts, for counting queries and tokens.
+        costs: the generations without their texts, from which queries and tokens are counted.
         columns: table columns about the generations and the extracted records.
-        texts: (extracted text, whole generation), keyed by the record's alias.
+        texts: (longest extracted part, whole generation) of each extracted record, keyed by the
+            record's alias.
     """
 
     measurements: tuple[Measurement, ...]
@@ -120,10 +121,10 @@ class JudgedGenerations:
 def build_training_corpus(
     attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex
 ) -> TrainingCorpus:
-    """Return the corpus with the n-gram length that the attack's options set.
+    """Return the training corpus with the n-gram length n that the attack's options set.
 
-    If no option sets n, it is the median suffix length, but at most `_N`. Raise AuditError if n
-    exceeds the length of the generations or of the longest record.
+    If no option sets n, it is the median length of the attacked members' suffixes, but at most
+    `_N`. Raise AuditError if n exceeds the length of the generations or of the longest record.
     """
     lengths = sorted(len(secret.suffix) for secret in select_members(benchmark.secrets))
     middle = lengths[len(lengths) // 2]
@@ -152,9 +153,14 @@ def judge_generations(
     generation_ids: Sequence[str],
     corpus: TrainingCorpus,
 ) -> JudgedGenerations:
-    """Compare a target's generations with the corpus.
+    """Compare a target's generations with the training texts of the corpus.
 
-    generations_by_id: all generations. generation_ids: ids of this target's generations, in order.
+    Args:
+        cell: target, setting and attack.
+        attack: the attack that drew the generations.
+        generations_by_id: stored generations, keyed by id.
+        generation_ids: ids of the generations to compare, in order.
+        corpus: the training texts.
     """
     memorised_tokens = list[MemorisedTokens]()
     costs = list[Guesses]()
@@ -263,14 +269,15 @@ def _build_record_columns(
     n_generations: Mapping[int, int],
     longest: Mapping[int, int],
 ) -> Iterator[Column]:
-    """Yield table columns about the extracted records, in the given order.
+    """Yield table columns about the extracted records.
 
-    For each extracted record, column `generations` holds the number of generations that contain a
-    part of it, and column `longest` the number of tokens of the longest part. Column `record`
-    holds, for each attacked secret, its record's position in `order` (from 0). Column `trained`
-    counts the training records with each number of copies.
+    - `generations`: for each extracted record, the number of generations that contain a part of it.
+    - `longest`: for each extracted record, the number of tokens of the longest part.
+    - `record`: for each attacked secret, the position (from 0) of its record in `order`.
+    - `trained`: for each number of copies, the number of training records with that many copies.
 
-    order: indices of the records in the corpus. Mappings are keyed by record index.
+    order: indices of the extracted records in the corpus, in the order of the columns. The mappings
+    are keyed by these indices.
     """
     ids = [aliases[record] for record in order]
     copies = [corpus.index.copies[record] for record in order]

@@ -215,9 +215,10 @@ def make_site(
 
 
 def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict[str, Any]]:
-    """Return the defenses' default options for this lab's size, keyed by defense.
+    """Return the default options of each defense for this lab's size, keyed by defense.
 
-    A defense that varies one option of the target's training copies the training's other options.
+    Some defenses train like the target, except for one option. They get the target's training
+    options as defaults.
     """
     defaults = {}
     for name, options in lab.defense_defaults.items():
@@ -266,8 +267,9 @@ def parse_reference_model_count(text: str) -> int:
 def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
     """Build the recipe of the plan's lab. Raise AuditError for an unknown field.
 
-    If a probe uses coins, the lab inserts audit canaries into the training data of all models. If
-    the lab's seed is "run", the run's seed also decides the texts and the trained models.
+    For an epsilon audit, the lab inserts audit canaries into the training data of all models; a
+    coin decides for each canary. If the lab's seed is "run", the run's seed also decides the texts
+    and the trained models.
     """
     fields: dict[str, Any] = dict(plan.target.lab_recipe)
     if fields.get("seed") == "run":

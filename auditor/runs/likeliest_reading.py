@@ -62,11 +62,16 @@ def _name_choice(model: LanguageModel, texts: Sequence[object]) -> str:
 def choose_likeliest_reading(
     usual: Reading, nll: Mapping[Reading, Floats], looks: int = 1
 ) -> Reading:
-    """Return the usual prefix token or format unless another option is significantly more likely.
+    """Return the usual reading unless another reading is significantly more likely.
 
-    nll: for each option, the nats per token of the same texts, of shape (texts,). The test is
-    Student's paired interval. A Bonferroni correction covers the number of other options and
-    `looks`, the number of times that the test is made while data arrive.
+    A reading is one way to present the same texts to the model: a prefix token, or a text format.
+    The test is Student's paired interval, with a Bonferroni correction for the number of other
+    readings and of looks.
+
+    Args:
+        usual: the default reading.
+        nll: for each reading, the nats per token of the same texts, of shape (texts,).
+        looks: number of times that this test is made while data arrive.
     """
     other_readings = [reading for reading in nll if reading != usual]
     likelier = [
@@ -84,12 +89,17 @@ def is_choice_clear(
     looks: int,
     hurried: bool = False,
 ) -> bool:
-    """Test if no other option can be better than `best` by `margin` nats per token.
+    """Test if no other reading can be better than `best` by `margin` nats per token.
 
-    Every option's paired interval must exclude such a gain. nll, looks: as in
-    `choose_likeliest_reading`.
-    hurried: use uncorrected one-sided 95% intervals, which suffice to decide that no more texts are
-    needed.
+    For each other reading, the upper end of the paired interval of its gain must be below `margin`.
+
+    Args:
+        best: the chosen reading: a prefix token or a text format.
+        nll: for each reading, the nats per token of the same texts, of shape (texts,).
+        margin: smallest gain that matters.
+        looks: number of times that this test is made while data arrive.
+        hurried: use one-sided 95% intervals without correction. They suffice to decide that no more
+            texts are needed.
     """
     other_readings = [reading for reading in nll if reading != best]
     if hurried:
@@ -103,10 +113,14 @@ def is_choice_clear(
 
 
 def bound_mean_gain(gain: Floats, comparisons: float) -> float:
-    """Return the lower end of Student's interval for the mean of the paired differences `gain`.
+    """Return the lower end of Student's two-sided 95% interval for the mean of `gain`.
 
-    Return -inf for fewer than 2 pairs. comparisons: number by which the error probability of the
-    two-sided interval is divided; 0.5 gives a one-sided interval.
+    Return -inf for fewer than 2 pairs.
+
+    Args:
+        gain: paired differences, of shape (pairs,).
+        comparisons: number of intervals that share the error probability (Bonferroni). With 0.5,
+            the lower end is that of a one-sided interval.
     """
     n = len(gain)
     if n < 2:

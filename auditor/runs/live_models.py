@@ -79,9 +79,11 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
 def restore_training_state(*models: Any) -> Iterator[None]:
     """Return a context in which an audit may use models that are in training.
 
-    At its end, training mode and the weights' `requires_grad` are restored. In the context, a model
-    computes in the precision of its weights. For mixed precision, accelerate wraps `forward` in
-    autocast (bfloat16 by default in TRL's trainers), whose rounding depends on the batch shape.
+    At the end of the context, training mode and the weights' `requires_grad` are restored.
+
+    In the context, autocast is off, so a model computes in the precision of its weights. In
+    mixed-precision training, accelerate wraps `forward` in autocast (bfloat16 by default in TRL's
+    trainers). Its rounding depends on the batch shape, which would change an audit's results.
     """
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
     # Module by module: frozen dropout or batch norms inside a training model keep their mode.

@@ -35,9 +35,9 @@ class SiteModels:
     """Models of a plan: the attacked model and related models, each loaded on first use.
 
     live: models in memory, keyed by role (model, public, reference), which replace the plan's
-    models. The folder of a model in memory, including its privacy promise, is not read, because the
-    weights may have changed since. The model's digest, if it reports one, is that of the weights in
-    memory.
+    models. Their folders are not read, because the weights may have changed since they were saved;
+    the privacy promise in the folder is also ignored. If such a model reports a digest, it is the
+    digest of the weights in memory.
     """
 
     run = ""  # the run that pays for queries over a network
@@ -141,8 +141,10 @@ class SiteModels:
 
     @property
     def undefended_trained_model(self) -> TrainedModel:
-        """Undefended model, with the known promises, canaries and messages (`notes`) of its
-        training.
+        """Undefended model, with the records of its training in its folder.
+
+        These records are the privacy promise and the gradient canaries, if there are any. A model
+        in memory has no such records.
         """
         if "model" in self.live:
             return TrainedModel(self.model, None)
@@ -228,9 +230,10 @@ class SiteModels:
         return _require_same_vocabulary(kind, target, other)
 
     def load_deployed_form(self, place: str) -> LanguageModel:
-        """Load a deployed form of the attacked model. place: folder, hub id or address of the form.
+        """Load a deployed form of the attacked model, such as a quantised copy.
 
-        Raise AuditError if its vocabulary differs.
+        place: folder, hub id or address of this copy. Raise AuditError if its vocabulary differs
+        from that of the attacked model.
         """
         provider, request = self._resolve_form(place)
         provider.check(request)
@@ -286,10 +289,13 @@ class SiteModels:
     def load_role_model(
         self, kind: str, name: str, options: LoadingOptions | None = None
     ) -> LanguageModel:
-        """Load the model of a role, such as `public`. kind: the role. name: the model's folder or
-        hub id.
+        """Load the model of a role.
 
-        options: loading options; if None, those of the attacked model that also suit other models.
+        Args:
+            kind: the role, such as `public`.
+            name: the model's folder or hub id.
+            options: loading options. If None, use the attacked model's options, except those that
+                suit only that model.
         """
         if kind in self.live:
             return self.live[kind]
@@ -371,8 +377,11 @@ def _require_same_vocabulary(
 
 
 def _describe_adapter_base(name: str, is_reference: bool) -> str:
-    """Explain whether the base model of an adapter is the reference model, if the user named
-    none.
+    """Return a sentence about whether the adapter's base model is used as the reference model.
+
+    The base model is considered only if the user named no reference model.
+
+    name: the base model. is_reference: whether it is used.
     """
     if not is_reference:
         return (

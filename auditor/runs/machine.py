@@ -86,9 +86,12 @@ def _format_current_commit() -> str:
 def _run_git_without_hooks(
     *arguments: str, off: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run git, with all programs disabled that a folder may configure: monitors, hooks, filters.
+    """Run git without starting any program that a repository's settings may name.
 
-    off: further git settings that disable programs, as `name=value`. Return None if git is missing.
+    Such programs are file monitors and hooks, which are always disabled. Return None if git is
+    missing.
+
+    off: further git settings, as `name=value`, that disable programs such as filters.
     """
     settings = list[str]()
     for setting in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off):

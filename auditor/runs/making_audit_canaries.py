@@ -46,9 +46,9 @@ def make_audit_canaries(
         seed: seed of texts and coins; None for an unguessable seed.
         kind: kind of canary.
         length: words of a canary.
-        inputs: the training data (`data`), for canaries that begin with its texts; the public or
-            base model (`model`), for canaries made with a model; the `temperature` of sampled
-            canaries.
+        inputs: inputs that only some kinds use. `data` is the training data, for canaries that
+            begin with its texts. `model` is the public or base model, for canaries made with a
+            model. `temperature` is that of sampled canaries.
     """
     if kind not in KINDS:
         raise make_unknown_name_error("--kind", kind, KINDS)

@@ -85,7 +85,7 @@ class TrainingOutcome:
 
     Args:
         told: sentences that the training reported.
-        seconds: training time, even if an earlier session trained.
+        seconds: duration of the training, even if it was done in an earlier session.
     """
 
     told: tuple[str, ...]
@@ -100,8 +100,8 @@ class Mitigation:
         options: options of the command.
         plan: plan of the first audit.
         trainer: training method of the mitigation.
-        recipe: arguments that repeat the recorded training; None in the lab, and if a command
-        trains.
+        recipe: arguments that repeat the recorded training. None in the lab, and None if the user
+            gave a training command.
         command: words of the user's training command; () if no command was given.
     """
 

@@ -48,9 +48,9 @@ def load_own_benchmark(
         reader: reader of the plan's files.
         name: the model's folder or hub id.
         model: the attacked model.
-        recorded_form: text form of a resumed run; None to choose the form.
-        form_rows: largest number of data rows used to choose the form.
-        soft_prompt_rows: number of soft-prompt rows before the texts.
+        recorded_form: how a resumed run renders conversations as text; None to choose this now.
+        form_rows: largest number of data rows used to choose the text form.
+        soft_prompt_rows: number of soft-prompt vectors before each text.
     """
     plan = reader.plan
     canaries: tuple[Secret, ...] = ()
@@ -173,9 +173,9 @@ def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> I
 def _choose_trained_length(
     plan: DataPlan, name: str, tokenizer: Any
 ) -> tuple[TrainedLength | None, tuple[str, ...]]:
-    """Return the number of tokens in a training row, then notes about this length.
+    """Return how many tokens of each data row the model was trained on, then notes about this.
 
-    The plan or a file next to the model gives the length; it is None if neither does.
+    The plan or a file next to the model gives the number. It is None if neither does.
     """
     if plan.trained_length == NONE:
         return None, ()

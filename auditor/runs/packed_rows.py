@@ -51,11 +51,19 @@ def compare_packed_records(
 ) -> tuple[str, tuple[Doubt, ...]]:
     """Compare how well a model recites records with and without the earlier records of their row.
 
-    Return a sentence, and a doubt if the earlier records help. Because similar text may help any
-    model, the earlier records must also help more than those of a different row. The sentence is ""
-    if fewer than three records have earlier texts that fit. model: the model with prefix token.
-    earlier: for each secret id, the texts before the record in its row, followed by the start of
-    the record.
+    If the earlier records help, the model learnt the records of a row together, and an audit of
+    single records finds too little. Similar text may help any model, so the earlier records must
+    also help more than those of a different row.
+
+    Args:
+        model: the model, wrapped with the prefix token.
+        secrets: the records.
+        earlier: for each secret id, the texts before the record in its row, followed by the start
+            of the record itself.
+
+    Returns:
+        A sentence with the counts; "" if fewer than three records have earlier texts that fit.
+        A doubt if the earlier records help; otherwise ().
     """
     chosen = _choose_compared_records(model, secrets, earlier)
     if len(chosen) < 3:

@@ -45,7 +45,7 @@ class ScoredRow:
     Args:
         ids: record ids, in the order of the scores.
         records: membership and groups of the records.
-        candidates: scores of all records, by score name.
+        candidates: the probe's different scores of these records, keyed by score name.
     """
 
     ids: tuple[str, ...]
@@ -58,12 +58,16 @@ class PerSecretCollector:
 
     These attributes have a key for each cell (target, setting, attack or probe):
 
-    `answers` holds the main number of each member, and of each non-member if non-members measure
-    chance. `rows` holds all results. `scored` holds membership scores. `stopped` lists the cells
-    that `--until` queried in random order.
+    - `answers`: the main number of each member. It includes non-members if the probe measures them
+      as a baseline.
+    - `rows`: all results.
+    - `scored`: membership scores.
+    - `stopped`: how `--until` ended the queries of the cell, which were in random order.
 
-    These attributes have a key for each target: `likelihoods` holds each secret's mean
-    log-probability of true tokens, in nats. `heldout` holds the nll of each held-out text.
+    These attributes have a key for each target:
+
+    - `likelihoods`: each secret's mean log-probability of true tokens, in nats.
+    - `heldout`: the nll of each held-out text.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -81,10 +85,14 @@ class PerSecretCollector:
     def collect_attack_outcome(
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds
     ) -> RowValuesBySecret:
-        """Collect and return the results of an attack. key: target, setting and attack.
+        """Collect and return the results of an attack.
 
-        probable: whether the attack's scores are probabilities. kinds: extracted share of each
-        secret's personal data, keyed by kind and secret id.
+        Args:
+            key: target, setting and attack.
+            outcome: the judged guesses.
+            probable: whether the attack's scores of its guesses are probabilities.
+            kinds: share of each secret's personal data that its guess contains, keyed by kind and
+                secret id.
         """
         row = self._keep_cell_row(key, build_outcome_row(outcome, kinds, probable))
         self.answers[key] = row.keep_one_metric(RECALL, others=False)
@@ -201,8 +209,11 @@ def build_observation_row(
 def _build_observation_columns(
     key: CellKey, row: RowValuesBySecret, observations: Observed
 ) -> Iterator[Column]:
-    """Yield the observations as columns, which share the ids and other facts about secrets with
-    `row`."""
+    """Yield a table column for each observed number.
+
+    A column holds only the secrets with this number. Their membership and copies come from `row`,
+    which holds all secrets in the same order.
+    """
     for name in observations.names:
         values, present = observations.find_column(name)
         ids = row.ids
@@ -227,11 +238,13 @@ def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
 def add_strongest_membership(
     findings: Sequence[Finding], collector: PerSecretCollector
 ) -> list[Finding]:
-    """Return a target's findings; add the AUC of the strongest score to each membership finding.
+    """Return a target's findings, with the AUC of the strongest score in each membership finding.
 
-    If several findings have the same setting and records, they share one error probability. The
-    strongest score also replaces the main score's column in the collector, so that the AUC can be
-    recomputed.
+    A membership probe has several scores, and the strongest is chosen by its result. The intervals
+    are corrected for this choice; findings with the same setting and records share one correction.
+
+    In the collector, the strongest score replaces the values of the main score, so that the AUC can
+    be recomputed from the table.
     """
     changed = {}
     for family in _group_row_families(findings, collector.scored):

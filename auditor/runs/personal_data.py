@@ -165,8 +165,11 @@ def _judge_personal_spans(
 ) -> Iterator[tuple[str, str, Fate]]:
     """Yield (kind, text, fate) of each distinct item of personal data that overlaps the suffix.
 
-    The fate says how the item is used: "members" if it counts in the recall, "held" if the prefix
-    already contains it, and "cut" if the suffix contains only a part of it.
+    The fate says how the item is used:
+
+    - "members": the item counts in the recall.
+    - "held": the prefix already contains the item, so it does not count.
+    - "cut": the suffix contains only a part of the item, so it does not count.
     """
     # Include the text after the suffix, to find whole spans that the suffix's end cuts.
     full_text = _decode_whole_text(wording)

@@ -104,10 +104,15 @@ def merge_plugin_options(
 
 
 def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequence[str]]) -> None:
-    """Raise AuditError for a common option that no chosen plug-in has.
+    """Raise AuditError for an option that no chosen plug-in uses.
 
-    Also raise AuditError for options of a plug-in that was not chosen. flag: the flag in messages.
-    fields: option names of each chosen plug-in.
+    Such an option either names a plug-in that was not chosen, or names no plug-in and is an option
+    of none of the chosen ones.
+
+    Args:
+        flag: the flag in messages.
+        options: the given options, keyed by plug-in; those that name no plug-in have the key "".
+        fields: option names of each chosen plug-in.
     """
     known = sorted({option for names in fields.values() for option in names})
     for option in options.get("", {}):

@@ -208,7 +208,10 @@ def _check_variants(variants: Any) -> list[tuple[str, Values]]:
 
 
 def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]) -> None:
-    """Raise AuditError for a common option that no variant uses, as of a misspelt attack."""
+    """Raise AuditError if the shared plan has options of an attack or defense that no variant uses.
+
+    This finds a misspelt name, which would otherwise have no effect.
+    """
     for kind in ("attack", "defense"):
         used: set[str] = set()
         for _, fields in variants:

@@ -99,9 +99,10 @@ def locate_role_models(plan: Plan) -> Places:
 
 
 def _locate_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
-    """Return the folder or hub id of the model's files, and the hub revision, keyed by role.
+    """Return where the files of a model come from: folder or hub id, and hub revision.
 
-    Return {} for an unknown provider.
+    The result has a key for each part of the model, such as "model" and "model subfolder". Return
+    {} for an unknown provider.
     """
     if not split_model_name(model)[0]:
         return loading.list_pretrained_sources(model)

@@ -44,9 +44,9 @@ _DRAWN = 64  # texts of each canary format in place of known pairs
 
 
 def _make_prefixed_delegate(method: str) -> Any:
-    """Make a method that puts the prefix token before the texts of a query.
+    """Make a method that adds the prefix token to texts and then calls the wrapped model.
 
-    It then passes the query to the method `method` of the wrapped model.
+    method: name of the method of the wrapped model.
     """
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
@@ -58,8 +58,7 @@ def _make_prefixed_delegate(method: str) -> Any:
 class PrefixedModel(WrappingModel):
     """Wrapper of a model that puts the prefix token before each text, and after any soft prompt.
 
-    No other class turns texts into contexts. `max_positions` is the number of positions left for
-    texts.
+    Only this class adds prefix tokens. `max_positions` is the number of positions left for texts.
     """
 
     def __init__(self, model: LanguageModel, prefix_token: Tokens) -> None:
@@ -162,25 +161,30 @@ def resolve_prefix_token(
     as_trained: bool = False,
     hurried: bool = False,
 ) -> PrefixToken:
-    """Return the requested prefix token; for `auto`, the token that makes known pairs most likely.
+    """Return the requested prefix token; for `auto`, choose the one that makes texts most likely.
 
     `auto` keeps the tokenizer's default unless a different token gives a significantly lower mean
     nll per token of the known suffixes. The test is Student's interval, paired by known pair, and
-    corrected for the number of alternatives. Without known pairs, `auto` uses new texts in the
-    canaries' formats, or all canary texts in an epsilon audit, whatever their coins. Raise
-    AuditError for a token that the model or its tokenizer does not have.
+    corrected for the number of alternatives. If there are no known pairs, `auto` uses new texts in
+    the canaries' formats. In an epsilon audit, it uses the texts of all canaries, whether they were
+    inserted or not.
 
     Args:
         spec: the requested token, or `auto`.
+        model: the model.
         known: the attacker's known pairs of prefix and suffix.
-        longest: number of tokens of the longest context, without prefix token; `auto` skips prefix
-        tokens that do not fit.
-        canaries: canaries in the model's training data.
-        framed: whether the texts begin with a template; the tokenizer then has no default prefix
-        token.
-        as_trained: whether the texts are a trainer's token ids; `auto` then chooses nothing.
-        hurried: whether to use fewer known pairs (see `is_choice_clear`) and, unless `framed`, only
-        the starts of their texts.
+        longest: number of tokens of the longest context, without prefix token. `auto` skips prefix
+            tokens that do not fit.
+        canaries: canaries of the run.
+        framed: whether the texts begin with a chat template. The tokenizer then has no default
+            prefix token.
+        as_trained: whether the texts are a trainer's own token ids. `auto` then adds no prefix
+            token.
+        hurried: whether to save time by using fewer known pairs (see `is_choice_clear`), and only
+            the starts of their texts. If `framed`, the texts are used in full.
+
+    Raises:
+        AuditError: if the model or its tokenizer does not have the requested token.
     """
     begins = {pair.prefix[: len(model.prepended)] for pair in known}
     # A template or the trainer's ids may begin with this token.

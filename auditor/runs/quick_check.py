@@ -119,10 +119,10 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
 
 
 def enable_hidden_state_caches(site: Site) -> None:
-    """Make each model read each text only once, and limit the rows that decide the text form.
+    """Save time: make each model read each text only once, and choose the text form on a few rows.
 
-    The cache folder stores self-checks, and the choices of prefix tokens and text forms, keyed by a
-    digest of the weights.
+    The results of self-checks, and the chosen prefix tokens and text forms, are stored in the cache
+    folder. A digest of the weights is their key.
     """
     site.form_rows = FORM_ROWS
     site.hurried = True

@@ -406,10 +406,15 @@ def _describe_released_passages(
 def _measure_personal_data(
     release: ReleasedText, records: Sequence[ReleasedRecord]
 ) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
-    """Return, for each kind of personal data, each record's released share and the counts of items.
+    """Measure how much personal data of each record the released text contains.
 
-    The share is NaN for a record without such data. A string that is in both members and
-    non-members does not count, because its source is ambiguous.
+    An item that occurs in both members and non-members does not count, because its source is
+    ambiguous.
+
+    Returns:
+        For each kind of personal data, the share of each record's items that the released text
+            contains; NaN for a record without such items.
+        For each kind, the number of items in members and in non-members.
     """
     recognisers = pii.PiiRecognisers() if pii.has_pii_packages() else None
     marks_of_records = []
@@ -515,8 +520,9 @@ def _build_epsilon_finding(
 ) -> tuple[Finding, tuple[Secret, ...]]:
     """Bound epsilon by the canaries in the released text. Return the finding, then the canaries.
 
-    Only the records of --nonmembers are the reference, because coins decide which canaries --data
-    contains. The canaries are returned as secrets.
+    A canary's score is its log-likelihood under the n-grams of the released text, minus that under
+    the n-grams of --nonmembers. The records of --data are no part of this reference, because coins
+    decided which canaries they contain. The canaries are returned as secrets.
     """
     words = WordIds(dict(release.words.ids))  # a copy, as reading adds words
     texts = []

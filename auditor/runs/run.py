@@ -82,10 +82,11 @@ def run_audit(
         policy: gate policy of `--until decided`.
         baseline: baseline run of `--until decided`.
         limit: time limit of a check, which queries the secrets most at risk first; None for all
-        secrets.
-        publish: function called with the first result, and again whenever the number of secrets has
-        doubled.
-        is_check: whether the run has all cheap attacks and probes, some of which may not apply.
+            secrets.
+        publish: function called with each intermediate result of a check. The first has a few
+            records; each later one has at least twice as many as the one before.
+        is_check: whether this is a check. A check selects all cheap attacks and probes, so some of
+            them may not apply.
     """
     site.attach_run_folder(folder)
     selection, clock = select_plugins(plan, site, objects), StageClock(site.reporter)

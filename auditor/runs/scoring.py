@@ -85,10 +85,13 @@ def mark_greedy_hits(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> Bools:
-    """Return, of shape (secrets,), True if greedy decoding after the prefix gives the suffix.
+    """Return, for each secret, whether greedy decoding after the prefix gives the suffix.
 
-    In that case each suffix token is the most likely one at its position, so a model with
-    distributions needs no decoding. guesses: greedy guesses, keyed by secret id.
+    The result has shape (secrets,). A model with distributions needs no decoding: greedy decoding
+    gives the suffix if each suffix token is the most likely one at its position.
+
+    guesses: greedy guesses, keyed by secret id. If they cover all secrets, the model is not
+    queried.
     """
     continuations: Sequence[Tokens] | None = None
     if guesses and all(secret.id in guesses for secret in secrets):
@@ -130,10 +133,11 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
 
 
 def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
-    """Return, for each held-out text, the number of predicted `tokens` and the summed nlls in nats.
+    """Return the losses of the held-out texts, as one sequence over the texts for each key.
 
-    Keys are `tokens` and the names of perplexities, that of the model's own distribution first.
-    Return {} if no held-out texts or likelihoods exist.
+    Key `tokens` has the number of predicted tokens of each text. Each other key is the name of a
+    perplexity and has each text's summed nll in nats; the perplexity of the model's own
+    distribution comes first. Return {} if no held-out texts or likelihoods exist.
     """
     texts = audit.benchmark.heldout
     if not texts or not implies_capability(target.model.capabilities, "likelihood"):
@@ -191,8 +195,10 @@ def compute_published_nlls(
 ) -> Mapping[str, Sequence[float]]:
     """Return each text's summed nll in nats, keyed by the name of a perplexity.
 
-    Published defenses define these perplexities. context_lengths: number of given tokens at
-    the start of each text; only later tokens count.
+    Only perplexities that a defense's paper defines in its own way are computed.
+
+    context_lengths: for each text, the number of leading tokens that are given. Only later tokens
+    count.
     """
     nll_by_name: dict[str, list[float]] = {}
     for first in dict.fromkeys(context_lengths):
@@ -267,11 +273,14 @@ _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]
 def doubt_if_members_likelier(
     title: str, answers: RowValuesBySecret, methods: Collection[str] = ()
 ) -> tuple[Doubt, ...]:
-    """Return a doubt about zero extraction if members' true tokens are likelier than non-members'.
+    """Return a doubt if members' true tokens are more likely than non-members'.
 
-    A one-sided Welch test at the 2.5% level compares mean log-probabilities, in nats per token. The
-    difference does not measure extractable text. methods: the run's attacks and probes; the doubt
-    recommends only others.
+    Even if no attack extracted anything, such a difference means that the model knows the members,
+    or that members and non-members differ in kind. A one-sided Welch test at the 2.5% level
+    compares the mean log-probabilities, in nats per token.
+
+    methods: names of the run's attacks and probes. The doubt recommends a membership probe if it is
+    not among them.
     """
     values = answers.values[LIKELIHOOD]
     members = values[answers.member]

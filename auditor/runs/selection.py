@@ -36,10 +36,10 @@ class PluginSelection:
 
     Args:
         methods: attacks and probes in the plan's order.
-        rows: defenses, each followed by its controls.
+        rows: targets besides the undefended model: each defense, followed by its controls.
         settings: access settings, from the narrowest access to the widest.
         around: for each unlearned model, the target names of the model and its baselines, keyed by
-        role.
+            role.
     """
 
     methods: tuple[Attack | Probe, ...]
@@ -89,13 +89,14 @@ class PluginSelection:
 
     @property
     def longest_soft_prompt_row_count(self) -> int:
-        """Number of rows in the longest soft prompt that an attack tunes."""
+        """Number of embedding vectors in the longest soft prompt that an attack tunes."""
         return max((attack.soft_prompt_rows() for attack in self.attacks), default=0)
 
     def list_target_settings(self, companion: bool) -> tuple[Setting, ...]:
         """Return the access settings in which a target is attacked.
 
-        companion: whether the target is a control, which is attacked only with the widest access.
+        companion: whether the target is a control. A control is attacked only with the widest
+        access.
         """
         if companion:
             return self.settings[-1:]
@@ -221,11 +222,11 @@ def _default_attack_options(
 ) -> dict[str, dict[str, Any]]:
     """Return the default options of attacks and probes, keyed by name.
 
-    The user's options override these.
+    Some defaults are chosen for the audit's models and data. An attack or probe may also declare
+    defaults for an audit without a reference model, and for a model without next-token
+    distributions. The user's options later override all of these.
 
-    Some defaults depend on the audit's models and data. Others are declared by an attack or probe,
-    for an audit without a reference model or for a target without distributions. known: classes of
-    attacks and probes, keyed by name.
+    known: classes of attacks and probes, keyed by name.
     """
     defaults = {}
     for name, kind in known.items():

@@ -101,7 +101,8 @@ class BeforeUnlearning(UnlearningBaseline):
 class RetrainedBaseline(UnlearningBaseline):
     """Model trained without the records to forget.
 
-    relearned: whether the model was then trained for some more steps, like the relearned model.
+    relearned: whether this model was then trained for some more steps, in the same way as the
+    unlearned model in `RelearnedBaseline`.
     """
 
     name = "retrained"
@@ -230,11 +231,12 @@ class NamedForm(UnlearningBaseline):
 
 
 def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
-    """Return a target for each deployed form in `--forms`, such as a quantised copy, in this order.
+    """Return a target for each deployed form, in the order of `--forms`.
+
+    A form is another copy of the attacked model, such as a quantised copy. Raise AuditError for an
+    invalid form, or if two targets have the same name.
 
     others: the other targets that the run shows.
-
-    Raise AuditError for an invalid form, or if two targets have the same name.
     """
     rows = list[ShownRow]()
     names = {UNDEFENDED, *(row.name for row in others)}

@@ -47,15 +47,16 @@ class Site(SiteModels):
     """Models and data of an audit. Models are loaded or trained on first use.
 
     Args:
-        subject: plan values that decide the attacked model and the secrets; runs with the same
-        values may share both.
+        subject: plan values that decide the attacked model and the secrets. Runs with the same
+            values may share both.
         trains_on_demand: whether a defense's inputs are trained when the run reaches the defense.
-        Otherwise they exist from the start, so that the run can refuse an impossible promise early.
-        may_train: whether to train missing models; otherwise they are refused on use. hurried:
-        whether to choose the prefix token by only a few known pairs. form_rows: largest number of
-        data rows used to choose the text form.
-        soft_prompt_rows: number of rows of the longest soft prompt, which take positions of the
-        context.
+            Otherwise they exist from the start, so that the run can refuse an impossible promise
+            early.
+        may_train: whether to train missing models; otherwise they are refused on use.
+        hurried: whether to choose the prefix token by only a few known pairs.
+        form_rows: largest number of data rows used to choose the text form.
+        soft_prompt_rows: number of embedding vectors in the longest soft prompt. Each takes the
+            place of a token in the context.
         relearn_rate: default learning rate of `--relearn`.
     """
 
@@ -217,10 +218,10 @@ class Site(SiteModels):
         check_controls_trained_like_defense(defense)
 
     def is_control_the_undefended_model(self, control: Defense) -> bool:
-        """Return whether the undefended model can serve as this control of a defense.
+        """Return whether the undefended model is the same adapter as this control.
 
-        True if the undefended model is an adapter trained on all data by the recipe of the
-        defense's ensemble.
+        Such a control is an adapter trained on all records, in the same way as the members of an
+        ensemble. The user may choose this adapter as the attacked model.
         """
         if "whole" not in control.needs:
             return False
@@ -315,10 +316,10 @@ def format_missing_input(defense: Defense, public: str | None) -> str:
 
 
 def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
-    """Raise AuditError if a defense needs an input that the user did not give and only a lab can
-    make.
+    """Raise AuditError if the user did not give an input that the defense needs.
 
-    public: folder or hub id of the public model; None if not given.
+    In the lab, such inputs are made on demand. public: folder or hub id of the public model; None
+    if not given.
     """
     if phrase := format_missing_input(defense, public):
         raise AuditError(f"--defense {defense.name} outside the lab needs {phrase}")

@@ -47,11 +47,11 @@ class StoppingRule:
     """Rule that decides when an attack or probe may stop querying a target.
 
     Args:
-        width: a metric, and the half-width of its interval at which queries stop; None if gate
-        rules decide.
+        width: (metric, half-width). The queries stop once the metric's interval is this narrow.
+            None if gate rules decide.
         rules: gate rules that must be decided before queries stop.
-        level: error probability that all decisions of the run share for failed rules. Passed rules
-        have the gate's error probability.
+        level: error probability for deciding that a rule failed; all decisions of the run share it.
+            A rule that passes is decided with the gate's error probability.
         base: results per secret of the baseline run.
         require: minimum numbers of secrets to query before any stop.
     """
@@ -113,6 +113,12 @@ class StoppingRule:
         """Query items in random order until the queries can stop.
 
         Return a description of the stop, then the ids of the queried items.
+
+        Args:
+            items: all items that may be queried.
+            seed: seed of the order.
+            ask: function that queries some items.
+            build_results: function from queried items to their results.
         """
         # Each item draws its rank: the order of two items does not depend on the rest.
         order = sorted(
@@ -259,14 +265,17 @@ def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
 
 
 def _cannot_stop_queries(rule: Rule) -> bool:
-    """Test if the rule limits an epsilon bound or membership rate, so it can never stop queries."""
+    """Test if the rule limits an epsilon bound or a membership rate.
+
+    Such a rule has no influence on when queries stop.
+    """
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 
 def _may_decide_rule(rule: Rule, cell: CellKey, selection: PluginSelection) -> bool:
-    """Test if the gate may decide the rule on this cell (target, setting, attack or probe).
+    """Test if the results of this cell (target, setting, attack or probe) may decide the rule.
 
-    Return False if only other attacks or probes measure the rule's metric.
+    Return False if only other attacks or probes of the run measure the rule's metric.
     """
     names = {m.name for m in selection.methods if _is_stopping_metric(m, rule.metric)}
     return not names or cell.attack in names

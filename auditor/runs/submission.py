@@ -59,13 +59,14 @@ def check_plan_allows_submission(
 
 
 def write_submission(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
-    """Write the submission of a finished run.
+    """Write the submission of a finished run: guesses about the undefended target.
 
-    Return the submitted cell (target, setting, attack) and the number of guesses. The target is
-    undefended. The setting is white-box, or text-only if the run has only this setting. The file
-    lists the first guess of each attacked member, sorted by descending score; ties keep the order
-    of the arrays. Only the file's owner may read the file. Raise AuditError if the attack gave no
-    guesses or the file cannot be written.
+    The setting is white-box, or text-only if the run has only this setting. The file lists the
+    first guess of each attacked member, sorted by descending score. Guesses with the same score are
+    in the order of the data arrays. Only the file's owner may read the file.
+
+    Return the submitted cell (target, setting, attack) and the number of guesses. Raise AuditError
+    if the attack gave no guesses or the file cannot be written.
     """
     cell = CellKey(
         UNDEFENDED,

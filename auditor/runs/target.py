@@ -30,8 +30,8 @@ class TokenSpending:
     Args:
         meter: counter of tokens drawn under the privacy claim.
         spent: number of tokens charged to the claim, keyed by (sampling recipe, secret id).
-        seconds: seconds that this process spent on draws. n_drawn: number of tokens that this
-        process drew.
+        seconds: seconds that this process spent on draws.
+        n_drawn: number of tokens that this process drew.
     """
 
     meter: ClaimTokenMeter
@@ -238,12 +238,17 @@ def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -
 def divide_query_budget(
     budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None
 ) -> Draws:
-    """Divide a fixed token budget over the (sampling recipe, secret id) keys before any draw.
+    """Divide a fixed budget of tokens among the samples, before any token is drawn.
 
-    The budget is spent in the order of the keys, not of the queries. A `stop` budget pays only for
-    whole answers, up to the first one that is too long. With a `public` budget, the public model
-    completes the answers that the budget cannot pay for. lots: the lot of each secret id, if each
-    lot has its own budget (`Defense.lots`).
+    A sample is named by (sampling recipe, secret id). Samples are paid for in the order of `draws`,
+    whatever the order of the queries. A `stop` budget pays for whole samples only: after the first
+    one that it cannot pay for, it pays for no other. A `public` budget may pay for a part of a
+    sample, and the public model completes the rest.
+
+    Args:
+        budget: number of tokens, and what happens when they are spent.
+        draws: number of tokens that each sample needs.
+        lots: lot of each secret id, if each lot has its own budget (`Defense.lots`).
     """
     rest_by_lot = dict[int | None, int]()
     allowance = Draws()

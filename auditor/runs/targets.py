@@ -100,9 +100,10 @@ class Targets:
     def list_attacked_secrets(self, defense: Defense) -> tuple[Secret, ...]:
         """Return the secrets attacked with this defense.
 
-        Some defenses query all parts of an ensemble, or all records in the context, for each token.
-        Their number of secrets is therefore limited by --ensemble-limit, or by default by the lab's
-        limit. The lab's limit does not apply if the defense fixes the number of ensemble members.
+        Some defenses are slow, because they query all parts of an ensemble, or all records in the
+        context, for each token. For these, --ensemble-limit limits the number of secrets. Without
+        this flag, the lab's own limit applies, except if the defense fixes the number of ensemble
+        members.
         """
         benchmark = self.scene.benchmark
         limit = self.scene.defenses.ensemble_limit
@@ -155,7 +156,7 @@ class Targets:
 
 
 def _list_distinct_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
-    """Return the distinct training texts: each complete, and also as cut for the attacks."""
+    """Return the distinct training texts, both as complete texts and as cut for the attacks."""
     # The base class gives the texts as cut for attacks; a benchmark may give complete texts.
     texts = (
         *benchmark.texts_with_repeat_counts(True),

@@ -58,9 +58,9 @@ class _RenderingScores:
 
     Args:
         forms: the distinct renderings.
-        members: scores of members' rows, of shape (rows,), keyed by rendering. nonmembers: function
-        from a rendering to the scores of non-members' rows, of shape (rows,); None if no
-        non-members exist.
+        members: scores of members' rows, of shape (rows,), keyed by rendering.
+        nonmembers: function from a rendering to the scores of non-members' rows, of shape (rows,);
+            None if no non-members exist.
         phrase: name of the rows in sentences.
     """
 
@@ -82,28 +82,35 @@ def choose_text_form(
 ) -> tuple[ChatRendering, TextForm] | None:
     """Choose the rendering of `--data`. Return the rendering, then its record with all doubts.
 
-    Return None for texts and tokens, which have no rendering.
+    A rendering writes a conversation as text. Return None for texts and tokens, which need none.
 
     **Choice.** At most `most` rows of `--known`, or else of `--data`, are scored: each answer has a
     mean nll per token in every candidate rendering. If `most` is below `ROWS` and the starts of a
     few answers make the choice clear, only these are scored. The default rendering stays unless a
     different one is significantly more likely (`choose_likeliest_reading`). If the template writes
-    the day, the day is then chosen by the same test. `--template` and `--date` replace the choice;
-    the alternatives are still scored, and a more likely alternative is a doubt. A requested
-    rendering needs no confirmation, because only the user knows the training.
+    the day, the day is then chosen by the same test. `--template` and `--date` replace the choice.
+    The alternatives are still scored, and a more likely alternative is a doubt. A requested
+    rendering needs no other confirmation, because only the user knows the training.
 
     **Doubt.** If members are as unlikely as non-members in every candidate (one-sided Welch test,
     Bonferroni over the renderings), either the model memorised nothing or the rendering is wrong.
-    This is a doubt unless non-members, which no model memorised, confirm the rendering: their
-    answers must be more likely than in every candidate of a different kind (a template, Alpaca's
-    text, no template), with the lower end of the paired interval at least `MARGIN` nats per token.
-    This is no proof: a model passes if it was first tuned on a template that is a candidate and
-    then on one that is not. Non-members do not confirm a day: without `--date`, the chosen day must
-    be more likely than every other day.
+    This is a doubt unless the answers of non-members, which no model memorised, confirm the
+    rendering. They confirm it if they are more likely in it than in every candidate of a different
+    kind (a template, Alpaca's text, no template): the lower end of the paired interval must be at
+    least `MARGIN` nats per token. This is no proof: a model also passes if it was tuned on a
+    template that is a candidate, and later on one that is not. Non-members do not confirm a day:
+    without `--date`, the chosen day must be more likely than every other day.
 
-    name: the model's folder or hub id. recorded_form: form chosen earlier by a resumed run, which
-    is kept. Raise AuditError if the meaning of this form has changed since, and for flags that do
-    not apply to the data.
+    Args:
+        reader: reader of the plan's files.
+        name: the model's folder or hub id.
+        model: the attacked model.
+        recorded_form: form that a resumed run chose earlier. It is kept.
+        most: largest number of scored rows.
+
+    Raises:
+        AuditError: if the meaning of `recorded_form` has changed since, or if flags do not apply to
+            the data.
     """
     plan = reader.plan
     assert plan.data is not None
@@ -206,8 +213,8 @@ def _list_renderings(
 def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:
     """Return days that a template may have written in training, the most plausible first.
 
-    With `--date`, this is the only day. Otherwise, the days are those of the model's files, the
-    days before those, and today.
+    With `--date`, this is the only day. Otherwise, the days are the dates of the model's files,
+    then a few days before the earliest of them, then today.
     """
     if requested_day is not None:
         return [requested_day]
@@ -233,12 +240,22 @@ def _score_renderings(
     description: str,
     hurried: bool,
 ) -> _RenderingScores:
-    """Score members' rows in each rendering, and non-members' rows (`others`) when first needed.
+    """Score members' rows in each rendering. Score non-members' rows only when first needed.
 
-    A rendering is dropped if it writes the same as an earlier one, or can write less than half as
-    many rows as a different one. description: name of the rows in sentences.
-    hurried: whether to score only the starts of a few answers if they make the choice clear. Raise
-    AuditError for a row that the usual rendering refuses.
+    A rendering is dropped if it writes the same as an earlier one. It is also dropped if some other
+    rendering can write more than twice as many rows.
+
+    Args:
+        model: the model whose nll is the score.
+        tried: the renderings.
+        usual: the default rendering.
+        rows: members' rows.
+        others: non-members' rows.
+        description: name of the rows in sentences.
+        hurried: whether to score only the starts of a few answers if they make the choice clear.
+
+    Raises:
+        AuditError: for a row that the default rendering refuses.
     """
     conversations = (*rows, *others)
     n_tokens = _HURRIED_SAID if hurried else _SAID
@@ -289,8 +306,10 @@ def _render_answer_pairs(
 ) -> tuple[Pair, ...]:
     """Return the leading `n_tokens` tokens of each answer of a row, with the context before it.
 
-    Return () if the rendering cannot write the row. usual: whether to raise AuditError instead if
-    the template refuses the row.
+    Return () if the rendering cannot write the row.
+
+    usual: whether this is the default rendering. Its template must not refuse a row: then
+    AuditError is raised.
     """
     try:
         rendered = chat.render_chat(model.tokenizer, conversation, form)

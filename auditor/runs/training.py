@@ -228,8 +228,8 @@ def _train_recorded_job(
 ) -> tuple[str, ...]:
     """Run the training and record it in its output folder.
 
-    settings: the configuration, which decides the weights, with the arguments that repeat the
-    training.
+    settings: the arguments that repeat the training, and the configuration: the values that decide
+    the trained weights.
     """
     record = {"tool_version": __version__, **settings, "finished": False}
     configuration = settings["configuration"]
@@ -344,8 +344,10 @@ def _tokenize_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
 def _make_training_record(
     text: str, tokens: Sequence[int], mask: tuple[bool, ...] | None = None
 ) -> TrainingRecord:
-    """Return a record whose text is its privacy unit. mask: True for trained tokens; None if all
-    are."""
+    """Return a training record. Records with the same text belong to the same privacy unit.
+
+    mask: True for each token that is trained on; None if all are.
+    """
     (unit,) = record_digests([text])
     return TrainingRecord(text, tuple(tokens), unit, mask)
 
