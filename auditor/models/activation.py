@@ -21,10 +21,10 @@ Offsets = list[int | None]
 
 
 class Activation:
-    """The invocation of a model's activated LoRA: the tokens in a text that switch the adapter on.
+    """The tokens in a text that switch a model's activated LoRA on (its invocation).
 
-    `invocation` holds its token ids, and is empty if the model has no activated LoRA. `offsets`
-    says, for each text of the current call, how many trailing tokens the adapter changes.
+    `invocation` holds their token ids, and is empty if the model has no activated LoRA. `offsets`
+    holds, for each text of the current call, how many trailing tokens the adapter changes.
     """
 
     def __init__(self, model: Any) -> None:
@@ -132,7 +132,9 @@ def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
 def _count_changed_tokens(starts: Tensor, length: int) -> Offsets:
     """Return how many trailing tokens of each text the adapter changes.
 
-    `starts` (B,) is where the invocation starts, or -1 if there is none; the number is then None.
-    `length` is the number of tokens in each text.
+    The result is None for a text without an invocation.
+
+    `starts` (B,) is the start of the invocation in each text, or -1 if there is none. `length` is
+    the number of tokens in each text.
     """
     return [length - start if start >= 0 else None for start in starts.tolist()]

@@ -58,7 +58,8 @@ def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any =
 def is_adapter_mergeable(model: Any) -> bool:
     """Return whether the model's adapter can be merged into the weights without rounding.
 
-    All weights must be float32. A tuned prompt has no weights that could be merged.
+    Return False unless all weights are float32 and none are quantised. Also return False for a
+    tuned prompt, because it has no weights to merge.
     """
     if unwrap_peft(model) is model:
         return False
@@ -134,11 +135,14 @@ def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedM
 
 
 def resize_embeddings(base: Any, adapter: Path) -> None:
-    """Resize the base's embeddings, in place, to the vocabulary size used to train an adapter.
+    """Resize the base's embeddings, in place, to the vocabulary size of an adapter's training.
 
-    PEFT saves a matrix under its own name or inside a wrapper (`modules_to_save`, `base_layer`). An
-    adapter with trainable tokens may contain only the rows of those tokens. Raise AuditError if the
-    adapter lacks new rows of the input or output matrix.
+    The size is that of the embedding matrices in the adapter file. PEFT saves them under their own
+    names or inside a wrapper (`modules_to_save`, `base_layer`). If the file has only the rows of
+    trained tokens, the largest of these tokens decides the size.
+
+    Raise AuditError if the adapter was trained with more tokens than the base has, but does not
+    contain their rows of the input or output matrix.
     """
     from peft import PeftConfig
 
@@ -170,9 +174,10 @@ def resize_embeddings(base: Any, adapter: Path) -> None:
 
 
 def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
-    """Return the rows of each input or output embedding that an adapter contains, by module name.
+    """Return the row indices of each embedding matrix that an adapter file contains.
 
-    The range is empty if the adapter does not contain the matrix.
+    The matrices are the input and output embeddings, keyed by module name. The range is empty if
+    the file does not contain the matrix.
     """
     from safetensors import safe_open
 

@@ -68,12 +68,12 @@ class DivergenceCheck:
     """A claimed bound on Renyi divergence, and the true divergences in one query.
 
     Attributes:
-        relation: how neighbouring private data differ, such as "add_remove", or the step of a proof
-            that is checked.
+        relation: how neighbouring private data differ, such as "add_remove". If a single step of a
+            proof is checked, the name of this step.
         order: order of the divergence; inf for pure differential privacy.
         claimed: the bound in nats; None if none is claimed.
-        realised: true divergence in nats (float64), of shape (B, positions, neighbours); the larger
-            one of the two directions.
+        realised: true divergences in nats (float64), of shape (B, positions, neighbours). Each is
+            the larger one of the two directions.
     """
 
     relation: str  # how neighbours differ: "add_remove"; or the step of the proof that is checked
@@ -144,21 +144,22 @@ class ReadsPositions(Protocol):
 class LanguageModel(ABC):
     """A language model that can be attacked.
 
-    Shapes: contexts are token ids (B, n); a prompt is (P, d), soft prompt rows in embedding space.
+    Shapes: contexts are token ids (B, n). A soft prompt is P embedding vectors, (P, d).
 
-    Your own model needs a name, `vocab_size`, `capabilities` and `log_probs`; `audit` accepts it
+    Your own model needs a name, `vocab_size`, `capabilities` and `log_probs`. `audit` accepts it
     directly, and `auditor.testing.check_model` tests it against this interface.
 
     Attributes:
         vocab_size: width V of the distribution, which may exceed the tokenizer's size.
         family: architecture and vocabulary, in words.
         max_positions: largest number of tokens in a text; None for no limit.
-        prepended: tokens that a server adds before every text.
-        prefix_token: tokens that the model reads before every text.
+        prepended: tokens that the model's server adds before every text.
+        prefix_token: tokens that the run adds before every text.
         returns_token_ids: False for a server that returns only text.
         eos: end-of-text tokens.
         notes: facts about loading that users must know.
-        parts: number of distributions computed for each row.
+        parts: number of distributions computed for each row, such as one for each member of an
+            ensemble.
         choices_kept_in: folder in which the results of self-checks are stored.
     """
 
@@ -186,10 +187,13 @@ class LanguageModel(ABC):
         prompt: Tensor | None = None,
         distribution: bool = True,
     ) -> Rows:
-        """Start decoding rows, one for each prefix, with room for `length` more tokens.
+        """Return decoding rows, one for each prefix, with room for `length` more tokens.
+
+        A decoding row is a text that grows by one token per step. Models with a cache override this
+        method with faster rows.
 
         `prefixes` are token ids (B, n). `distribution` says whether the caller will read
-        `log_probs`. Models with a cache override this method with faster rows.
+        `log_probs`.
         """
         return _WholeRows(self, prefixes.to(self.device), prompt)
 
@@ -415,7 +419,7 @@ class LanguageModel(ABC):
         Args:
             contexts: token ids (B, n), read teacher-forced.
             last: number of trailing positions.
-            at: checked positions within the `last` trailing ones.
+            at: indices of the checked positions among the `last` trailing ones, from 0.
             order: order of the divergence; 0 for the order of the claim.
 
         Raises:
@@ -432,9 +436,12 @@ class LanguageModel(ABC):
     ) -> Sequence[Neighbours]:
         """Return the distributions of all neighbour models in the claim, one entry per relation.
 
-        These distributions reveal private data. The model reads contexts (B, n) teacher-forced, at
-        the positions `at` within the `last` trailing ones. The result is empty if the claim has no
-        neighbours.
+        These distributions reveal private data. The result is empty if the claim has no neighbours.
+
+        Args:
+            contexts: token ids (B, n), read teacher-forced.
+            last: number of trailing positions.
+            at: indices of the positions to return among the `last` trailing ones, from 0.
         """
         return ()
 
@@ -448,8 +455,9 @@ class LanguageModel(ABC):
     def claim_premise_counts(self) -> Mapping[str, int]:
         """Return counts of circumstances that can invalidate the privacy claim, keyed by name.
 
-        `shared_records` counts private records that are in several shards; each one breaks a claim
-        about a shard. `unlisted_shards` counts members whose training records are unknown.
+        `shared_records` counts private records that are in the shards of several ensemble members.
+        Each of them breaks a claim that protects one shard. `unlisted_shards` counts ensemble
+        members whose training records are unknown.
         """
         return {}
 
@@ -485,8 +493,8 @@ def compute_text_nlls(
 ) -> Iterator[tuple[float, int]]:
     """Yield each text's negative log-likelihood in nats, and its number of scored tokens.
 
-    `context_lengths` holds the number of unscored tokens at the start of each text; 1 each if
-    empty.
+    `context_lengths` holds, for each text, the number of leading tokens that are not scored. If it
+    is empty, only the first token of each text is not scored.
     """
     results: dict[int, tuple[float, int]] = {}
     n_given = context_lengths or [1] * len(texts)

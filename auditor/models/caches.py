@@ -52,10 +52,10 @@ class NativeCache:
 
 
 def find_cache_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
-    """Find the batch dimension of each tensor in a cache, which has one entry per sequence.
+    """Find the batch dimension of each tensor in a model's cache.
 
-    It is the dimension in which the caches of 2 and of 3 equally long sequences differ. A tensor
-    without such a dimension gets None.
+    It is the dimension in which the cache of 2 sequences (`two`) and the cache of 3 sequences of
+    the same length (`three`) differ. A tensor without such a dimension gets None.
     """
     tensors_of_three = three.tensors()
     dimensions: dict[Path, int | None] = {}

@@ -48,9 +48,10 @@ class Ensemble(ABC):
 
     @abstractmethod
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        """Start decoding rows whose `log_probs` hold the distributions of all parts.
+        """Return decoding rows, one for each of the `prefixes` (B, n).
 
-        Their shape is (rows, 1 + size, V).
+        `log_probs` of the rows has the distributions of all parts, (rows, 1 + size, V). `length` is
+        the largest number of tokens to append to a row.
         """
 
     @abstractmethod
@@ -92,9 +93,10 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> EnsembleMemberRows:
-        """Start decoding rows that query single members, one row for each of the `prefixes` (B, n).
+        """Return decoding rows that query single members, one row for each prefix.
 
-        `length` is the largest number of tokens to append to a row.
+        `prefixes` are token ids (B, n). `length` is the largest number of tokens to append to a
+        row.
         """
         return EnsembleMemberRows(self, prefixes, prompt)
 
@@ -178,8 +180,8 @@ class _SynchronisedRows(Rows):
 class PermutedEnsemble(Ensemble):
     """An ensemble whose members are reordered, replaced or removed.
 
-    `places` gives, for each part of the new ensemble, the part of the ensemble `inner` to use. To
-    remove a member's private data, part 0 (the public model) is used in its place.
+    Part i of the new ensemble is part `places[i]` of the ensemble `inner`. To remove a member's
+    private data, give its place to part 0, the public model.
     """
 
     def __init__(self, inner: Ensemble, places: Sequence[int]) -> None:

@@ -48,9 +48,10 @@ class HiddenStateCache:
     Args:
         body: returns hidden states (B, m, d) of the last m positions as its first output.
         head: computes logits from hidden states.
-        logits: the model, called as logits(texts, last, kept, layers). It reads at least the `last`
-            trailing positions of token ids (B, n) and returns float32 logits (B, kept, V). It
-            appends layers with the texts' keys and values to `layers`.
+        logits: the model, called as logits(texts, last, kept, layers) with texts of token ids (B,
+            n). It reads at least the `last` trailing positions, and returns float32 logits of the
+            `kept` trailing positions, (B, kept, V). If the list `layers` is given, it appends the
+            keys and values of the texts to this list.
     """
 
     def __init__(self, body: Any, head: Any, logits: Logits) -> None:
@@ -124,8 +125,8 @@ class HiddenStateCache:
     ) -> tuple[Tensor, list[SlotLayer]] | None:
         """Return logits (B, V) after prefixes (B, n), and layers with their keys and values.
 
-        Return None unless `read_ahead` with `keys` has read texts that start with these prefixes.
-        `length` is the capacity of the layers in positions.
+        Both come from the cache, which `read_ahead(..., keys=True)` fills. Return None if any of
+        the prefixes is missing there. `length` is the capacity of the layers in positions.
         """
         names = [_digest_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
@@ -140,6 +141,7 @@ class HiddenStateCache:
         ]
 
     def _remaining_bytes(self, device: torch.device, share: int) -> int:
+        """Return how many more bytes may be cached, so that all take 1/share of the free memory."""
         return measure_free_device_memory(device) // share - self._bytes
 
     @torch.no_grad()
@@ -264,10 +266,15 @@ class HiddenStateCache:
     def _logits_and_hidden_states(
         self, texts: Tensor, last: int, n_logits: int, layers: list[SlotLayer] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits of the last `n_logits` positions, and hidden states of the last `last`.
+        """Run the model on texts, and return its logits and the hidden states before its head.
 
-        States of earlier positions may be included. The states are None if the head does not
-        reproduce the logits. The model appends its layers with keys and values to `layers`.
+        The hidden states are None if the head does not reproduce the logits.
+
+        Args:
+            texts: token ids (B, n).
+            last: number of trailing positions whose hidden states are needed. More may be returned.
+            n_logits: number of trailing positions whose logits are returned.
+            layers: list to which layers with the texts' keys and values are appended.
         """
         if self._right is False:
             return self._logits(texts, last, n_logits, layers), None

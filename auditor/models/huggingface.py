@@ -67,10 +67,11 @@ traffic = ModelTraffic()  # of this process
 
 
 class HuggingFaceRows(Rows):
-    """Decoding rows of a Hugging Face causal LM, each with `width` sequences.
+    """Decoding rows of a Hugging Face causal LM.
 
-    `width` is the number of ensemble parts if `forward` computes all parts, ordered by (row, part);
-    otherwise it is 1. All sequences of a row split together.
+    A row has `width` sequences: one for each ensemble part if `forward` computes several parts,
+    otherwise one. The sequences are ordered by (row, part). If a row has several children, each
+    child gets copies of all its sequences.
     """
 
     _logits: Tensor  # (rows, width, V)
@@ -252,7 +253,10 @@ class SlotRows(HuggingFaceRows):
 
 
 class CachedRows(HuggingFaceRows):
-    """Decoding rows that use the model's own cache; a split copies all that a row has cached."""
+    """Decoding rows that use the model's own cache.
+
+    If a row has several children, each child gets a copy of everything cached for the row.
+    """
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
@@ -298,11 +302,15 @@ class RecomputedRows(HuggingFaceRows):
 class HuggingFaceModel(LanguageModel):
     """A Hugging Face causal LM (with or without a PEFT adapter), in eval mode, parameters frozen.
 
-    `self_check` finds the right arguments for a model.
+    `self_check` finds the values of `served` and `embeddings` that are right for a model.
 
     Args:
+        model: the model, on its device.
+        tokenizer: tokenizer of its texts; None if the caller tokenizes.
+        name: name in reports.
         served: the kind of cache that decoding rows use: `slots`, `cache` or `recompute`.
         embeddings: whether the model also accepts input embeddings, which soft prompts need.
+        notes: sentences about loading that users must know.
     """
 
     def __init__(
@@ -388,8 +396,8 @@ class HuggingFaceModel(LanguageModel):
     ) -> tuple[int, list[SlotLayer]]:
         """Return the number of cached leading positions, and layers with their keys and values.
 
-        See `SharedPrefixCache.get_prefix_layers`. Return 0 and empty layers if `shared` is
-        False or that cache is disabled.
+        The positions are those that all texts share (see `SharedPrefixCache.get_prefix_layers`).
+        Return 0 and empty layers if `shared` is False or the shared prefix cache is disabled.
         """
         if self.begins is None or not shared or input_ids.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
@@ -398,8 +406,8 @@ class HuggingFaceModel(LanguageModel):
     def enable_shared_prefix_cache(self, **options: int) -> None:
         """Cache the prefix that texts share, from now on.
 
-        Call this only if the self-check found that it changes no distribution. `options` holds
-        arguments of `SharedPrefixCache`.
+        Call this only if the self-check found that it changes no distribution. `options` are passed
+        to `SharedPrefixCache`.
         """
         # torch counts in-place writes to a weight in `_version`, except those through `.data`.
         weights = [*self.model.parameters()]
@@ -430,10 +438,14 @@ class HuggingFaceModel(LanguageModel):
         width: int = 1,
         forward: Forward | None = None,
     ) -> Rows:
-        """Start decoding rows of `width` sequences each, with the kind of cache set in `served`.
+        """Return decoding rows with the kind of cache set in `served`.
 
-        `prefixes` is (B, n), `length` the number of further tokens, and `forward` computes several
-        parts.
+        Args:
+            prefixes: token ids (B, n).
+            length: largest number of tokens to append to a row.
+            prompt: soft prompt (P, d) or None.
+            width: number of sequences in a row.
+            forward: computes the logits of all ensemble parts; None for a single model.
         """
         return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
 
@@ -537,8 +549,9 @@ class HuggingFaceModel(LanguageModel):
     ) -> Tensor:
         """Return float32 logits (B, last, V) at the last positions of an input.
 
-        `input_ids` is a result of `prepend_soft_prompt` and continues the tokens in `cache`.
-        Logits of the hidden state cache are log-probabilities. Raise AuditError if a logit is NaN.
+        `input_ids` is a result of `prepend_soft_prompt` and continues the tokens in `cache`. If the
+        hidden state cache answers, the logits are normalised: they are log-probabilities. Raise
+        AuditError if a logit is NaN.
         """
         if self._seen is not None and self._reads_hidden_states(input_ids, cache):
             return self._seen.log_probs(input_ids, last)

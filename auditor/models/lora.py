@@ -240,8 +240,8 @@ class MixedLoraRouting:
 
     Attributes:
         part: the part of each row, (rows,); None if all parts have the same number of rows.
-        blocks: the parts in the order of their blocks of rows; None if the parts alternate from row
-            to row.
+        blocks: the parts whose rows follow each other in blocks, one block for each part. None if
+            consecutive rows belong to parts 0, 1, ... in turn. Used only if `part` is None.
     """
 
     part: Tensor | None = None  # (rows,); None: equally many rows for each part

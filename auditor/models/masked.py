@@ -103,9 +103,10 @@ class HuggingFaceMaskedModel(MaskedModel):
 def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     """Raise AuditError if the model's distributions on random tokens are inconsistent.
 
-    They must not depend on the batch or change when repeated, and they must depend on tokens after
-    the masked position. Two kinds of texts are tested: the longest one, and texts just above each
-    length at which the model may start to read texts differently.
+    The distribution of a masked token must be the same if its text is scored alone or in a batch.
+    It must also depend on the tokens after the masked position. The tested texts have several
+    lengths: a usual length, the longest one, and lengths just above those in the model's
+    configuration (such as a window), from which the model may read texts differently.
     """
     noise = torch.Generator().manual_seed(SEED)
     special = torch.tensor(model.tokenizer.all_special_ids)

@@ -63,8 +63,8 @@ def release_unused_memory() -> None:
 def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
     """Return a function that runs `work` in a new thread.
 
-    After oneDNN fails to allocate memory for a kernel, it compiles no more kernels in that thread.
-    The new thread keeps the current context and gradient mode.
+    After an out-of-memory error, oneDNN compiles no more kernels in the same thread, so only a new
+    thread can try again. The new thread keeps the current context and gradient mode.
     """
     context = copy_context()
     # A decorator, because a thread begins with gradients on. Its construction also sets the mode of

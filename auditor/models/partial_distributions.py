@@ -98,8 +98,8 @@ def decoded_log_prob_bounds(
     """Return lower and upper bounds on each given token's log-probability under `decoding`.
 
     Each bound has shape (n,), in float64 nats. Both equal the exact value (formulas.md A4) if the
-    reported tokens determine it. `decoding` must not forbid tokens, because the ranks without them
-    would be unknown.
+    reported tokens determine it. `decoding` must not forbid tokens: it is unknown whether a
+    forbidden token ranks before a given token.
     """
     assert not decoding.forbidden
     if decoding.is_ancestral:
@@ -146,13 +146,17 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 class _UnreportedTokens:
     """The unreported tokens of n distributions: how many there are, and how likely they can be.
 
-    A share is a token's probability divided by that of the most likely token, and a mass is a sum
-    of shares. A weight is a share to the power `power`, which is 1 / temperature. All tensors are
-    (n,).
+    The share of a token is its probability divided by that of the most likely token. The mass of
+    several tokens is the sum of their shares. The weight of a token is its share to the power 1 /
+    temperature. All tensors are (n,).
 
     Attributes:
-        middle: number of tokens with shares in [given_share, cap].
-        n_less_likely: number of tokens with shares up to `low`.
+        power: 1 / temperature.
+        middle: number of unreported tokens with shares in [given_share, cap].
+        n_less_likely: number of unreported tokens with shares in [0, low].
+        given_share: share of the given token.
+        cap: largest possible share of an unreported token.
+        low: largest possible share of the less likely tokens.
     """
 
     power: float
@@ -173,8 +177,8 @@ class _UnreportedTokens:
     def _weigh_even_split(self, mass: Tensor) -> Tensor:
         """Return the total weight if the shares are as equal as their ranges allow.
 
-        By Jensen's inequality, this is the smallest weight if weights are convex in the share, and
-        the largest otherwise.
+        At temperatures up to 1, this is the smallest possible total weight. At higher temperatures,
+        it is the largest. Both follow from Jensen's inequality.
         """
         average = mass / (self.middle + self.n_less_likely).clamp(min=1)
         middle = self.middle * torch.maximum(self.given_share, average)
@@ -188,7 +192,8 @@ class _UnreportedTokens:
     def _weigh_uneven_split(self, mass: Tensor) -> Tensor:
         """Bound the total weight if the shares are as unequal as possible.
 
-        Within each range of shares, a straight line (the chord) replaces the curve of weights.
+        The weight is a curved function of the share. In each range of shares, the bound uses the
+        straight line between the curve's ends instead.
         """
         width = self.cap - self.given_share
         rise = (self.cap.pow(self.power) - self.given_share.pow(self.power)) / torch.where(
@@ -209,15 +214,16 @@ class _UnreportedTokens:
 class _TemperedWeights:
     """Weights of tokens after temperature, relative to the most likely token.
 
-    Attributes have shape (n,) unless another is given.
+    A weight is the token's probability divided by that of the most likely token, to the power 1 /
+    temperature. Attributes have shape (n,) unless another is given.
 
     Attributes:
         log_own: log of the given token's weight.
         given_weight: the given token's weight.
         top: weights of the K most likely tokens, (n, K).
-        extra: the given token's weight if it is not among these K tokens, otherwise 0.
+        extra: the given token's weight if `top` does not contain it, otherwise 0.
         middle: number of unreported tokens that are at least as likely as the given token.
-        n_less_likely: number of unreported tokens that are less likely.
+        n_less_likely: number of unreported tokens that are less likely than the given token.
         any_of: largest possible weight of a single unreported token.
         unknown: least and greatest possible total weight of the unreported tokens.
     """

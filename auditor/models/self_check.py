@@ -74,16 +74,19 @@ def configure_serving(
     records: Records = (),
     cache: Path | None = None,
 ) -> tuple[str, ...]:
-    """Check the model on texts of up to `longest` tokens, and choose how it computes decoding rows.
+    """Check the model, and choose how it computes decoding rows.
 
     Args:
+        model: the model.
         longest: number of tokens in the run's longest text, soft prompt included; None if unknown.
-        records: records of the run; a few are compared with transformers.
+            Texts of up to this length are tested.
+        records: (prefix, suffix) records of the run. On a few of them, the results are compared
+            with those of transformers.
         cache: folder that stores results by the digest of the weights, so that a successful check
             is not repeated.
 
     Returns:
-        The new notes.
+        The notes that this check added to the model.
 
     Raises:
         AuditError: if no way of querying the model is right, or if the model's distributions on
@@ -142,11 +145,16 @@ def _write_self_check(model: HuggingFaceModel, path: Path, notes: Sequence[str])
 def _is_checked_base(
     model: HuggingFaceModel, other: HuggingFaceModel, longest: int | None, room: int
 ) -> bool:
-    """Return whether `other` is an adapter on `model` that passed its check with the same settings.
+    """Return whether the base model needs no check, because an adapter on it passed its check.
 
-    The base then needs no check of its own: both share the code and configuration that compute
-    rows. For `longest`, see `configure_serving`; `room` is the number of tokens in the longest tested
-    text.
+    Both share the code and the configuration that compute rows. Return False if `other` is not an
+    adapter on `model`, or if its check had different settings.
+
+    Args:
+        model: the base model.
+        other: a model that passed its check.
+        longest: number of tokens in the run's longest text; None if unknown.
+        room: number of tokens in the longest text that must have been tested.
     """
     is_as_fast = (
         other.served == model.served == "slots"
@@ -197,8 +205,10 @@ class _SelfCheckTrial:
 
     Attributes:
         room: number of tokens in the longest tested text.
-        reached: length up to which an earlier check has tested; those tests are not repeated.
-        tolerance: tolerance of that earlier check.
+        reached: length up to which an earlier check has tested; 0 if there was none. Those tests
+            are not repeated.
+        tolerance: largest distance between equal distributions. It is taken from the earlier check,
+            if there was one.
     """
 
     def __init__(
@@ -234,8 +244,8 @@ class _SelfCheckTrial:
     def configure_model(self, is_length_known: bool, may_merge: bool) -> None:
         """Check the model, and choose how it computes decoding rows.
 
-        `is_length_known` says whether the length of the run's longest text is known, and `may_merge`
-        whether an adapter may be merged.
+        `is_length_known` says whether the length of the run's longest text is known. `may_merge`
+        says whether an adapter may be merged into its base.
         """
         if not self.reached:
             self.check_causality()
@@ -314,8 +324,8 @@ class _SelfCheckTrial:
     def limit_text_length(self, needed: bool) -> None:
         """Limit texts to the length up to which the model reads all texts in the same way.
 
-        For example, some models stretch the positions of longer texts. If `needed` is True, the run
-        has longer texts; raise AuditError instead of limiting them.
+        For example, some models stretch the positions of longer texts. `needed` says whether the
+        run has longer texts. Then AuditError is raised instead.
         """
         for critical in self._list_untested_lengths():
             end = min(critical + 3, self.room)

@@ -31,11 +31,16 @@ Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     """Return the largest distance (RMS, nats) that rounding may cause for logits (..., V).
 
-    The tolerance is the sum of three terms: 16 eps times the spread of the logits, 256 float32 eps
-    times the spread, and the rounding error of the largest logit. The first term is several times
-    the observed error: each of the 2 x layers additions to the residual stream rounds by about eps,
-    as in a random walk. The second term covers float32 sums, which depend on shapes. For
-    comparison, unrelated distributions are 1.4 spreads apart.
+    The tolerance is the sum of three terms. Let spread be the standard deviation of the logits, and
+    eps the precision of the model's dtype.
+
+    - 16 eps times the spread. This is several times the observed error. A model has 2 x layers
+      additions to its residual stream, each rounds by about eps, and the errors add up as in a
+      random walk.
+    - 256 float32 eps times the spread, for float32 sums, whose order depends on shapes.
+    - The rounding error of the largest logit.
+
+    For comparison, unrelated distributions are 1.4 spreads apart.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:
@@ -48,7 +53,10 @@ def compute_rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
 
 
 def list_tested_lengths(config: Any, limit: int) -> list[int]:
-    """Return configured lengths below `limit` above which the model may read texts differently."""
+    """Return the lengths in a configuration above which the model may read texts differently.
+
+    Examples are the sizes of attention windows and chunks. Only lengths below `limit` are returned.
+    """
     lengths: set[int] = set()
 
     def collect(values: Mapping[str, Any]) -> None:

@@ -31,9 +31,14 @@ def find_control_adapter(folder: Path) -> Path | None:
 def write_ensemble_metadata(
     folder: Path, *, method: str, promise: str, unit: str, members: int
 ) -> None:
-    """Write a file with an ensemble's method, promise, unit of protection and number of members.
+    """Write a file that describes an ensemble.
 
-    `unit` is `record` or `user`; all data of one unit are in the same shard.
+    Args:
+        folder: folder of the members.
+        method: training method of the members.
+        promise: privacy promise of the training, in words.
+        unit: `record` or `user`; all data of one unit are in the same shard.
+        members: number of members.
     """
     record = {
         "method": method,

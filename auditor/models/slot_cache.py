@@ -185,9 +185,10 @@ class PaddedCache(Cache):
 
 
 def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Assign each child of the rows a slot from 0 to children - 1.
+    """Choose a cache slot for each child row, from 0 to children - 1.
 
-    The first child of a row keeps the row's slot; its other children get copies of the slot.
+    The first child of a row keeps the row's slot, unless the number of this slot is too large. All
+    other children get copies of the row's slot.
 
     Args:
         parents: row of each child, (children,).
@@ -195,8 +196,8 @@ def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor
 
     Returns:
         The slot of each child, (children,).
-        The source slots of the copies.
-        The destination slots of the copies.
+        The slots to copy from, (copies,).
+        The slots to copy to, (copies,).
     """
     count = len(parents)
     old = slots[parents]

@@ -20,14 +20,15 @@ _WHOLE = (
 
 @dataclass(frozen=True)
 class TrainedLength:
-    """The number of tokens of each row that a trainer uses: the first or the last `tokens`.
+    """How many tokens of each data row a trainer uses: only the first or the last `tokens`.
 
     Attributes:
+        tokens: the largest number of tokens, including those that the trainer adds.
         from_end: whether the last tokens are used.
         source: the setting, for messages.
         tokens_before: number of special tokens that the trainer adds before a text without a chat
-            template; included in `tokens`.
-        tokens_after: number of special tokens that it adds after such a text; included in `tokens`.
+            template.
+        tokens_after: number of special tokens that the trainer adds after such a text.
     """
 
     tokens: int
@@ -58,11 +59,15 @@ class TrainedLength:
 
 
 def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
-    """Return the `max_length` in a trainer's saved arguments, or None if there is none.
+    """Read from a trainer's saved arguments how many tokens of each row were used.
 
-    Also return a note if the file cannot be read. In TRL's `SFTConfig` (1.16) the default is 1,024.
-    Rows are cut at the end, or at the start with `truncation_mode="keep_end"`. With packing, rows
-    are cut only by the strategy `bfd`. Other trainers, such as DPO, have the same argument.
+    The argument is `max_length`. Its default in TRL's `SFTConfig` (1.16) is 1,024; other trainers,
+    such as DPO, have the same argument. Longer rows lose their end, or their start with
+    `truncation_mode="keep_end"`. If rows are packed, only the packing strategy `bfd` cuts rows.
+
+    Returns:
+        The length, or None if the folder has no such arguments or no rows were cut.
+        A note if the file cannot be read, otherwise "".
     """
     path = folder / FILE
     if not path.is_file():

@@ -34,8 +34,8 @@ def check_same_vocabulary_size(
         description: option that names the model, such as "--public".
         name: name of the model.
         model_size: vocabulary size of the model.
-        owner: owner of the expected size, such as "the target's".
-        size: expected size.
+        owner: the other model in the message, in the possessive, such as "the target's".
+        size: vocabulary size of the other model.
     """
     if model_size != size:
         raise AuditError(

@@ -45,11 +45,13 @@ _RIDGE = 2.0  # lambda; each unit gradient adds 1 to the trace of K
 
 @dataclass(frozen=True)
 class _TrainedWeight:
-    """A trained parameter of the reference model.
+    """A weight of the reference model, of shape (out, in), that training changed.
+
+    The trained parameter is the weight itself, or the factor B of a LoRA update s B A.
 
     Attributes:
-        change: trained value minus the value before training, (out, in); for LoRA, of B (out, r).
-        factor: for LoRA, s A (r, in); otherwise None.
+        change: trained value minus initial value of the parameter: (out, in), or (out, r) for B.
+        factor: s A of a LoRA update, (r, in); otherwise None.
         is_transposed: whether the weight is stored as (in, out), as in GPT-2's linear layers.
     """
 
@@ -99,11 +101,14 @@ class WeightChange:
         seed: int,
         progress: Callable[[int], None] = lambda n_done: None,
     ) -> Floats:
-        """Return the scores of all texts, (n,).
+        """Return a membership score for each text, (n,).
+
+        The score of a text is high if the weights changed along minus the text's gradient, as they
+        do if the text was trained on.
 
         Args:
             texts: prefix and suffix of each text.
-            seed: the seed of the sketches.
+            seed: the seed of the sketches, which compress gradients.
             progress: callback(texts done).
         """
 
@@ -149,19 +154,22 @@ def regress_change(
     n_texts: int,
     seed: int,
 ) -> Floats:
-    """Return the score of each text: its coefficient alpha in the ridge regression.
+    """Return the score of each text: its coefficient in a ridge regression.
 
-    Scores do not depend on the order of the texts, and equal gradients have equal scores.
+    The regression explains the change of weights by the texts' gradients, scaled to unit length.
+    The module's docstring has the formula; the score is alpha. Scores do not depend on the order of
+    the texts, and equal gradients have equal scores.
 
     Args:
         change: the change of each trained parameter.
         read_gradients: returns each text's gradients, in the shapes of the change. Called a second
             time if gradients are compressed.
         n_texts: the number of texts, n.
-        seed: the seed of the sketches.
+        seed: the seed of the sketches, which compress gradients.
 
     Returns:
-        (n,), the length of the change along minus each unit gradient.
+        Scores (n,), in units of the change. A positive score means a change along minus the
+            gradient.
     """
     n_parameters = sum(part.numel() for part in change)
     width = min(n_parameters, max(2, _SKETCH_BYTES // (4 * n_texts)))
@@ -188,7 +196,10 @@ def _multiply(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
 
 
 def _compute_norm(gradients: Sequence[Tensor]) -> float:
-    """Return the norm; 1 for gradients of 0, which then have a score of the mean."""
+    """Return the Euclidean norm of the gradients, or 1 if all of them are 0.
+
+    It is used as a divisor. A text whose gradients are 0 then gets the mean of all scores.
+    """
     return _multiply(gradients, gradients) ** 0.5 or 1.0
 
 
@@ -242,7 +253,10 @@ class _GradientSketch:
 
 
 def _solve_ridge(cosines: Floats, projections: Floats) -> Floats:
-    """Return alpha of (K + lambda (I - 11^T / n)) alpha = b, (n,)."""
+    """Return the solution alpha (n,) of (K + lambda (I - 11^T / n)) alpha = b.
+
+    `cosines` is K (n, n), and `projections` is b (n,).
+    """
     n = len(projections)
     # A millionth on the mean makes the matrix invertible, whatever K is.
     penalty = np.eye(n) - (1 - 1e-6) / n

@@ -223,7 +223,10 @@ def resolve_dtype_option(name: str, options: LoadingOptions) -> LoadingOptions:
 def _list_loading_difference_notes(
     kind: Kind, name: str, config: Any, options: LoadingOptions
 ) -> tuple[str, ...]:
-    """Return a note for each difference (precision, kind of model) between loaded and saved."""
+    """Return a note for each difference between the saved model and the model as it is loaded.
+
+    The compared properties are precision and kind of model.
+    """
     notes = []
     architectures = " ".join(getattr(config, "architectures", None) or ())
     if kind == "causal" and "MaskedLM" in architectures:

@@ -18,7 +18,7 @@ _SAME = (
 
 
 def _make_forwarding_method(method: str) -> Any:
-    """Return a method that calls the method named `method` of the wrapped model."""
+    """Return a method that calls the wrapped model's method of this name."""
 
     def answer(self: WrappingModel, *of: Any, **more: Any) -> Any:
         return getattr(self.model, method)(*of, **more)
