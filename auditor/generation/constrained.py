@@ -45,7 +45,11 @@ class ConstrainedDraws:
 
 
 class TokenGuide:
-    """Guide to the tokens that may come next in a text of a canary space."""
+    """Guide to the tokens that may come next in a canary text.
+
+    All canary texts come from one canary space: a format whose slots are filled with random
+    characters or words.
+    """
 
     def __init__(self, space: CanarySpace, tokenizer: Any, head: Tokens) -> None:
         """Index the vocabulary by the text that each token adds after `head`.

@@ -46,7 +46,7 @@ class TreeLeaves(SearchResult):
 
     Attributes:
         log_q: log-probability of each suffix under the decoding, (suffixes,), in float64 nats.
-        certificate: what the search proved.
+        certificate: bounds on the probabilities of all other suffixes.
     """
 
     log_q: Tensor
@@ -103,11 +103,14 @@ def find_suffixes_above_threshold(
     certificate says so.
 
     Args:
+        model: the attacked model.
         prefixes: token ids (secrets, n_prefix).
+        length: number of tokens in a suffix.
+        decoding: the decoding whose probabilities count.
+        threshold: smallest probability of a suffix.
         prompt: soft prompt (P, d) or None.
-        max_rows: largest number of inputs at once; a batch that needs more is halved. A single
-            prefix may need more. The result's `rows` counts each secret's inputs, whatever the
-            batches.
+        max_rows: largest number of inputs at once. If several prefixes need more, they are searched
+            in two halves. A single prefix may need more.
 
     Raises:
         AuditError: if the threshold is outside (0, 1].
@@ -303,7 +306,11 @@ def beam_search(
 def _collect_beams(
     paths: _TreeSearchPaths, n_possible: Sequence[int], n_rows: int
 ) -> list[SearchResult]:
-    """Return the beams of each secret. `n_possible` is its number of possible candidates."""
+    """Return the beams of each secret, without those that have probability 0.
+
+    `n_possible` holds, for each secret, the number of beams with a positive probability; they come
+    first. `n_rows` is the number of inputs that the model read for each secret.
+    """
     tokens = paths.tokens.cpu().unflatten(0, (len(n_possible), -1))
     token_scores = paths.scores.cpu().unflatten(0, (len(n_possible), -1))
     results = []

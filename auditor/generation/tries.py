@@ -49,15 +49,16 @@ _MIN_TEXTS_CACHED = 20_000  # the trie of a smaller space is built as fast as it
 class TrieLevel:
     """The n inner nodes at one depth of a trie, with their children.
 
-    For each kind of child, leaf and inner node, the children of node i are the slice
-    start[i]:start[i + 1] of that kind's tokens.
+    A child is a leaf or an inner node of the next depth. The leaves below node i have the tokens
+    leaf_token[leaf_start[i] : leaf_start[i + 1]]. In the same way, its inner children have the
+    tokens inner_token[inner_start[i] : inner_start[i + 1]].
 
     Attributes:
         leaf_start: start of each node's slice of `leaf_token`, (n + 1,).
         leaf_token: token of each leaf.
         inner_start: start of each node's slice of `inner_token`, (n + 1,).
         inner_token: token of each inner node at the next depth.
-        leaves: number of leaves below each node, (n,).
+        leaves: number of leaves below each node, at all depths, (n,).
         nodes: number of inner nodes in each node's branch, counting the node itself, (n,).
     """
 
