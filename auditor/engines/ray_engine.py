@@ -69,7 +69,7 @@ class RayEngine(Engine):
     """Engine with `workers` Ray workers, each with one thread.
 
     Args:
-        workers: Number of workers. All must have room from the start.
+        workers: Number of workers. The cluster must have room for all of them when the run starts.
         address: HOST:PORT of a cluster, or `auto`; "" for a new cluster on this machine.
         gpus: GPUs per worker; fractions are allowed.
 
@@ -365,8 +365,9 @@ class _Worker:
     def models_and_data(self) -> Any:
         """Models and data that the worker's tasks need.
 
-        They are loaded for the first task, so that the caller gets any loading errors. Raise
-        AuditError if the worker lacks the run's folder or has a different version of the program.
+        They are loaded in the first task instead of at the start, because errors of a task reach
+        the caller. Raise AuditError if the worker lacks the run's folder or has a different version
+        of the program.
         """
         if self.version != __version__:
             raise AuditError(
