@@ -69,7 +69,7 @@ class OpenAI(Provider):
     def _make_token_budget(self, request: RequestedModel) -> ServerTokenBudget:
         """Return the token budget of this run.
 
-        Its store holds this server's answers to all runs on this machine.
+        The budget includes a file with this server's answers to all runs on this machine.
         """
         # OpenAI.name, also in `Served`: both share the answers of one model.
         address_digest = hashlib.sha256(
