@@ -15,8 +15,8 @@ def advise(folder: Path, *, at_most: str | None = None) -> None:
     only hide it.
 
     Args:
-        folder (RUN): Run folder, also of a run over --checkpoints.
-        at_most (--max NAME=LIMIT): Show the last checkpoint within this limit, as recall=0.05.
+        folder (RUN): Run folder, or the folder of a run over --checkpoints.
+        at_most (--max NAME=LIMIT): Show the last checkpoint within this limit, such as recall=0.05.
 
     Examples:
         audit advise runs/latest

@@ -16,15 +16,15 @@ def attest(
     """State which model was audited, on which data, with which result and decision: in-toto, signed
     as DSSE.
 
-    If RUN is the folder of an `audit erase -o`, the statement lists the examined files.
-    `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies the signature, records and
-    model of a run.
+    If RUN is the folder of an `audit erase -o`, the statement lists the examined files. `audit gate
+    RUN --attestation FILE --key PUBLIC.pem` verifies the signature, records and model of a run.
 
     Args:
         folder (RUN): Run folder.
         out (-o, --out FILE): Attestation file. [default: attestation.json in RUN]
         sign (KEY.pem): Sign with this Ed25519 private key. [default: an unsigned statement]
-        key (PUBLIC.pem): Instead verify attestation.json with this key; exit 1 if not valid.
+        key (PUBLIC.pem): Verify attestation.json with this key, and write nothing; exit 1 if not
+            valid.
 
     Examples:
         audit attest runs/latest --sign key.pem

@@ -37,7 +37,7 @@ class ExposureFlags:
 
     format: Text with slots: {digits:6}, {letters:4}, {upper:2}, {alnum:8}, {hex:16}, {words:3},
         {name:2} of a --list; repeatable. [default: My ID is {digits:6}]
-    each: Canaries per format and count. [default: 8]
+    each: Number of canaries for each format and each count. [default: 8]
     controls: Canaries of each format that are never inserted: the non-member baseline. [default: 0]
     list_ (--list NAME=FILE): Words for the slot {NAME}, one per line; repeatable.
     """
@@ -54,13 +54,13 @@ class ExposureFlags:
 class AuditFlags:
     """Flags of canaries for an epsilon audit. A coin decides whether each canary is inserted.
 
-    audit: Instead: N canaries, each included with probability 1/2, for epsilon-audit.
+    audit: Make N canaries for epsilon-audit instead; each is included with probability 1/2.
     for_epsilon: Make enough canaries to prove a lower bound of this epsilon; without -o, print only
         their number.
     delta: Delta of --for-epsilon. [default: 1e-5]
     kind (words|prefixed|sampled|rare-tokens|new-tokens): What canaries are made of. [default:
         words]
-    length: Words per canary; with sampled, three tokens per word. [default: 8]
+    length: Words per canary; a sampled canary has three tokens per word. [default: 8]
     data: Training data; prefixed, rare-tokens and new-tokens canaries begin with its texts.
     model: Public or base model, for sampled and rare-tokens canaries.
     temperature: Temperature of sampled canaries, at least 0.8. [default: 1]
@@ -261,8 +261,7 @@ def score(
     loading: Annotated[options.Values, options.PlanFlags(options.LOADING)],
     as_json: options.Json = False,
 ) -> None:
-    """Show the exposure of every canary in a model, or as a run measured it: ids and numbers, never
-    texts.
+    """Show the exposure of every canary in a model, or as a run measured it. No text is shown.
 
     `audit run --model MODEL --canaries MANIFEST --attack exposure` also writes a report that a gate
     can judge.

@@ -65,7 +65,8 @@ def check(
         data (FILE): Private records that the model was trained on: JSONL, CSV or Parquet.
         nonmembers (FILE): Records like them that the model never saw: the baseline.
         base (MODEL): Base model of an adapter. [default: the one it names]
-        minutes: Time limit: queries as many records as fit, at least one, most copied first.
+        minutes: Time limit. Queries as many records as fit, at least one, and those with most
+            copies first.
         resume (RUN): Continue a check that ran out of time: same plan, for --minutes more.
         deep: Attack all records, with the slow attacks too; shows the expected time first.
         out: Run folder; runs/latest does not link to it. [default: runs/<UTC time>-check-<name>]

@@ -265,8 +265,9 @@ class Terminal(Reporter):
             )
 
     def _estimate_seconds_each(self) -> float:
-        """Return the mean seconds of a finished item, without the longest interval, perhaps a
-        pause.
+        """Return the mean seconds of a finished item.
+
+        The longest interval is left out, because it may have been a pause.
         """
         seconds = self._last - self._begun
         n_left_out = self._longest[1]

@@ -39,7 +39,7 @@ def dp_loop(
     every step when the optimizer gets it. `train` trains the given model on records of token ids,
     and returns (model, claim); claim is a mapping with noise_multiplier, max_grad_norm,
     sample_rate, steps and delta. A file that makes a transformers Trainer (as `trainer`, in
-    `main()` or as a script) states this mapping as CLAIM.
+    `main()` or as a script) defines this mapping as CLAIM.
 
     Args:
         script (TRAIN.py): Python file with `train(model, records)`, or a Trainer; the test runs it.
@@ -48,7 +48,7 @@ def dp_loop(
         gate: Exit 1 if the training is broken, 4 if the test cannot tell.
         junit (FILE.xml): Write the checks as JUnit XML.
         minutes: Time limit of the test.
-        seed: Seed of the watched trainings.
+        seed: Seed of the trainings that the test runs.
         check (NAME): Report only this check, at the same significance level; repeatable.
 
     Examples:

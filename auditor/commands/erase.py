@@ -30,16 +30,16 @@ def erase(
     """Say whether deleted records are gone from stores (library, history, bytes), released text and
     a model.
 
-    Examines a copy of each store. Kept records are the control: a layer that does not show them
-    cannot tell whether deleted records are gone.
-    Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, mem0, parquet, postgresql,
-    qdrant, sqlite, usearch.
+    Examines a copy of each store, in layers: library, history, bytes. Kept records are the control:
+    a layer that does not show them cannot tell whether deleted records are gone. Kinds of stores:
+    chroma, duckdb, faiss, files, lancedb, langgraph, mem0, parquet, postgresql, qdrant, sqlite,
+    usearch.
 
     Args:
         stores (STORE...): Folder, file or postgresql:// address; KIND:PATH if it is not recognised.
         deleted (FILE.jsonl): The deleted records: text, embedding, id.
-        control (--kept FILE.jsonl): Records that are still in the store, all if possible: the
-            control.
+        control (--kept FILE.jsonl): Records that are still in the store, if possible all of them:
+            the control.
         model: Also ask this model: Hugging Face id or folder.
         nonmembers (FILE): Records that --model never saw: the membership baseline.
         released (FILE): Also search released text; repeatable.

@@ -131,11 +131,12 @@ class GateOutputFlags:
 class PlanningFlags:
     """Flags that compute, without a run, how many secrets a gate needs.
 
-    plan (METRIC=A:B|POLICY.toml): Without a run: how many secrets tell rate A from rate B (A:B:C,
-        if a share C of answers changes), or decide each limit of a policy; all of them, or with run
-        --until decided.
-    power: Power of --plan: the share of such changes to find. [default: 0.8]
-    rules: Decisions that --plan makes together: rules times configurations. [default: 1]
+    plan (METRIC=A:B|POLICY.toml): Without a run, print how many secrets tell rate A from rate B, or
+        decide each limit of a policy. A:B:C means that a share C of the answers changes. Also
+        printed: how many are queried with run --until decided.
+    power: Power of --plan: the probability that such a difference is found. [default: 0.8]
+    rules: Number of decisions that share --plan's error probability: rules times configurations.
+        [default: 1]
     """
 
     panel: ClassVar[str] = "planning"
@@ -156,12 +157,12 @@ def gate(
 ) -> None:
     """Judge a finished run by limits and a baseline: exit 0 held, 1 failed, 4 inconclusive.
 
-    Every byte of the audited model is read again: a different model fails.
-    Held: the one-sided 95% upper bound is within the limit. Failed: the lower bound, corrected for
-    the number of decisions, is beyond it. A policy file holds `rules = ["recall <= 0.05", "recall
-    not worse than baseline by 0.02"]` and [[rule]] tables with rule (or metric, count or kind, max
-    or max_increase), target, setting, attack. The rule `epsilon_lower_bound <= claim` fails if an
-    audit contradicts the target's claim, holds if an audit could have but did not, and is otherwise
+    Every byte of the audited model is read again: a different model fails. Held: the one-sided 95%
+    upper bound is within the limit. Failed: the lower bound, corrected for the number of decisions,
+    is beyond it. A policy file holds `rules = ["recall <= 0.05", "recall not worse than baseline by
+    0.02"]` and [[rule]] tables with rule (or metric, count or kind, max or max_increase), target,
+    setting, attack. The rule `epsilon_lower_bound <= claim` fails if an audit contradicts the
+    target's claim, holds if an audit could have contradicted it but did not, and is otherwise
     inconclusive.
 
     Args:

@@ -131,10 +131,11 @@ class PanelCommand(TyperCommand):
 class PanelGroup(TyperGroup):
     """Group of commands whose --help shows the commands in panels, then the group's flags.
 
-    The help shows the first sentence of each command. If the command line starts with a command,
-    the group's flags are not parsed, because typer would import pydantic for a number's default,
-    which takes longer than the entire help. All flags are then marked as not given, because typer's
-    callback would keep the values of an earlier call.
+    The help shows the first sentence of each command.
+
+    If the command line starts with a command, the group's flags are not parsed. Parsing them would
+    import pydantic, which takes longer than the entire help. Instead, all flags are marked as not
+    given; otherwise typer's callback would keep the values of an earlier call.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -29,7 +29,8 @@ def rag(
     """Measure what a retrieval system gives away: shown text, personal data, membership, a crawl.
 
     Each document goes into the store with probability 1/2. `index(documents)` in the same file
-    fills the store; without this function, first draw, and index in.jsonl yourself.
+    fills the store. Without this function, first run the command without SYSTEM, and index in.jsonl
+    yourself.
 
     Args:
         documents (FILE): Documents, with text, and optionally id, pii and identity (who may see

@@ -45,8 +45,8 @@ def reproduce(
         show (--list): List the papers and their plans.
         plan: Run this plan of the paper only; repeatable. [default: all]
         scale: Sizes of the paper's plans: lab, or the paper's own.
-        beside (DIR): Another reproduction of the paper, as a second column. [default with --lab:
-            that of the small lab]
+        beside (DIR): Folder of another reproduction of the paper, shown as a second column.
+            [default with --lab: that of the small lab]
         out: Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE or -LAB]
 
     Examples:

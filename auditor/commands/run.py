@@ -164,8 +164,10 @@ def _check_each_attack_ran(folder: Path) -> None:
 def _refuse_flags_beside_estimate_flag(
     single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None
 ) -> None:
-    """Raise AuditError for flags that conflict with --estimate, which attacks and writes
-    nothing."""
+    """Raise AuditError for flags that conflict with --estimate.
+
+    With --estimate, nothing is attacked and nothing is written.
+    """
     ignored = {"resume": resume, "out": out, "submission": submission}
     ignored |= options.list_given_flags(single)
     for name, value in ignored.items():

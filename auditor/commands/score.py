@@ -22,9 +22,9 @@ def score(
     """Score an LM-Extraction submission as the challenge's organisers do, with intervals.
 
     An example counts once, by its first correct guess; every wrong guess is an error, even if
-    repeated. Recall at 100 errors counts correct guesses before the 100th wrong guess. Ids are rows
-    of the answers from 0; every row and token of the answers counts. Guesses of a different length
-    and ids out of range are refused.
+    repeated. Recall at 100 errors counts correct guesses before the 100th wrong guess. Ids are row
+    numbers of the answers, from 0. Every row and every token of the answers counts. Guesses of a
+    different length and ids out of range are refused.
 
     Args:
         submission (GUESSES.csv): CSV: Example ID,Suffix Guess; most confident first, any number of

@@ -26,9 +26,9 @@ def synthetic(
         text (OUT.jsonl): The text that is released: JSONL, CSV or Parquet.
         data (FILE): Private records that its generator was trained on.
         nonmembers (FILE): Similar records that its generator never saw: the baseline.
-        canaries (MANIFEST): Canaries that a coin put among --data: audit canaries make --audit.
-        words: Consecutive words that count as extracted; characters in a script without spaces.
-            [default: 10, or 20 characters; the median record if shorter]
+        canaries (MANIFEST): Canaries that coins put into --data (`audit canaries make --audit`).
+        words: Number of consecutive words that count as extracted, or of characters in a script
+            without spaces. [default: 10, or 20 characters; the median record if shorter]
         out: Run folder; runs/latest does not link to it. [default: runs/<UTC time>-released-<name>]
 
     Examples:
