@@ -121,8 +121,11 @@ def _check_demonstration_model(seed: int, out: Path | None) -> None:
 def _check_own_model(
     model: str, flags: Mapping[str, str], seed: int, out: Path | None, limit: TimeLimit | None
 ) -> None:
-    """Check a user's model. flags: the flags that were given about model and data. limit: time
-    limit; None to query all records.
+    """Check a user's model.
+
+    Args:
+        flags: the flags that were given about model and data.
+        limit: time limit; None to query all records.
     """
     from auditor.records.remarks import CommandRemarks
     from auditor.runs import cost, estimate, quick_check

@@ -137,7 +137,9 @@ def write_report_folder(
 def print_verdict(page: Any, subject: Any, name: str, out: Path | None, as_json: bool) -> None:
     """Print a command's verdict as lines or JSON, and write its report to a folder.
 
-    page: module that formats `subject`, the judged object. name: base name of the report's files.
+    Args:
+        page: module that formats `subject`, the judged object.
+        name: base name of the report's files.
     """
     import typer
 

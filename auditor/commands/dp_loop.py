@@ -199,8 +199,9 @@ def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
 def _attribute_script_errors(description: str, of_device: str = "") -> Iterator[None]:
     """Convert errors of a user's file into AuditError.
 
-    description: noun for the action that failed, used in the message. of_device: text added to the
-    message if an accelerator raised the error.
+    Args:
+        description: noun for the action that failed, used in the message.
+        of_device: text added to the message if an accelerator raised the error.
     """
     try:
         yield

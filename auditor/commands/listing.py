@@ -53,8 +53,9 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
     """Yield the lines of `audit list`.
 
     Each attack, probe, defense and training has a line. All text forms and models share a line, as
-    do all controls and all kinds of data. width: columns of the terminal; longer descriptions are
-    cut at the end of a clause.
+    do all controls and all kinds of data.
+
+    width: columns of the terminal; longer descriptions are cut at the end of a clause.
     """
     trained = found_plugins["Trainer"]
     classes = {**found_plugins["Defense"], **trained}
@@ -115,7 +116,9 @@ def _format_plugin_listing_line(title: str, name: str, summary: str, width: int 
 def _shorten_listing(text: str, room: int | None) -> str:
     """Return the longest prefix of the text that fits and ends with a clause.
 
-    Return the whole text if no such prefix fits. room: number of columns; None for unlimited.
+    Return the whole text if no such prefix fits.
+
+    room: number of columns; None for unlimited.
     """
     if room is None or len(text) <= room:
         return text

@@ -164,8 +164,9 @@ def add_command(
 ) -> None:
     """Register a command of the app.
 
-    panel: heading above the command in the app's --help. safe: default of the flag --safe; None if
-    the command has no such flag.
+    Args:
+        panel: heading above the command in the app's --help.
+        safe: default of the flag --safe; None if the command has no such flag.
     """
     app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(
         expand_flag_groups(command, safe)
@@ -183,7 +184,9 @@ def _flag_parameters(
 ) -> Iterator[inspect.Parameter]:
     """Yield a parameter for each single flag, also for the flags inside groups and nested groups.
 
-    entries: entries of the docstring, keyed by flag. panel: default heading in --help.
+    Args:
+        entries: entries of the docstring, keyed by flag.
+        panel: default heading in --help.
     """
     for parameter in signature.parameters.values():
         kind = parameter.annotation
@@ -298,8 +301,9 @@ def list_given_flags(group: Any) -> dict[str, Any]:
 def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
     """Load the plug-in files that the flags name, and return the given flags as plan values.
 
-    base: values of the plan file. Raise AuditError if the file sets a risky value that the flags do
-    not.
+    Raise AuditError if the file sets a risky value that the flags do not.
+
+    base: values of the plan file.
     """
     from auditor.plugins import registry
     from auditor.runs.plan import parse_plugin_options
@@ -356,8 +360,9 @@ def format_risk_flags(plan: Plan) -> list[str]:
 def check_plan_has_risks(plan: Plan, allowed: Risks, where: str) -> None:
     """Raise AuditError if the plan and the command line set different risky values.
 
-    A flag for a risk that is not in the plan would have no effect. where: name of the plan in the
-    message.
+    A flag for a risk that is not in the plan would have no effect.
+
+    where: name of the plan in the message.
     """
     risks = list_allowed_risks(plan.map_field_values())
     refuse_unnamed_risks(plan.map_field_values(), allowed, where)

@@ -324,10 +324,12 @@ def print_plan_audit(
 ) -> None:
     """Run the plan in its folder, write reports, and print the result.
 
-    shared: models that are already loaded. remarks: text that `audit check` adds to the first
-    screen, stored in the folder. held_to: policy and baseline of the gate that judges the run
-    afterwards. limit: time limit of queries; if set, the records most at risk come first, and
-    intermediate results are printed.
+    Args:
+        shared: models that are already loaded.
+        remarks: text that `audit check` adds to the first screen, stored in the folder.
+        held_to: policy and baseline of the gate that judges the run afterwards.
+        limit: time limit of queries; if set, the records most at risk come first, and intermediate
+            results are printed.
     """
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files

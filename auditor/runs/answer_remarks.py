@@ -66,8 +66,11 @@ def _list_dependence_remarks(
 ) -> tuple[str, ...]:
     """Return a remark that secrets from the same document or person are not independent.
 
-    groups: document or person of each secret, as far as known. Return () if `groups` is empty.
-    description, name: nouns used in the remark.
+    Return () if `groups` is empty.
+
+    Args:
+        groups: document or person of each secret, as far as known.
+        description, name: nouns used in the remark.
     """
     if not groups:
         return ()

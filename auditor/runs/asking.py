@@ -304,7 +304,9 @@ def _ask_about_batch(
 def _count_ready_units(units: Sequence[Unit], vocab_size: int) -> int:
     """Return the number of leading units whose logits fit in memory together.
 
-    The number is at least 1. vocab_size: number of logits for each token.
+    The number is at least 1.
+
+    vocab_size: number of logits for each token.
     """
     n_bytes = 0
     for count, unit in enumerate(units):
@@ -367,8 +369,9 @@ def _announce_recited_records(
 ) -> None:
     """Announce the number of recited records, before the first result is computed.
 
-    recited: whether greedy decoding recites a part of each record, keyed by record name.
-    n_announced: number of records in the previous announcement; 0 before the first.
+    Args:
+        recited: whether greedy decoding recites a part of each record, keyed by record name.
+        n_announced: number of records in the previous announcement; 0 before the first.
     """
     if not recited:
         return

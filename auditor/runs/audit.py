@@ -56,7 +56,9 @@ def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> No
 def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
     """Load an attack's state that `save_attack_state` wrote; return None if no state was written.
 
-    cell: name of the state, made from attack and view. Raise AuditError for an unreadable file.
+    Raise AuditError for an unreadable file.
+
+    cell: name of the state, made from attack and view.
     """
     path = folder.attack_state_path(cell)
     if not path.exists():
@@ -145,9 +147,10 @@ class RunContext:
     def load_prefixed_references(self, spec: str) -> ReferenceModels:
         """Load the reference models that `-A references=` names.
 
-        Each model is wrapped so that it reads the run's prefix token before every text.
+        Each model is wrapped so that it reads the run's prefix token before every text. Raise
+        AuditError if no such models exist.
 
-        spec: value of the option. Raise AuditError if no such models exist.
+        spec: value of the option.
         """
         references = self.site.load_reference_models_of_site(spec)
         models = []

@@ -72,8 +72,10 @@ def score_canaries(
     """Score the canaries on a model; if `model` is a run folder, read the scores of all its
     targets.
 
-    probe_options: options of the exposure probe, as OPTION=VALUE. Raise AuditError if the run did
-    not measure these canaries, or if the model's tokens cannot spell the canaries.
+    Raise AuditError if the run did not measure these canaries, or if the model's tokens cannot
+    spell the canaries.
+
+    probe_options: options of the exposure probe, as OPTION=VALUE.
     """
     canary_manifest = manifests.read_exposure_canary_manifest(manifest)
     if (Path(model) / "plan.json").is_file():

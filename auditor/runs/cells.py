@@ -479,8 +479,9 @@ class ProbeCell(Cell):
     ) -> tuple[Sequence[Secret], FinishedSecrets[Observation]]:
         """Observe the secrets that have no observation in the run folder.
 
-        Return all queried secrets, then all observations in the folder. earlier: observations from
-        earlier runs of the sweep, which are reused.
+        Return all queried secrets, then all observations in the folder.
+
+        earlier: observations from earlier runs of the sweep, which are reused.
         """
         journal = self.audit.folder.observations
         queried = self._ask_remaining(secrets, journal, self._build_observed_row, {}, earlier)

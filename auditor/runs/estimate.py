@@ -83,11 +83,13 @@ def estimate_run_cost(
 ) -> CostEstimate:
     """Estimate the cost of running this plan.
 
-    seconds: time limit of the estimate's queries. shared: cache that keeps the loaded models and
-    data for the run itself. starting: seconds since the program's start.
-
     Raise AuditError for a plan that a run would refuse, for a model queried over a network, and for
     models that are not trained yet.
+
+    Args:
+        seconds: time limit of the estimate's queries.
+        shared: cache that keeps the loaded models and data for the run itself.
+        starting: seconds since the program's start.
     """
     shared = shared or SweepCache()
     clock = StageClock(reporter)

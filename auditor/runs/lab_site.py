@@ -206,9 +206,11 @@ def make_site(
     shared: SweepCache | None = None,
     live: Mapping[str, LanguageModel] = MappingProxyType({}),
 ) -> Site:
-    """Return the models and data of the plan's audit. live: models in memory, keyed by role.
+    """Return the models and data of the plan's audit.
 
     Raise AuditError for an invalid lab.
+
+    live: models in memory, keyed by role.
     """
     kind = LabSite if plan.target.uses_builtin_lab else Site
     return kind(plan, reporter, shared, live)

@@ -22,7 +22,9 @@ from auditor.models.huggingface import HuggingFaceModel
 def is_live_model(kind: str, value: Any) -> bool:
     """Return True for a model in memory, False for a folder, a hub id or None.
 
-    kind: role of the model in the message. Raise AuditError for other values.
+    Raise AuditError for other values.
+
+    kind: role of the model in the message.
     """
     if value is None or isinstance(value, (str, Path)):
         return False

@@ -211,9 +211,11 @@ class SiteModels:
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
         """Load a baseline of unlearning.
 
+        Raise AuditError for a model of another family or vocabulary, and for the attacked model
+        itself.
+
         kind: `before` for the model before unlearning, or `retrained` for a model trained without
-        the records to forget. Raise AuditError for a model of another family or vocabulary, and for
-        the attacked model itself.
+        the records to forget.
         """
         name: str | None = getattr(self.target, kind)
         target = self.model
@@ -232,8 +234,9 @@ class SiteModels:
     def load_deployed_form(self, place: str) -> LanguageModel:
         """Load a deployed form of the attacked model, such as a quantised copy.
 
-        place: folder, hub id or address of this copy. Raise AuditError if its vocabulary differs
-        from that of the attacked model.
+        Raise AuditError if its vocabulary differs from that of the attacked model.
+
+        place: folder, hub id or address of this copy.
         """
         provider, request = self._resolve_form(place)
         provider.check(request)
@@ -381,7 +384,9 @@ def _describe_adapter_base(name: str, is_reference: bool) -> str:
 
     The base model is considered only if the user named no reference model.
 
-    name: the base model. is_reference: whether it is used.
+    Args:
+        name: the base model.
+        is_reference: whether it is used.
     """
     if not is_reference:
         return (

@@ -354,7 +354,9 @@ def _measure_perplexity_change(
 ) -> Measurement | None:
     """Return the perplexity after the mitigation minus that before, paired by held-out text.
 
-    Return None if a run stored no losses of the texts. first, second: run folders.
+    Return None if a run stored no losses of the texts.
+
+    first, second: run folders.
     """
     parts = []
     for sign, place, result in ((1.0, second, after), (-1.0, first, before)):

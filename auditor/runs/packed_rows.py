@@ -162,7 +162,9 @@ def _recite(
 def _is_higher(recitation: _Recitation, baseline: _Recitation, comparisons: int) -> bool:
     """Test if `recitation` has significantly higher log-probabilities than `baseline`.
 
-    The test is paired by record. comparisons: number of tests that share the error probability.
+    The test is paired by record.
+
+    comparisons: number of tests that share the error probability.
     """
     difference = recitation.log_prob - baseline.log_prob
     # -inf, from a token of probability 0, has no mean.

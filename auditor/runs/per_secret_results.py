@@ -108,9 +108,11 @@ class PerSecretCollector:
         observations: Observed,
         main: Measurement,
     ) -> None:
-        """Collect a probe's observations and results. key: target, setting and probe.
+        """Collect a probe's observations and results.
 
-        main: the probe's first measurement.
+        Args:
+            key: target, setting and probe.
+            main: the probe's first measurement.
         """
         row = self._keep_cell_row(key, build_observation_row(probe, secrets, observations))
         self._columns += [

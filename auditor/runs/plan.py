@@ -74,7 +74,11 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
 def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
     """Group `[plugin.]option=value` items by plug-in; items without a plug-in have the key "".
 
-    flag: the flag in messages. known: names of plug-ins. Raise AuditError for any other text.
+    Raise AuditError for any other text.
+
+    Args:
+        flag: the flag in messages.
+        known: names of plug-ins.
     """
     options: Options = {}
     for item in items:

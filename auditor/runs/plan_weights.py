@@ -49,8 +49,10 @@ def locate_target(
 ) -> tuple[TargetPlan, Places]:
     """Return the target fields of a finished run's plan, then the models' locations, keyed by role.
 
-    fields: the plan's fields. run: the run's name in error messages. model: the attacked model's
-    current location, if the model was moved.
+    Args:
+        fields: the plan's fields.
+        run: the run's name in error messages.
+        model: the attacked model's current location, if the model was moved.
     """
     plan = Plan.from_json(fields, f"{run}: plan")
     target = plan.target

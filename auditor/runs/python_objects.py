@@ -44,8 +44,9 @@ def format_python_objects(classes: Mapping[str, str]) -> str:
 def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
     """Raise AuditError if the plan names an object's class but the object is missing.
 
-    The objects are missing if the plan is read from a folder. classes: the plan's class names,
-    keyed by role.
+    The objects are missing if the plan is read from a folder.
+
+    classes: the plan's class names, keyed by role.
     """
     if set(classes) - set(objects):
         raise AuditError(
@@ -59,9 +60,13 @@ def list_unregistered_plugins(
 ) -> dict[str, Attack | Defense]:
     """Return the plug-in objects whose classes are not registered, keyed by role.
 
-    attacks, defenses: names or plug-in objects. Names, and objects of registered classes, are
-    skipped. files: paths of plug-in files. Raise AuditError if a registered class has the same name
-    as the object, or if the object's name or options cannot be recorded.
+    Raise AuditError if a registered class has the same name as the object, or if the object's name
+    or options cannot be recorded.
+
+    Args:
+        attacks, defenses: names or plug-in objects. Names, and objects of registered classes, are
+            skipped.
+        files: paths of plug-in files.
     """
     for path in files:
         registry.load_plugin_file(Path(path))

@@ -102,8 +102,10 @@ def _select_nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str,
 def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[Plan, Limits]:
     """Return the plan with the attacks and probes that suit these records.
 
-    Also return sentences about the attacks and probes that were left out. shared: cache that keeps
-    the loaded models. Raise AuditError for every plan that a run would refuse.
+    Also return sentences about the attacks and probes that were left out. Raise AuditError for
+    every plan that a run would refuse.
+
+    shared: cache that keeps the loaded models.
     """
     clock = StageClock(reporter)
     site = make_site(plan, reporter, shared)

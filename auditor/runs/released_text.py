@@ -196,9 +196,10 @@ def audit_released_text(
 ) -> AuditResult:
     """Audit the released text.
 
+    Raise AuditError if all members, or all non-members, have fewer than n words.
+
     n: number of words in a passage. If n is None, use `usual_passage_length`, or the median length
-    of private records if this is shorter. Raise AuditError if all members, or all non-members, have
-    fewer than n words.
+    of private records if this is shorter.
     """
     clock = StageClock(reporter)
     secrets = release.secrets
@@ -237,8 +238,11 @@ def _build_release_result(
     findings: Sequence[Finding],
     clock: StageClock,
 ) -> AuditResult:
-    """Return the record of a finished audit. name: name of the run. kinds: counts of personal data,
-    keyed by kind.
+    """Return the record of a finished audit.
+
+    Args:
+        name: name of the run.
+        kinds: counts of personal data, keyed by kind.
     """
     members = select_members(secrets)
     repeats = Counter(secret.repeats or 1 for secret in members)
@@ -328,8 +332,9 @@ def _find_copied_passages(
     """Find passages of the records in the released text, verbatim or nearly, and judge them as
     guesses.
 
-    n: number of words in a passage. Return the finding, then counts of personal data, keyed by
-    kind.
+    Return the finding, then counts of personal data, keyed by kind.
+
+    n: number of words in a passage.
     """
     is_long = [len(record.tokens) >= n for record in release.records]
     long = list(compress(release.records, is_long))

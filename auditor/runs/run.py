@@ -221,8 +221,9 @@ def _measure_unlearning(
 ) -> Unlearning:
     """Measure how much an unlearned model retained.
 
-    models: target names of the unlearned model and its baselines, keyed by role. rate: learning
-    rate of relearning.
+    Args:
+        models: target names of the unlearned model and its baselines, keyed by role.
+        rate: learning rate of relearning.
     """
     benchmark = audit.benchmark
     steps = audit.defenses.relearn

@@ -70,7 +70,9 @@ def measure_nonmember_recall(
 ) -> Measurement | None:
     """Return the greedy recall of secrets that were not trained on, as a baseline.
 
-    Return None if no such secrets exist. guesses: greedy guesses, keyed by secret id.
+    Return None if no such secrets exist.
+
+    guesses: greedy guesses, keyed by secret id.
     """
     nonmembers = select_members(secrets, False)
     if not nonmembers:

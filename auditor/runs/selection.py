@@ -129,8 +129,9 @@ def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> s
 def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> PluginSelection:
     """Build and check the plan's plug-ins before models are loaded.
 
-    objects: Python objects that the plan uses instead of names, keyed by role. Raise AuditError if
-    an object that the plan needs is missing.
+    Raise AuditError if an object that the plan needs is missing.
+
+    objects: Python objects that the plan uses instead of names, keyed by role.
     """
     # Load files first: names and options below may come from them.
     for path in plan.plugin:
@@ -264,8 +265,11 @@ def _build_plugins(
 ) -> list[Any]:
     """Build each named plug-in from default options and the user's options.
 
-    An object in `objects` is used unchanged. kind: kind of plug-in, for error messages. known:
-    the registered classes, keyed by name.
+    An object in `objects` is used unchanged.
+
+    Args:
+        kind: kind of plug-in, for error messages.
+        known: the registered classes, keyed by name.
     """
     chosen: list[Any] = []
     for name in dict.fromkeys(names):

@@ -40,8 +40,12 @@ def list_defense_rows(
 ) -> list[ShownRow]:
     """Return every defense, followed by the controls in its chain of causes.
 
-    A control that several defenses share appears once. is_available: function that tests if a
-    control is available and differs from the undefended target. others: controls that attacks need.
+    A control that several defenses share appears once.
+
+    Args:
+        is_available: function that tests if a control is available and differs from the undefended
+            target.
+        others: controls that attacks need.
     """
     rows = list[ShownRow]()
     displayed = list(defenses)

@@ -161,9 +161,11 @@ class Site(SiteModels):
         return ""
 
     def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
-        """Load the reference models of `-A references=`. spec: value of this option.
+        """Load the reference models of `-A references=`.
 
         Raise AuditError if `spec` names no models.
+
+        spec: value of this option.
         """
 
         def load_one(folder: str) -> LanguageModel:
@@ -269,8 +271,9 @@ class Site(SiteModels):
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:
         """Return how many seconds it took to train a target's models; None if unknown.
 
-        defense: None for the undefended model. building: seconds that the run just spent on making
-        the models.
+        Args:
+            defense: None for the undefended model.
+            building: seconds that the run just spent on making the models.
         """
         return None if defense is None else building
 
@@ -318,8 +321,9 @@ def format_missing_input(defense: Defense, public: str | None) -> str:
 def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
     """Raise AuditError if the user did not give an input that the defense needs.
 
-    In the lab, such inputs are made on demand. public: folder or hub id of the public model; None
-    if not given.
+    In the lab, such inputs are made on demand.
+
+    public: folder or hub id of the public model; None if not given.
     """
     if phrase := format_missing_input(defense, public):
         raise AuditError(f"--defense {defense.name} outside the lab needs {phrase}")
@@ -353,8 +357,9 @@ def load_trained_defense(
 ) -> TrainedModel:
     """Load the model of a trained defense from `-D model=`.
 
-    vocab_size: vocabulary size of the attacked model. Raise AuditError if a different method
-    trained the model.
+    Raise AuditError if a different method trained the model.
+
+    vocab_size: vocabulary size of the attacked model.
     """
     folder = defense.model_folder
     if not Path(folder).is_dir():

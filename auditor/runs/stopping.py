@@ -144,7 +144,9 @@ def bound_stopped_finding(
 
     The old intervals are valid only for a fixed sample size. The new intervals are valid even if
     the results are tested repeatedly during the queries. Measurements without such an interval are
-    dropped. row: results of the queried secrets.
+    dropped.
+
+    row: results of the queried secrets.
     """
 
     measurements = []
@@ -191,8 +193,9 @@ def build_stopping_rules(
 ) -> dict[CellKey, StoppingRule]:
     """Return the stopping rule of each cell (target, setting, attack or probe) that may stop early.
 
-    policy, base: gate policy and baseline run of `--until decided`. Raise AuditError if no cell
-    could satisfy --until.
+    Raise AuditError if no cell could satisfy --until.
+
+    policy, base: gate policy and baseline run of `--until decided`.
     """
     if plan.until is None:
         return {}

@@ -164,9 +164,10 @@ class Target:
     ) -> TargetRecord:
         """Return the target's record for the result file.
 
-        perplexities: measured perplexities, that of the model's own distribution first; empty if no
-        texts are held out.
-        doubts: doubts to add to the model's own doubts.
+        Args:
+            perplexities: measured perplexities, that of the model's own distribution first; empty
+                if no texts are held out.
+            doubts: doubts to add to the model's own doubts.
         """
         training = self.privacy_record_of_target
         return TargetRecord(
