@@ -150,8 +150,9 @@ def _check_own_model(
 
 
 def _resume_check(path: Path, limit: TimeLimit) -> None:
-    """Continue the check in a folder until the time limit. Raise AuditError if the folder has no
-    plan.
+    """Continue the check in a folder until the time limit.
+
+    Raise AuditError if the folder has no plan.
     """
     from auditor.records.folder import RunFolder
 

@@ -181,8 +181,10 @@ def _wrap_training_entry(trainer: Any, script: Path, claim: Any) -> Callable[...
 
 
 def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:
-    """Run the file as a module called `name`. Return the module, then the Trainer that it starts,
-    or None."""
+    """Run the file as a module called `name`.
+
+    Return the module, then the Trainer whose training it starts; None if it starts none.
+    """
     from auditor.crash import trainers
 
     trainers_found: list[Any] = []

@@ -96,10 +96,9 @@ class AttestationFlags:
     key: Path | None = None
 
     def judge_given_attestation(self, folder: Path) -> Ruling | None:
-        """Return a ruling on whether the run matches the attestation; None if no attestation was
-        given.
+        """Return a ruling on whether the run matches the given attestation.
 
-        Raise AuditError if only one of the flags is given.
+        Return None if no attestation was given. Raise AuditError if only one of the flags is given.
         """
         if self.attestation is None and self.key is None:
             return None

@@ -94,8 +94,10 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
 
 
 def _is_same_listed_plugin_class(cls: Any, other: Any) -> bool:
-    """Test if two classes are the same, by name: the catalogue may rebuild a class from its
-    cache."""
+    """Test by their names if two classes are the same.
+
+    The catalogue may rebuild a class from its cache, so the objects may differ.
+    """
     return (cls.__module__, cls.__name__) == (other.__module__, other.__name__)
 
 
@@ -135,8 +137,9 @@ def _shorten_listing(text: str, room: int | None) -> str:
 
 
 def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
-    """Yield the details of all plug-ins with this name. Raise AuditError if no plug-in has the
-    name.
+    """Yield the details of all plug-ins with this name.
+
+    Raise AuditError if no plug-in has the name.
     """
     matches = [(kind, plugins[name]) for kind, plugins in found_plugins.items() if name in plugins]
     if not matches:

@@ -203,8 +203,10 @@ def _flag_parameters(
 
 
 def _annotate_flag(parameter: inspect.Parameter, entry: DocstringEntry, panel: str) -> Any:
-    """Return a parameter's type, annotated with the argument or flag that the docstring
-    describes."""
+    """Return a parameter's type, annotated for typer as an argument or flag.
+
+    entry: what the docstring says about the parameter.
+    """
     kind = parameter.annotation
     option: Any = typer.Option() if parameter.kind is _FLAG else typer.Argument()
     if typing.get_origin(kind) is Annotated:

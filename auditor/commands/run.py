@@ -148,8 +148,9 @@ def run(
 
 
 def _check_each_attack_ran(folder: Path) -> None:
-    """Raise AuditError if a requested attack ran on none of the targets. Call this after results
-    are shown.
+    """Raise AuditError if a requested attack ran on none of the targets.
+
+    Call this after results are shown.
     """
     from auditor.records.result_file import read_result
     from auditor.reports import coverage
@@ -194,8 +195,10 @@ def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
 
 
 def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
-    """Build the plan from the flags and the plan file; return a grid's points if there are several
-    runs."""
+    """Build the plan from the flags and the plan file.
+
+    Return the points of a grid if there are several runs.
+    """
     from auditor.runs import plan, plan_grid
 
     base = {}

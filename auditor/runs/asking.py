@@ -325,8 +325,7 @@ def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
 
 
 def _score_units(target_run: TargetRun) -> None:
-    """Run the texts through the target model, and store the log-probabilities of their true
-    tokens."""
+    """Run the texts through the target model, and store their true tokens' log-probabilities."""
     audit = target_run.audit
     target = target_run.target
     _read_ahead(target.model, target.secrets, whole_texts=True)

@@ -280,8 +280,10 @@ class Audit(RunContext):
 
     @cached_property
     def sweep_cache_key_of_answers(self) -> dict[str, Any]:
-        """Cache key of the answers that the runs of a sweep share: model, secrets and prefix
-        token."""
+        """Cache key of the answers that the runs of a sweep share.
+
+        It is made from model, secrets and prefix token.
+        """
         key = {**self.site.subject, "prefix_token": self.prefix_token.tokens}
         # A check queries more and more secrets: answers about a smaller set are not shared.
         if self.population:
@@ -303,8 +305,7 @@ class Audit(RunContext):
         return generations.build_training_corpus(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
-        """Raise AuditError now for a corpus attack that would otherwise fail after its
-        generations."""
+        """Raise AuditError now for a corpus attack that would fail after drawing its generations."""
         view = self.make_target_view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):

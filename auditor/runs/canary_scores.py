@@ -69,13 +69,20 @@ def score_canaries(
     prefix_token: str = AUTO,
     seed: int = 0,
 ) -> list[TargetScores]:
-    """Score the canaries on a model; if `model` is a run folder, read the scores of all its
-    targets.
+    """Score the canaries on a model. For a run folder, read the scores of all its targets.
 
-    Raise AuditError if the run did not measure these canaries, or if the model's tokens cannot
-    spell the canaries.
+    Args:
+        manifest: file of the canaries.
+        model: a model, or a run folder.
+        reporter: receiver of progress messages.
+        loading: options for loading the model.
+        probe_options: options of the exposure probe, as OPTION=VALUE.
+        prefix_token: prefix token of the model.
+        seed: seed of reference texts and draws.
 
-    probe_options: options of the exposure probe, as OPTION=VALUE.
+    Raises:
+        AuditError: if the run did not measure these canaries, or if the model's tokens cannot spell
+            the canaries.
     """
     canary_manifest = manifests.read_exposure_canary_manifest(manifest)
     if (Path(model) / "plan.json").is_file():

@@ -156,8 +156,9 @@ class WorkerWorkplace:
     input_digests: Mapping[str, str]
 
     def __call__(self) -> Workplace:
-        """Build the workplace. Raise AuditError if the worker's weights or data differ from the
-        run's.
+        """Build the workplace.
+
+        Raise AuditError if the worker's weights or data differ from those of the run.
         """
         # A submission is a file on the run's machine; a worker would refuse its path.
         plan = self.plan.with_fields(submission=None)

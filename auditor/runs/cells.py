@@ -121,8 +121,10 @@ class Cell(TargetRun, ABC):
 
     @abstractmethod
     def _complete_finding(self, blank: Finding) -> Finding:
-        """Return the finding with its measurements. Raise NotApplicable if nothing can be
-        measured."""
+        """Return the finding with its measurements.
+
+        Raise NotApplicable if nothing can be measured. blank: the finding without measurements.
+        """
 
     def _ask_remaining(
         self,
@@ -188,8 +190,9 @@ class Cell(TargetRun, ABC):
         """Add the cost of an attack's answers. A probe's answers cost nothing."""
 
     def _build_finding(self) -> Finding:
-        """Return a finding that describes the target, setting, and attack or probe, without
-        measurements.
+        """Return a finding without measurements.
+
+        It describes the target, the setting, and the attack or probe.
         """
         applies, reason = self.target.judge_claim_coverage(self.setting)
         sampling = self.method.sampling()
@@ -206,8 +209,9 @@ class Cell(TargetRun, ABC):
 
 @dataclass(frozen=True)
 class AttackCell(Cell):
-    """Attack on a target in a setting: tune the attack, guess each secret, and judge the
-    guesses.
+    """Attack on a target in a setting.
+
+    The attack is tuned, it guesses each secret, and the guesses are judged.
     """
 
     method: Attack
@@ -362,8 +366,9 @@ class AttackCell(Cell):
 
 @dataclass(frozen=True)
 class CorpusCell(AttackCell):
-    """Corpus attack on a target in a setting: draw generations and compare them with all training
-    texts.
+    """Corpus attack on a target in a setting.
+
+    The attack draws generations, which are compared with all training texts.
     """
 
     method: CorpusAttack

@@ -378,8 +378,9 @@ class _RunPartTimer:
         self.costs += map(self._extrapolate_cost, parts, zip(*attempts, strict=True))
 
     def _extrapolate_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
-        """Return the estimated cost of a part on all its texts, from timed attempts on fewer
-        texts.
+        """Return the estimated cost of a part on all its texts.
+
+        attempts: measured costs of the part on fewer texts.
         """
         *earlier, last = attempts
         if last.reason:

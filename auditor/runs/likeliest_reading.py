@@ -47,8 +47,9 @@ def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
 
 
 def _name_choice(model: LanguageModel, texts: Sequence[object]) -> str:
-    """Return the file name for cached values: a salted hash of weights, libraries, device and
-    texts.
+    """Return the name of the file that caches values of these texts.
+
+    It is a salted hash of weights, libraries, device and texts.
     """
     versions = []
     for name in ("torch", "transformers"):

@@ -88,16 +88,18 @@ class SiteModels:
         return self.target.public is not None or self._adapter_base_and_revision is not None
 
     def read_auto_dtype_as_float32(self) -> None:
-        """Make `--dtype auto` mean float32, which some attacks need. Call this before models are
-        loaded.
+        """Make `--dtype auto` mean float32, which some attacks need.
+
+        Call this before models are loaded.
         """
         self.loading = self.loading.resolve_auto_dtype()
 
     def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
-        """Raise AuditError, before loading, for a model that cannot be reached by the plan's
-        options.
+        """Raise AuditError if a model cannot be loaded with the plan's options.
 
-        fields: the plan's fields that say how to reach models.
+        The model is not loaded for this check.
+
+        fields: the plan's fields that say where models are.
         """
         if "model" in self.live:
             return
@@ -162,8 +164,10 @@ class SiteModels:
 
     @cached_property
     def reference_model(self) -> LanguageModel | None:
-        """Model whose likelihoods attacks compare with the target's; None if the run has no such
-        model."""
+        """Model with whose likelihoods attacks compare those of the target.
+
+        None if the run has no such model.
+        """
         if self.target.reference == NONE:
             return None
         if self.target.reference is not None:
@@ -180,9 +184,7 @@ class SiteModels:
 
     @cached_property
     def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
-        """Name of the base model of an attacked adapter, and its revision; None for a complete
-        model.
-        """
+        """Name and revision of the attacked adapter's base model; None for a complete model."""
         if self.target.model is None:
             return None
         recorded = read_adapter_base(self.target.model)

@@ -54,10 +54,9 @@ def _describe_zlib() -> dict[str, str]:
 
 
 def _format_current_commit() -> str:
-    """Return the hash of the working folder's commit, followed by `-dirty` if tracked files
-    changed.
+    """Return the hash of the working folder's commit.
 
-    Return "" outside a git repository.
+    Add `-dirty` if tracked files changed. Return "" outside a git repository.
     """
     head = _run_git_without_hooks("rev-parse", "--verify", "HEAD")
     if head is None or head.returncode:

@@ -78,8 +78,9 @@ def make_audit_canaries(
 
 
 def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> None:
-    """Raise AuditError if the canaries are new tokens and an adapter does not train the
-    embeddings.
+    """Raise AuditError if the canaries are new tokens but an adapter cannot learn them.
+
+    An adapter learns new tokens only if it trains their embeddings.
     """
     if manifest.kind != "new-tokens" or not (Path(model) / ADAPTER).is_file():
         return

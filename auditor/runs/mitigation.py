@@ -323,8 +323,9 @@ def audit_mitigated_model(
 def compare_mitigated_run(
     mitigation: Mitigation, run: RunOutcomes, after: RunOutcomes, outcome: TrainingOutcome
 ) -> BeforeAfter:
-    """Compare the runs before and after the mitigation. Raise AuditError if they are not
-    comparable.
+    """Compare the runs before and after the mitigation.
+
+    Raise AuditError if they are not comparable.
     """
     count_remaining = mitigation.copies_left_function
     prediction = count_remaining and advice.predict_undefended_recall(

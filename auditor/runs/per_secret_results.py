@@ -230,8 +230,10 @@ def _build_observation_columns(
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Return a function from token ids to text; without a tokenizer, the text is the list of
-    ids."""
+    """Return a function from token ids to text.
+
+    Without a tokenizer, the text is the list of ids.
+    """
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)
     return partial(decode_keeping_special_tokens, tokenizer)

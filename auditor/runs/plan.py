@@ -95,7 +95,9 @@ def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) 
 def merge_plugin_options(
     name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]
 ) -> dict[str, Any]:
-    """Merge a plug-in's options: its own options override common options, which override
+    """Merge a plug-in's options.
+
+    Options given for this plug-in override options given without a plug-in name, and these override
     `defaults`.
 
     fields: names of the options that the plug-in has.

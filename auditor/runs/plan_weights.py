@@ -28,18 +28,18 @@ _FOLDERS = {"ensemble": "ensemble", "model": "trained"}
 
 
 def digest_plan_files(plan: Plan) -> dict[str, str]:
-    """Return the SHA-256 of all the user's files that a plan reads, keyed by `role/file`; {} in the
-    lab.
+    """Return the SHA-256 of all the user's files that a plan reads, keyed by `role/file`.
 
-    A hub model's files are those of its downloaded snapshot, if any. Raise AuditError for
-    unreadable files.
+    In the lab, there are none. A hub model's files are those of its downloaded snapshot, if any.
+    Raise AuditError for unreadable files.
     """
     return digest_model_files(locate_role_models(plan))
 
 
 def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
-    """Return the digests of `digest_plan_files`, and those of the audit's models that have no
-    files.
+    """Return the digests of all files that a plan reads, and of all models without files.
+
+    The former are those of `digest_plan_files`.
     """
     return digest_plan_files(plan) | site.digest_fileless_models()
 

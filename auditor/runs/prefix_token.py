@@ -296,8 +296,10 @@ def _choose_likeliest_prefix_token(
 
 
 def _shorten_pair(pair: Pair) -> Pair:
-    """Return the start of the pair's text, as a pair of a few leading tokens and the tokens after
-    them."""
+    """Return the start of the pair's text as a new pair.
+
+    The new prefix is a few leading tokens, and the new suffix is the few tokens after them.
+    """
     text = pair.tokens
     n_lead = min(_LEAD, len(text) - 1)
     return Pair(text[:n_lead], text[n_lead:])

@@ -52,8 +52,9 @@ def build_quick_plan(
 
 
 def choose_quick_fields(has_nonmembers: bool = True) -> dict[str, Any]:
-    """Return plan fields that select all cheap attacks and probes: those that declare `quick`
-    options.
+    """Return plan fields that select all cheap attacks and probes.
+
+    An attack or probe is cheap if it declares `quick` options.
     """
     options = {}
     for name, kind in registry.list_methods().items():

@@ -329,10 +329,10 @@ def _build_release_finding(
 def _find_copied_passages(
     release: ReleasedText, n: int, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> tuple[Finding, dict[str, KindCount]]:
-    """Find passages of the records in the released text, verbatim or nearly, and judge them as
-    guesses.
+    """Find passages of the records in the released text, verbatim or nearly so.
 
-    Return the finding, then counts of personal data, keyed by kind.
+    The passages are judged like an attack's guesses. Return the finding, then counts of personal
+    data, keyed by kind.
 
     n: number of words in a passage.
     """

@@ -206,8 +206,10 @@ def _prepare_workplace(plan: Plan, audit: Audit, targets: Targets, engine: Engin
 def _list_plugin_sections(
     selection: PluginSelection, findings: Sequence[Finding]
 ) -> dict[str, OwnSection]:
-    """Return the report sections that plug-ins write about their own findings, keyed by plug-in
-    name."""
+    """Return the report sections that plug-ins write about their own findings.
+
+    The result is keyed by plug-in name.
+    """
     sections = {}
     for method in selection.methods:
         section = method.report_section([f for f in findings if f.attack == method.name])

@@ -227,11 +227,11 @@ def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[M
 
 
 def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
-    """Score each secret's true suffix tokens by teacher forcing, to show leakage that no attack
-    found.
+    """Score each secret's true suffix tokens by teacher forcing.
 
-    Return each secret's mean log-probability per token, in nats. The run folder stores the members'
-    scores, except those of a control model, which nobody deploys.
+    The scores show leakage that no attack found. Return each secret's mean log-probability per
+    token, in nats. The run folder stores the members' scores, except those of a control model,
+    which nobody deploys.
     """
 
     def score(secrets: Sequence[Secret], journal_key: str) -> dict[str, float]:

@@ -63,8 +63,9 @@ class PluginSelection:
 
     @property
     def own_methods(self) -> tuple[str, ...]:
-        """Names of the user's own attacks and probes; their metrics may be missing from the metric
-        table.
+        """Names of the user's own attacks and probes.
+
+        Their metrics may be missing from the metric table.
         """
         names = []
         for method in self.methods:
@@ -79,8 +80,10 @@ class PluginSelection:
 
     @property
     def reference_models_asked_by_probes(self) -> tuple[str, ...]:
-        """Reference models that only probes use, in addition to the reference model of all
-        attacks."""
+        """Values of the option `references` of the run's probes, without duplicates.
+
+        Each names further reference models, besides the one that all attacks use.
+        """
         reference_names: dict[str, None] = {}
         for method in self.methods:
             if isinstance(method, Probe) and (names := method.wanted_reference_models()):

@@ -206,10 +206,9 @@ def _check_unlearning_flags(
 
 
 def _name_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, str]:
-    """Return target names of models that were retrained without the records to forget, keyed by
-    role.
+    """Return the names of targets that were retrained without the records to forget.
 
-    These models are the lab's controls, or a model that the user names.
+    They are keyed by role, and are the lab's controls or a model that the user names.
     """
     if not (plan.controls if target.uses_builtin_lab else target.retrained):
         return {}

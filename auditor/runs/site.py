@@ -137,8 +137,7 @@ class Site(SiteModels):
 
     @property
     def reference_fault_sentence(self) -> str:
-        """Sentence stating that the reference model was trained on private data; "" if it was
-        not."""
+        """Sentence that the reference model was trained on private data; "" if it was not."""
         name = self.target.reference or self.target.public or self.attacked_adapter_base_name
         if not name or self.reference_model is None:
             return ""
@@ -250,8 +249,10 @@ class Site(SiteModels):
         )
 
     def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
-        """Load the ensemble's control: an adapter trained on all records by the recipe of the
-        ensemble's members."""
+        """Load the control of an ensemble.
+
+        The control is an adapter trained on all records, in the same way as the ensemble's members.
+        """
         return load_control_adapter(Path(defense.ensemble_folder), self._public_model_for_adapters)
 
     @property
@@ -330,8 +331,10 @@ def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
 
 
 def check_controls_trained_like_defense(defense: Defense) -> None:
-    """Raise AuditError if a control was not trained like its defense; the message states the
-    difference."""
+    """Raise AuditError if a control was not trained like its defense.
+
+    The message states the difference.
+    """
     promise = promises.read_privacy_record(Path(defense.model_folder))
     for control in (cause.row for cause in defense.cause_chain()):
         if control is None:

@@ -53,8 +53,9 @@ class Targets:
         )
 
     def check_defense_claims(self) -> None:
-        """Raise AuditError now, not hours later, for impossible privacy promises and missing
-        baselines.
+        """Raise AuditError for impossible privacy promises and for missing baselines.
+
+        Call this before queries, so that the error does not come hours later.
         """
         if not self.scene.site.trains_on_demand:
             for row in self.scene.selection.rows:
@@ -191,8 +192,9 @@ class UnlearningBaselines:
         return self._made[defense]
 
     def refuse_unobtainable_baseline(self, defense: Defense) -> None:
-        """Raise AuditError early, before any training, if the model of this baseline is
-        unavailable.
+        """Raise AuditError if the model of this baseline is unavailable.
+
+        Call this early, before any training.
         """
         if isinstance(defense, RelearnedBaseline) or (
             isinstance(defense, RetrainedBaseline) and defense.relearned

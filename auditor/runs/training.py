@@ -502,8 +502,10 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
 
 
 def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
-    """Raise AuditError if the recorded digest shows that the folder's model was trained on other
-    data."""
+    """Raise AuditError if a folder's model was trained on other data than the request names.
+
+    The data are compared by the digest that the folder recorded.
+    """
     digest = _read_data_digest(str(folder))
     if digest is None:
         return
