@@ -23,8 +23,10 @@ _LOADING_FIELDS = (
 
 @dataclass(frozen=True)
 class HuggingFace(Provider):
-    """Hugging Face causal LM or PEFT adapter, by folder or hub id; --model-arg goes to
-    from_pretrained as it is."""
+    """Hugging Face causal LM or PEFT adapter, by folder or hub id.
+
+    --model-arg gives further arguments of from_pretrained.
+    """
 
     name = "hf"
     unprefixed = True

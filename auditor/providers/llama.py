@@ -105,11 +105,11 @@ class LlamaModel(LanguageModel):
 
 @dataclass(frozen=True)
 class LlamaCpp(Provider):
-    """A GGUF file by llama.cpp in this process: llama:FILE.gguf. positions: the most tokens that a
-    text may have.
+    """A GGUF file by llama.cpp in this process: llama:FILE.gguf.
 
-    threads: number of threads (0: llama.cpp chooses). gpu_layers: number of layers on the GPU (-1:
-    all). The tokenizer is the file's own unless --tokenizer names another.
+    positions: largest number of tokens in a text. threads: number of threads (0: llama.cpp
+    chooses). gpu_layers: number of layers on the GPU (-1: all). The tokenizer is the file's own
+    unless --tokenizer names another.
     """
 
     name = "llama"

@@ -99,8 +99,10 @@ class OpenAI(Provider):
 
 @dataclass(frozen=True)
 class Served(OpenAI):
-    """The model that an OpenAI-compatible API serves, by its address: served:http://HOST:PORT/v1;
-    #NAME if it serves several."""
+    """The model that a server with an OpenAI-compatible API serves: served:http://HOST:PORT/v1.
+
+    If the server has several models, add #NAME to the address.
+    """
 
     name = "served"
     takes = ("tokenizer", "max_tokens_total")

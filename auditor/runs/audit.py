@@ -305,7 +305,10 @@ class Audit(RunContext):
         return generations.build_training_corpus(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
-        """Raise AuditError now for a corpus attack that would fail after drawing its generations."""
+        """Raise AuditError now for a corpus attack that would fail later.
+
+        Without this check, it would fail only after its generations are drawn, which takes hours.
+        """
         view = self.make_target_view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
