@@ -131,9 +131,9 @@ _USUAL = ("train", "trainer", "main")  # names searched in a file without --func
 def _load_dp_loop_training_function(script: Path, function: str | None) -> Callable[..., Any]:
     """Return the training in a user's file as a function of (model, records).
 
-    The file defines such a function, or makes a Trainer. If `function` is None, the first of the
-    usual names is used; if the file has none of them, the file is run as a script. Raise AuditError
-    if the file has no training.
+    The file defines such a function, or makes a Trainer. `function` is its name. If it is None, the
+    usual names are tried, and without any of them, the file is run as a script. Raise AuditError if
+    the file has no training.
     """
     from auditor.crash import trainers
 

@@ -157,12 +157,13 @@ def sample_mixed_length_batch(
 def batch_lengths(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
-    """Yield batches of indices into `shapes`; all texts of a batch have the same shape.
+    """Yield batches of texts, as indices into `shapes`.
 
-    There is one exception: if the model can batch texts of different lengths, the last batch has
-    all rare shapes, sorted by length.
+    All texts of a batch have the same shape. There is one exception: if the model can batch texts
+    of different lengths, the last batch holds the texts of all rare shapes, sorted by length.
 
     Args:
+        model: the model.
         shapes: (prefix length, suffix length) of each text.
         samples: number of samples per prefix.
     """

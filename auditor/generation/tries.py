@@ -449,9 +449,10 @@ def check_model_has_trie_tokens(model: LanguageModel, tree: Trie) -> None:
 
 
 def _index_children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two indices for each child of these nodes.
+    """Return two indices for each child of these nodes, both of shape (children,).
 
-    The first is the index of the parent in `node`; the second is the child's index in its level.
+    The first is the index in `node` of the child's parent. The second is the child's index among
+    all children at its depth.
     """
     first = start[node]
     sizes = start[node + 1] - first

@@ -123,8 +123,8 @@ class Neighbours:
 def get_max_logits(device: torch.device) -> int:
     """Return how many logits to hold in memory at once while scoring.
 
-    They take 128 MiB in float32, but only 32 MiB on a CPU, where page faults of larger blocks would
-    cost a quarter of the time.
+    In float32, they take 128 MiB. On a CPU they take only 32 MiB, because page faults of larger
+    blocks would cost a quarter of the time.
     """
     return 2**23 if device.type == "cpu" else 2**25
 
@@ -402,10 +402,12 @@ class LanguageModel(ABC):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return each text's negative log-likelihood, computed as in the paper of this defense.
+        """Return each text's summed negative log-likelihoods in nats, keyed by the kind of
+        perplexity.
 
-        Only the tokens after the first `n_context` are scored. The sums are in nats, keyed by the
-        kind of perplexity. Return {} if the paper uses the ordinary sum (`compute_text_nlls`).
+        Some defenses define their own perplexity in their paper; it is computed here. Return {} if
+        the model's perplexity is the ordinary one (`compute_text_nlls`). Only the tokens after the
+        first `n_context` are scored.
         """
         return {}
 

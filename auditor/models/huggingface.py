@@ -383,9 +383,10 @@ class HuggingFaceModel(LanguageModel):
     def cached_prefix_logits_and_layers(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return `find_cached_prefix` from the hidden state cache.
+        """Return logits (B, V) after prefixes (B, n), and layers with their keys and values.
 
-        Return None if that cache is disabled.
+        Both come from the hidden state cache. Return None if that cache is disabled or lacks a
+        prefix. `length` is the capacity of the layers in positions.
         """
         if self._seen is None:
             return None

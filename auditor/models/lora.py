@@ -208,7 +208,9 @@ class _CachedMemberRows(EnsembleMemberRows):
     def _exclusive_slots(self, layer: SlotLayer, cached_slots: Tensor) -> Tensor:
         """Return, for each pair, a slot that no other pair uses.
 
-        A slot is -1 if memory is full. `cached_slots` holds the current slot of each pair, or -1.
+        A pair that already has such a slot keeps it. A slot is -1 if memory is full.
+
+        `cached_slots` holds the current slot of each pair, or -1.
         """
         # -1 (no slot) looks up slot 0; the comparison before excludes it.
         is_exclusive = cached_slots >= 0

@@ -104,9 +104,9 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     """Raise AuditError if the model's distributions on random tokens are inconsistent.
 
     The distribution of a masked token must be the same if its text is scored alone or in a batch.
-    It must also depend on the tokens after the masked position. The tested texts have several
-    lengths: a usual length, the longest one, and lengths just above those in the model's
-    configuration (such as a window), from which the model may read texts differently.
+    It must also depend on the tokens after the masked position. Texts of several lengths are
+    tested: a short one, the longest one, and lengths just above those in the model's configuration,
+    such as a window. Above such a length, the model may read texts differently.
     """
     noise = torch.Generator().manual_seed(SEED)
     special = torch.tensor(model.tokenizer.all_special_ids)

@@ -89,10 +89,10 @@ class BatchSizeLimit:
     minimum: int = 1
 
     def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
-        """Run `work(size)`, halving the size until the batch fits; return the size and the result.
+        """Run `work(size)`, halving the size until the batch fits. Return the size and the result.
 
-        `most` is the largest size to try. An out-of-memory error is raised only at size `minimum`;
-        all other errors of `work` are raised at once.
+        `most` is the largest size to try. An out-of-memory error is raised only at size `minimum`.
+        All other errors of `work` are raised at once.
         """
         size = self.size
         if most is not None:

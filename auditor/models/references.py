@@ -30,7 +30,9 @@ class ReferenceModels:
         """Raise AuditError if the reference models cannot distinguish members from non-members.
 
         There must be at least 2 models. No model may be trained on all records, and no record may
-        be in the training of all models. `where` is the start of the error message.
+        be in the training of all models.
+
+        `attacked` holds the ids of the records. `where` is the start of the error message.
         """
         if len(self.models) < 2:
             raise AuditError(
@@ -60,11 +62,15 @@ def find_reference_model_folders(folder: Path) -> list[Path]:
 def load_reference_models(
     folder: Path, load: Callable[[str], LanguageModel], attacked: Mapping[str, Collection[str]]
 ) -> ReferenceModels:
-    """Load the models in the sub-folders of `folder`, in name order, and read each `shard.json`.
+    """Load the models in the sub-folders of `folder`, in name order, with their training records.
 
-    A `shard.json` lists the SHA-256 of each attacked text (prefix and suffix) that the model was
-    trained on. `load` loads a model. `attacked` maps the SHA-256 of each text to the ids of its
-    records. Raise AuditError if a `shard.json` has any other content.
+    The file `shard.json` of a model lists the SHA-256 of each attacked text (prefix and suffix)
+    that the model was trained on. Raise AuditError if a `shard.json` has any other content.
+
+    Args:
+        folder: folder of the reference models.
+        load: function that loads a model from its folder.
+        attacked: ids of the attacked records, keyed by the SHA-256 of their text.
     """
     if not folder.is_dir():
         raise AuditError(

@@ -165,9 +165,11 @@ def _is_checked_base(
 
 
 def _check_adapter_base(model: HuggingFaceModel, adapter: HuggingFaceModel, room: int) -> None:
-    """Copy the row settings of a checked adapter to its base model, and check the base's weights.
+    """Configure a base model like the checked adapter on it.
 
-    `room` is the number of tokens in the longest tested text.
+    Of the base, only its causality is tested, because its weights may be broken: distributions must
+    depend on earlier tokens and not on later ones. `room` is the number of tokens in the longest
+    tested text.
     """
     reached, tolerance = _checked.get(model, (0, None))
     if not reached:

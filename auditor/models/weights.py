@@ -125,8 +125,9 @@ class Weights:
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     """Load a model with all its weights onto its device.
 
-    Here dtype `auto` means float32; call `resolve_dtype_option` first for the usual meaning. Raise
-    AuditError if the model is of another kind, or if weights are missing, extra or wrongly shaped.
+    With dtype `auto`, the weights are loaded as float32. To choose the dtype by the weights and the
+    device, call `resolve_dtype_option` first. Raise AuditError if the model is of another kind, or
+    if weights are missing, extra or wrongly shaped.
     """
     device = resolve_model_device(options.device)
     options = options.resolve_auto_dtype()

@@ -119,8 +119,11 @@ def ask_worst_first(
     The records most at risk come first. At least one batch is queried.
 
     Args:
+        audit: the audit of all records.
+        engine: executor of the queries.
+        limit: time limit.
         measure: function that computes the result of an audit whose secrets were all queried.
-        publish: function that shows an intermediate result, and stores the result and its reports.
+        publish: function that shows an intermediate result and writes its reports.
     """
     site, whole_benchmark = audit.site, audit.site.benchmark
     units = order_units(whole_benchmark)
@@ -387,7 +390,10 @@ def _announce_recited_records(
 
 
 def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
-    """Run the queries of all attacks, or of all probes, about this audit's secrets."""
+    """Run the queries of all attacks, or of all probes, about this audit's secrets.
+
+    kind: `Attack` or `Probe`.
+    """
     for cell in list_target_cells(target_run):
         if not isinstance(cell.method, kind):
             continue

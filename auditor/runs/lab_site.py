@@ -112,7 +112,7 @@ class LabSite(Site):
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
-        """Model trained by the plan's mitigation, which is attacked instead of the usual model.
+        """Model trained by the plan's mitigation. It is attacked instead of the lab's target.
 
         None if the plan has no mitigation.
         """

@@ -64,10 +64,10 @@ def name_live_model(model: Any) -> str:
 
 
 def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
-    """Wrap a causal language model in memory, with the same checks as for a model from files.
+    """Wrap a causal language model in memory as a `LanguageModel`.
 
-    Return a `LanguageModel` unchanged. Raise AuditError if the model's distributions differ between
-    kinds of query.
+    A `LanguageModel` is returned unchanged. In both cases, the model is checked like a model from
+    files: raise AuditError if its distributions differ between kinds of query.
     """
     if isinstance(model, LanguageModel):
         consistency.check_distribution_consistency(model)

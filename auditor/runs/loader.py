@@ -216,8 +216,8 @@ class SiteModels:
         Raise AuditError for a model of another family or vocabulary, and for the attacked model
         itself.
 
-        kind: `before` for the model before unlearning, or `retrained` for a model trained without
-        the records to forget.
+        kind: `before` for the model before unlearning; `retrained` for a model trained without the
+        records to forget.
         """
         name: str | None = getattr(self.target, kind)
         target = self.model

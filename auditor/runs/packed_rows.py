@@ -101,7 +101,7 @@ def _recite_rows(
 def _recite_positions(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
 ) -> _Recitation | None:
-    """Score each suffix after the texts in `before`; positions restart at 0 in each text.
+    """Score each suffix after the texts in `before`, with position ids that restart in each text.
 
     Return None if the model accepts no position ids.
     """

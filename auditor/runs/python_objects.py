@@ -60,13 +60,14 @@ def list_unregistered_plugins(
 ) -> dict[str, Attack | Defense]:
     """Return the plug-in objects whose classes are not registered, keyed by role.
 
-    Raise AuditError if a registered class has the same name as the object, or if the object's name
-    or options cannot be recorded.
+    Names of plug-ins, and objects of registered classes, are left out. Raise AuditError if a
+    registered class has the same name as the object, or if the object's name or options cannot be
+    recorded.
 
     Args:
-        attacks, defenses: names or plug-in objects. Names, and objects of registered classes, are
-            skipped.
         files: paths of plug-in files.
+        attacks: names or objects of attacks.
+        defenses: names or objects of defenses.
     """
     for path in files:
         registry.load_plugin_file(Path(path))

@@ -68,9 +68,10 @@ def choose_quick_fields(has_nonmembers: bool = True) -> dict[str, Any]:
 
 
 def build_slow_plan(plan: Plan) -> Plan:
-    """Return a plan of the slow attacks, and the probes of `plan` with their usual options.
+    """Return the plan that continues a quick plan with full attacks and probes.
 
-    Model and data are those of `plan`, a quick plan.
+    It has the slow attacks, and the probes of `plan` without their `quick` options. `plan` is the
+    quick plan; both plans have the same model and data.
     """
     known = registry.list_methods()
     no_adapter = read_adapter_base(str(plan.target.model)) is None

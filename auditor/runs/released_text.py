@@ -478,7 +478,7 @@ def _build_membership_finding(
 ) -> Finding:
     """Score each record's membership by its n-grams in the released text.
 
-    Some scores compare a record with the other records; others are published (arXiv 2502.14921).
+    Some scores compare a record with the other records. Others were published (arXiv 2502.14921).
     """
     # + 1: any unknown word.
     records = [record.tokens for record in release.records]

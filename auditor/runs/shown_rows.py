@@ -24,7 +24,7 @@ class ShownRow:
         name: name of the target.
         title: title in reports.
         defense: the defense, or a control.
-        companion: whether the target serves only to explain another defense.
+        companion: whether the target is a control, which serves only to explain a defense.
     """
 
     name: str

@@ -70,8 +70,8 @@ class Target:
         scenario: inputs that the defense was built from.
         training_seconds: seconds of training; None if unknown.
         secrets: secrets that are attacked on this target.
-        companion: whether the target serves only to explain another defense.
-        trained: the model of a private training, with its promise and canaries.
+        companion: whether the target is a control, which serves only to explain a defense.
+        trained: the model with the records of its training, such as a privacy promise and canaries.
         spending: counter of drawn tokens.
     """
 

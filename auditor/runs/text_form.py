@@ -358,7 +358,7 @@ def _choose_likeliest_day(
 ) -> tuple[ChatRendering, list[str]]:
     """Return the rendering with the day that makes answers most likely, then doubts about the day.
 
-    hurried: whether to use fewer rows, as in `is_choice_clear`.
+    hurried: whether to score only a few rows if they make the choice clear.
     """
     if len(days) == 1:  # --date
         return form, []
@@ -383,9 +383,15 @@ def _choose_likeliest_day(
 def _describe_form_choice(
     sample: _RenderingScores, best: ChatRendering, usual: ChatRendering, settled: bool
 ) -> str:
-    """Return a sentence about the chosen rendering, and its mean loss compared with the others'.
+    """Return a sentence about the chosen rendering and its mean loss.
 
-    settled: whether the user requested the rendering.
+    The sentence compares its loss with those of the other renderings.
+
+    Args:
+        sample: scores of the data rows.
+        best: the chosen rendering.
+        usual: the default rendering.
+        settled: whether the user requested the rendering.
     """
     origin = "as given (--template)" if settled else "the default"
     if settled and sample.nonmembers and not _has_nonmember_support(sample, best):
@@ -415,9 +421,15 @@ def _describe_form_choice(
 def _describe_form_doubts(
     sample: _RenderingScores, best: ChatRendering, settled: bool
 ) -> list[str]:
-    """Return doubts: a wrong rendering might explain zero extraction (see `choose_text_form`).
+    """Return doubts about the chosen rendering, as sentences.
 
-    settled: whether the user requested the rendering.
+    A wrong rendering could be the reason why nothing is extracted. `choose_text_form` describes
+    when there is a doubt.
+
+    Args:
+        sample: scores of the data rows.
+        best: the chosen rendering.
+        settled: whether the user requested the rendering.
     """
     if best not in sample.members:
         return [

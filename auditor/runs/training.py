@@ -54,8 +54,9 @@ def train_model_into_folder(
 ) -> tuple[str, ...]:
     """Start or continue the training in `request.out`. Return sentences for the user.
 
-    progress: function called with (description, done, total). Every error that a user can fix
-    raises AuditError before anything is written.
+    Every error that a user can fix raises AuditError before anything is written.
+
+    progress: function called with (description, done, total).
     """
     trainer = _build_trainer(request)
     _check_training_request(request, trainer)
@@ -355,9 +356,10 @@ def _make_training_record(
 def _choose_chat_rendering(
     request: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]
 ) -> ChatRendering:
-    """Return the requested rendering of conversations, by default the usual rendering.
+    """Return the requested rendering of conversations.
 
-    Raise AuditError if the rendering needs a day but no day is given.
+    If none is requested, return the rendering of the usual trainers. Raise AuditError if the
+    rendering needs a day but no day is given.
     """
     if request.date is not None:
         check_date_format(request.date)
