@@ -402,8 +402,7 @@ class LanguageModel(ABC):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return each text's summed negative log-likelihoods in nats, keyed by the kind of
-        perplexity.
+        """Return each text's summed negative log-likelihood in nats, keyed by kind of perplexity.
 
         Some defenses define their own perplexity in their paper; it is computed here. Return {} if
         the model's perplexity is the ordinary one (`compute_text_nlls`). Only the tokens after the
