@@ -59,7 +59,7 @@ class PlanFlags:
     Args:
         names: names of the fields.
         forms: whether --model may be repeated; the later models are deployed forms of the first
-        model.
+            model.
     """
 
     names: str = " ".join(_GIVEN)

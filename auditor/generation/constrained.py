@@ -236,11 +236,14 @@ class _ConstrainedWalk:
         distribution: Tensor,
         position: int,
     ) -> tuple[Ints, list[tuple[int, int]], list[State]]:
-        """Choose the next token of each live text.
+        """Choose the next token of each text that is not complete.
 
         Args:
+            live: indices of these texts.
             row_of_text: row of each text in the distribution (rows, V), of shape (texts,).
             states: state of each row.
+            distribution: next-token log-probabilities, (rows, V).
+            position: number of tokens after the head so far.
 
         Returns:
             The next row of each text, (texts,); -1 if the text is complete.

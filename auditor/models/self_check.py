@@ -63,7 +63,7 @@ def keep_self_checks(folder: Path) -> Iterator[None]:
 
 
 def check_loaded_model(model: HuggingFaceModel) -> None:
-    """Check a newly loaded model, on texts as short as possible."""
+    """Check a newly loaded model, on the shortest texts that show a fault."""
     model.choices_kept_in = _kept_in.get()
     configure_serving(model, cache=model.choices_kept_in)
 
@@ -298,7 +298,10 @@ class _SelfCheckTrial:
             model.is_merged = False
 
     def drop_embeddings_unless_faithful(self) -> None:
-        """Remove the `embeddings` capability if embeddings give wrong logits or no gradient."""
+        """Remove the `embeddings` capability if it does not work.
+
+        It works if embeddings as input give the same logits as token ids, and have a gradient.
+        """
         if "embeddings" in self.model.capabilities and not _self_check_holds_without_error(
             self._embeddings_are_faithful
         ):

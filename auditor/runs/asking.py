@@ -339,7 +339,7 @@ def _score_units(target_run: TargetRun) -> None:
 
 
 def _read_references(target_run: TargetRun) -> list[LanguageModel]:
-    """Run the texts through the probes' reference models.
+    """Run the secrets' texts through the probes' reference models.
 
     Return all models that have read the texts, including the target.
     """

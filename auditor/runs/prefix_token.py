@@ -141,7 +141,10 @@ class PrefixedModel(WrappingModel):
 
 
 def wrap_prefixed_model(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
-    """Return the model wrapped with the prefix token; if the token is empty, the model itself."""
+    """Return the model, wrapped so that it reads the prefix token before every text.
+
+    If the prefix token is empty, return the model itself.
+    """
     if prefix_token:
         return PrefixedModel(model, prefix_token)
     return model
