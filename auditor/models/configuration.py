@@ -13,8 +13,8 @@ _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 def get_input_device(model: Any, embedding: Any) -> torch.device:
     """Return the device on which the model expects token ids.
 
-    With `device_map`, accelerate moves weights only when a layer runs, so the device of the weights
-    is not the answer.
+    This may not be the device of the weights: with `device_map`, accelerate may move a layer's
+    weights only when the layer runs.
     """
     # accelerate adds this hook to a part whose weights it loads for each use.
     hook = getattr(embedding, "_hf_hook", None)

@@ -37,10 +37,11 @@ def check_distribution_consistency(model: LanguageModel) -> None:
 
 @torch.no_grad()
 def find_inconsistencies(model: LanguageModel) -> Iterator[str]:
-    """Yield a clause for each method of `model` that disagrees with `log_probs` of whole texts.
+    """Yield a clause, for an error message, for each method that disagrees with `log_probs`.
 
-    The compared methods are `log_probs` of single and of shortened texts, decoding rows that
-    advance and split, probabilities of given tokens, and samples (drawn twice).
+    `log_probs` of whole texts is compared with four other ways to get probabilities: `log_probs` of
+    single and of shortened texts, decoding rows that advance and split, probabilities of given
+    tokens, and samples (drawn twice).
     """
     unknown = set(model.capabilities) - CAPABILITIES
     if unknown:

@@ -62,7 +62,7 @@ class TimedPart:
         work: function that runs the part on a given number of texts.
         times: number of times that a run repeats the part.
         reason: why the part has no queries; otherwise "".
-        cut: flags that shorten the part, as in `RunPartCost`.
+        cut: flags (`--limit`, `--samples`) that shorten the part.
     """
 
     name: str

@@ -29,7 +29,7 @@ Reading = TypeVar("Reading")
 
 
 def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
-    """Return the mean nats per suffix token of each pair, of shape (pairs,).
+    """Return the mean negative log-likelihood per suffix token of each pair, in nats, (pairs,).
 
     The values are cached on disk if the model has a cache folder (`choices_kept_in`).
     """

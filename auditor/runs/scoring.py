@@ -169,7 +169,9 @@ def _compute_record_losses(
 ) -> Mapping[str, Sequence[float]]:
     """Return the losses of `compute_heldout_losses` for each non-member's text.
 
-    context_lengths: number of given tokens of each text. Results in the run folder are reused.
+    Results in the run folder are reused.
+
+    context_lengths: for each text, the number of leading tokens that are given, not predicted.
     """
     texts = audit.benchmark.heldout
     ids = [secret.id for secret in select_members(audit.benchmark.secrets, False)]

@@ -135,9 +135,13 @@ def list_companion_rows(
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
     """Return the targets that are baselines of this run's unlearned models.
 
-    The second value holds, for each unlearned model, the target names of the model and its
-    baselines, keyed by role. Raise AuditError for flags that need an unlearned model, and for
-    conflicting flags.
+    Returns:
+        The targets.
+        For each unlearned model, the target names of the model and its baselines, keyed by role.
+
+    Raises:
+        AuditError: for conflicting flags, and for flags that need an unlearned model if there is
+            none.
     """
     unlearning = []
     for defense in defenses:

@@ -160,11 +160,9 @@ class Site(SiteModels):
         return ""
 
     def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
-        """Load the reference models of `-A references=`.
+        """Load the reference models that `-A references=` names.
 
-        Raise AuditError if `spec` names no models.
-
-        spec: value of this option.
+        Raise AuditError if `spec`, the value of this option, names no models.
         """
 
         def load_one(folder: str) -> LanguageModel:

@@ -380,8 +380,9 @@ def _tokenize_conversations(
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
     """Render conversations as training records. Return the records, then notes.
 
-    loss_on: the parts of a conversation to train on. If a conversation cannot be used, raise
-    AuditError with its number.
+    If a conversation cannot be used, raise AuditError with its number.
+
+    loss_on: the parts of a conversation to train on.
     """
     records = []
     n_learnt = 0
