@@ -79,7 +79,7 @@ def configure_serving(
     Args:
         model: the model.
         longest: number of tokens in the run's longest text, soft prompt included; None if unknown.
-            Texts of up to this length are tested.
+            The tested texts have up to this length.
         records: (prefix, suffix) records of the run. On a few of them, the results are compared
             with those of transformers.
         cache: folder that stores results by the digest of the weights, so that a successful check
@@ -209,8 +209,8 @@ class _SelfCheckTrial:
         room: number of tokens in the longest tested text.
         reached: length up to which an earlier check has tested; 0 if there was none. Those tests
             are not repeated.
-        tolerance: largest distance between equal distributions. It is taken from the earlier check,
-            if there was one.
+        tolerance: largest distance between equal distributions; an earlier check's value is used
+            again.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ _WHOLE = (
 
 @dataclass(frozen=True)
 class TrainedLength:
-    """How many tokens of each data row a trainer uses: only the first or the last `tokens`.
+    """Number of tokens that a trainer uses of each data row: only its first or last `tokens`.
 
     Attributes:
         tokens: the largest number of tokens, including those that the trainer adds.

@@ -99,8 +99,8 @@ def is_choice_clear(
         nll: for each reading, the nats per token of the same texts, of shape (texts,).
         margin: smallest gain that matters.
         looks: number of times that this test is made while data arrive.
-        hurried: use one-sided 95% intervals without correction. They suffice to decide that no more
-            texts are needed.
+        hurried: use one-sided 95% intervals without correction, which suffice to stop scoring
+            texts.
     """
     other_readings = [reading for reading in nll if reading != best]
     if hurried:
