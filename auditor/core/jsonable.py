@@ -96,8 +96,8 @@ _INNER = {
 def _build_written_schema(schema: Any) -> Any:
     """Adapt pydantic's schema to the values that `to_json` writes.
 
-    A float may be one of the texts "inf", "-inf" and "nan". A tuple is a list. Unknown fields are
-    refused.
+    A float may be one of the texts "inf", "-inf" and "nan". A tuple is written as a list. Unknown
+    fields are refused.
     """
     if isinstance(schema, list):
         return list(map(_build_written_schema, schema))

@@ -233,7 +233,7 @@ class Guess:
         score: confidence; higher means more confident, in every attack.
         count: number of samples equal to this suffix.
         log_prob: log-probability of the suffix under the attacked distribution, in nats; None
-        without access.
+            without access.
         min_log_prob: log-probability of the suffix's least likely token, in nats; None without
             access.
     """
@@ -281,7 +281,7 @@ class Guesses:
         drawn: number of tokens drawn from the target.
         near_boundary: number of draws within 1e-6 of a CDF boundary, which float noise could have
             changed.
-        rows: number of sequences run through the target.
+        rows: number of inputs that the target read.
         certificate: certificate of a tree search.
         rankings: score of the first guess under each other ranking; higher is more confident.
     """

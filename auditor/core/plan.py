@@ -45,6 +45,7 @@ class Plan:
     """Plan of an `audit run`: all its settings, in parts by subject.
 
     The run folder stores the plan, so that a stopped run can be resumed.
+
     seed: Seed of all random numbers. [default: 0]
     plugin (FILE.py): Python file with attacks, defenses or training methods of your own;
         repeatable.

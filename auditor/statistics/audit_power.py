@@ -211,9 +211,10 @@ def _find_needed_right_counts(
 
 
 def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) -> float:
-    """Do the work of `find_detectable_epsilon` for an audit by games.
+    """Return the result of `find_detectable_epsilon` for an audit by games.
 
-    Each kind of wrong guess gets half of the allowed probability of a miss (union bound).
+    The audit misses if it makes too many wrong guesses of either kind (false positives or false
+    negatives). By a union bound, each kind may do so with probability (1 - power) / 2.
     """
     assert audit.table is not None  # whoever asks has seen to it
     tp, fn, fp, tn = audit.table

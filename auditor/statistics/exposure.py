@@ -231,9 +231,10 @@ def _compute_misfit_p_value(
     delta: float,
     normals: Floats,
 ) -> float:
-    """Return the joint p-value of the two statistics for skew-normal values with this delta.
+    """Return the joint p-value of the two statistics of `compute_skew_normal_p_value`.
 
-    kurtosis, distance: the observed statistics; normals: (2, m, n) standard normal draws.
+    kurtosis, distance: the observed statistics. delta: the fitted skewness parameter, with which
+    samples are simulated. normals: (2, m, n) standard normal draws for m samples.
     """
     # Azzalini 1985: delta |u| + sqrt(1 - delta^2) v of independent standard normal u, v.
     samples = delta * np.abs(normals[0]) + math.sqrt(1 - delta**2) * normals[1]

@@ -138,7 +138,7 @@ def group_copies_strata(
     Args:
         population: numbers of attackable records, keyed by copies as in `RecordCounts.by_copies`.
         secrets: the members that were queried, each a part of a record.
-    hit: (secrets,) True if extracted.
+        hit: (secrets,) True if extracted.
     """
     copies = dict[str, int | None]()
     extracted = dict[str, bool]()

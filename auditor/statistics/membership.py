@@ -67,12 +67,16 @@ def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) ->
 def score_error_zone(delta: Floats, wrong: Bools) -> float:
     """Return EZ-MIA's score P / (P + N), which orders texts like P / N (2601.12104).
 
-    wrong: (L,) True for each token that is not the model's likeliest token; only these count. P and
-    N are the sums of the positive delta and of the absolute negative delta. Texts with N = 0 would
-    all tie for first; they get scores from 1 to 2 in the order of P.
+    P is the sum of the positive entries of `delta`, and N that of the absolute negative entries.
+    Only tokens that the model got wrong count. Texts with N = 0 would all tie for first; they get
+    scores from 1 to 2 in the order of P.
 
     A text without wrong tokens gets the highest score, 2. The authors' code gives it the lowest,
     although the best memorised texts have no wrong tokens.
+
+    Args:
+        delta: (L,) each token's log-probability by the model minus that by a reference model.
+        wrong: (L,) True for each token that is not the model's likeliest token.
     """
     zone = delta[wrong]
     if not len(zone):
@@ -93,9 +97,11 @@ def score_error_zone(delta: Floats, wrong: Bools) -> float:
 def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
     """Return WBC's score (2601.02751).
 
-    The score is the share of windows with a positive sum of delta, averaged over the window lengths
-    in `windows`. A length that exceeds the text's is replaced by the text's length. It is averaged
-    once for each length that it replaces.
+    The score is the share of windows with a positive sum of `delta`, averaged over the window
+    lengths in `windows`. A length that exceeds the text's is replaced by the text's length. It is
+    averaged once for each length that it replaces.
+
+    delta: (L,) each token's log-probability by the model minus that by a reference model.
     """
     total = np.concatenate([[0.0], np.cumsum(delta)])
     shares = []
@@ -132,9 +138,8 @@ def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats
     If no model saw the record (offline), the result is log P[a model that did not see the record
     scores below the target]. With fewer than 64 models, each record has its own means, but all
     records share two standard deviations: one for models that saw the record, one for all other
-    models.
-    Such a deviation needs at least one record with two models of that kind; without one, the result
-    is NaN.
+    models. Such a deviation needs at least one record with two models of that kind; without one,
+    the result is NaN.
 
     Args:
         target: (records,) scores by the audited model, from `compute_logit_confidence`.
@@ -188,12 +193,15 @@ def _estimate_moments(
 def compute_rmia_log_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
     """Return RMIA's log p(x | target) - log p(x) for each record x, of shape (records,).
 
-    target: (records,), references: (records, models), mean log-probabilities as in `mean_log_prob`;
-    p is their exponential.
-
-    p(x) is the average of two means: over the models that saw x and over those that did not. If no
+    p(x | model) is the exponential of the mean log-probability of x's tokens. p(x) is the average
+    of two means of it: over the reference models that saw x, and over those that did not. If no
     model saw x (offline), p(x) is (1 + a) / 2 times the mean over models that did not see x, plus
     (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
+
+    Args:
+        target: (records,) mean log-probabilities by the audited model.
+        references: (records, models) mean log-probabilities by the reference models.
+        saw: (records, models) True if the reference model was trained on the record.
     """
     p = np.exp(references)
     outside = np.where(saw, 0.0, p).sum(1) / (~saw).sum(1)

@@ -88,9 +88,9 @@ def estimate_auc(
 ) -> Measurement:
     """Return the AUC with a 95% interval.
 
-    Each end of the interval is the farther of DeLong's and Newcombe's. DeLong's depends on the
-    scores; Newcombe's interval has a width even at AUC 1. widen: factor on the standard deviation,
-    for scores that are less independent than assumed.
+    Two intervals are computed, and each returned end is the outer one of their two ends. DeLong's
+    interval depends on the scores. Newcombe's interval has a width even at AUC 1. widen: factor on
+    the standard deviation, for scores that are less independent than assumed.
     """
     value = auc(members, others)
     deviation = widen * compute_delong_deviation(*compute_delong_placements(members, others))

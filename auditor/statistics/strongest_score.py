@@ -218,12 +218,14 @@ def _estimate_corrected_aucs(
 
 @dataclass(frozen=True)
 class StrongestScore:
-    """Hold the strongest score of a membership probe on one model.
+    """The strongest score of a membership probe on one model.
 
-    values: (records,) the score; measurements: its measurements; by_copies: its AUC by number of
-    copies.
+    values: (records,) the score.
+    measurements: its measurements.
+    by_copies: its AUC by number of copies.
     corrected: the AUCs of all the probe's scores, with intervals that jointly hold.
-    adjusted: the strongest adjusted AUC and its (records,) parts; None without a blind baseline.
+    adjusted: the strongest adjusted AUC, and each record's contribution to it, (records,); None
+        without a blind baseline.
     """
 
     values: Floats

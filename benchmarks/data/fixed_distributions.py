@@ -13,7 +13,7 @@ from auditor.models.rows import Rows
 
 
 class FixedDistribution(LanguageModel):
-    """Return given next-token probabilities, for tests.
+    """A language model with given next-token probabilities, for tests.
 
     distributions: (cases, V) probabilities over V tokens. After a context whose last token is i,
     the model returns row i % cases. An array of shape (V,) applies after every context. Arrays are

@@ -105,10 +105,8 @@ class LabTexts:
 def make_lab_texts(recipe: LabRecipe) -> LabTexts:
     """Make public text, and private text about other people; no record occurs in both.
 
-    One public record in sixty is of a private kind.
-
-    So the public model knows such text, but fine-tuning still improves utility, and a defense has a
-    cost.
+    One public record in sixty is of a private kind. The public model therefore knows such text a
+    little. Fine-tuning still improves its utility, so a defense has a cost.
     """
     # Another seed makes other people than in the private records.
     public = list(make_fake_texts(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
