@@ -48,6 +48,7 @@ class PMixedTrainer(Trainer):
     promises = True
     adapters = True
     whole = True
+    surrounds = True
     immaterial: ClassVar[frozenset[str]] = frozenset({"together"})
     members: Count = 80
     epochs: Epochs = 15

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,6 +113,20 @@ def test_the_run_at_the_end_has_the_curves_last_number(
     )
     shown = (out / "audit" / "report.md").read_text()
     assert "door" not in shown
+
+
+def test_the_record_of_an_earlier_training_says_nothing_of_this_one(
+    base: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(base, tmp_path / "base")
+    record = {"configuration": {"method": "none"}, "finished": True}
+    record["tokens_before_each_record"] = [5]
+    (tmp_path / "base" / "training.json").write_text(json.dumps(record))
+    made = trainer(tmp_path / "base", tmp_path / "out", steps=1)
+    callback = AuditCallback(made, data=MEMBERS, nonmembers=OTHERS, every=20)
+    made.add_callback(callback)
+    made.train()
+    assert callback.prefix_token.tokens == ()
 
 
 def test_looking_changes_nothing(

@@ -244,7 +244,8 @@ class ScoreFlags:
     """Flags for scoring canaries on a model. A finished run does not need these flags.
 
     probe_options (-A OPTION=VALUE): Option of the probe, see `audit list exposure`; repeatable.
-    prefix_token (auto|none|bos|eos|TEXT): Token before each text; auto: the most likely.
+    prefix_token (auto|none|bos|eos|TEXT): Token before each text; auto: as training.json says,
+        else the most likely.
     seed: Seed of reference texts and draws.
     """
 

@@ -217,8 +217,8 @@ class DataPlan:
     template (auto|none|model|alpaca|trl|FILE): How conversations become text: by the model's chat
         template, a template FILE, Alpaca's or TRL's format, or none.
     date (YYYY-MM-DD): Day that the chat template writes: the day of the training.
-    prefix_token (auto|none|bos|eos|TEXT): Token before every text; auto: the tokenizer's, unless
-        the auxiliary data are more likely with another.
+    prefix_token (auto|none|bos|eos|TEXT): Token before every text; auto: as training.json says,
+        else the tokenizer's, unless the auxiliary data are more likely with another.
     windows (STRIDE): Attack a suffix every STRIDE tokens of a text. [default: at most 20 suffixes
         along the text; only one if a length is given]
     trained_length (auto|none|N): Tokens of a row that were trained on; auto: the max_length in

@@ -18,6 +18,9 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.options import Configured
 
 RECORD = "training.json"  # next to a trained model: its configuration
+# fields of this file: token ids in the training
+TOKENS_BEFORE = "tokens_before_each_record"
+TOKENS_AFTER = "tokens_after_each_record"
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class Trainer(Configured):
         chooses: whether it uses held-out records.
         unlearns: whether its base model has learnt the records, some of which must be forgotten.
         immaterial: options that do not affect results, such as memory limits.
+        surrounds: whether the token `TrainingJob.end` precedes and follows every record, except at
+            the limits of a block.
         main: the option that `audit mitigate --by NAME:VALUE` sets; "" for none.
         later: options that were added later, whose defaults change nothing.
     """
@@ -111,6 +116,8 @@ class Trainer(Configured):
     unlearns: ClassVar[bool] = False
     # Options without effect on results: memory and speed.
     immaterial: ClassVar[frozenset[str]] = frozenset()
+    # Whether the end token precedes and follows every record.
+    surrounds: ClassVar[bool] = False
     # The option that `audit mitigate --by NAME:VALUE` sets; "": none.
     main: ClassVar[str] = ""
     # Options added later: their defaults change nothing.
@@ -152,13 +159,16 @@ class Trainer(Configured):
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """Method and notes of a finished training, from `training.json` in the model's folder.
+    """Summary of a finished training, from `training.json` in the model's folder.
 
-    `told` holds the trainer's notes.
+    `told` holds the trainer's notes; `tokens_before` and `tokens_after` the tokens that precede and
+    follow every record in the training, or None if they are unknown.
     """
 
     method: str
     told: tuple[str, ...] = ()
+    tokens_before: Tokens | None = None
+    tokens_after: Tokens | None = None
 
 
 def read_training_summary(folder: Path) -> TrainingSummary | None:
@@ -166,11 +176,31 @@ def read_training_summary(folder: Path) -> TrainingSummary | None:
     try:
         record = json.loads((folder / RECORD).read_text())
         summary = TrainingSummary(
-            str(record["configuration"]["method"]), tuple(map(str, record.get("told", ())))
+            str(record["configuration"]["method"]),
+            tuple(map(str, record.get("told", ()))),
+            _read_tokens(record, TOKENS_BEFORE),
+            _read_tokens(record, TOKENS_AFTER),
         )
         return summary if record["finished"] else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def read_recorded_prefix(folder: Path) -> Tokens | None:
+    """Return the tokens before every record in the training of a folder's model.
+
+    Return None if they are unknown.
+    """
+    summary = read_training_summary(folder)
+    if summary is None:
+        return None
+    return summary.tokens_before
+
+
+def _read_tokens(record: dict[str, Any], field: str) -> Tokens | None:
+    if field not in record:
+        return None
+    return tuple(map(int, record[field]))
 
 
 class TrainerCheckpoint:

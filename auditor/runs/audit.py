@@ -385,14 +385,20 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
 def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
     """Return the prefix token that the plan names, or choose one.
 
-    Without a name in the plan, the choice is the prefix token that makes the attacker's known pairs
-    most likely.
+    Without a name in the plan, it is the prefix that the model's training recorded. If there is no
+    record, the choice is the prefix token that makes the attacker's known pairs most likely.
 
     longest: number of tokens of the longest context, without the prefix token.
     """
     benchmark = site.benchmark
     options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, site.hurried)
-    return resolve_prefix_token(site.data_plan.prefix_token, site.model, known, longest, *options)
+    recorded = site.recorded_prefix
+    # Training put this prefix before whole records only.
+    if any(secret.at > len(secret.prefix) for secret in benchmark.secrets):
+        recorded = None
+    return resolve_prefix_token(
+        site.data_plan.prefix_token, site.model, known, longest, *options, recorded=recorded
+    )
 
 
 def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:

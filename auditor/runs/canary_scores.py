@@ -19,6 +19,7 @@ from auditor.models.loading import load_causal_lm
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, get_option_defaults
 from auditor.plugins.probe import observe_all_secrets
+from auditor.plugins.trainer import read_recorded_prefix
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.records import result_file, table
 from auditor.reports import phrases
@@ -101,7 +102,13 @@ def score_canaries(
     target = load_causal_lm(model, loading)
     secrets = manifests.build_manifest_secrets(canary_manifest, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)
-    prefix = resolve_prefix_token(prefix_token, target, longest=longest, canaries=secrets)
+    prefix = resolve_prefix_token(
+        prefix_token,
+        target,
+        longest=longest,
+        canaries=secrets,
+        recorded=read_recorded_prefix(Path(model)),
+    )
     attacked = wrap_prefixed_model(target, prefix.tokens)
     attacked.check_text_fits(0, longest)
     with reporter.stage(f"exposure of {len(secrets)} canaries"):

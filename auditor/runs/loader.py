@@ -13,6 +13,7 @@ import psutil
 from auditor.benchmarks.data.large_tables import TableCounting
 from auditor.core import safe_mode
 from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
 from auditor.core.plan import Plan, format_field_flag, list_ruled_fields
 from auditor.core.plan_fields import AUTO, NONE, PLACED
 from auditor.core.plan_parts import LoadingOptions
@@ -25,6 +26,7 @@ from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins import registry
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.provider import Provider, RequestedModel
+from auditor.plugins.trainer import read_recorded_prefix
 from auditor.privacy import gradient_canaries, promises
 from auditor.records.folder import RunFolder
 from auditor.runs.reporter import Reporter
@@ -156,6 +158,13 @@ class SiteModels:
             promises.read_privacy_record(folder),
             gradient_canaries.read_gradient_canaries(folder),
         )
+
+    @property
+    def recorded_prefix(self) -> Tokens | None:
+        """Tokens before every record in the attacked model's training; None if unknown."""
+        if "model" in self.live or self.target.model is None:
+            return None
+        return read_recorded_prefix(Path(self.target.model))
 
     @cached_property
     def public_model(self) -> LanguageModel | None:

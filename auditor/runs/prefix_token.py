@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +27,7 @@ from auditor.generation.tries import encode_without_special_tokens
 from auditor.models.base import LanguageModel, ReadsPositions, implies_capability
 from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.models.wrapping import WrappingModel
+from auditor.plugins.trainer import RECORD
 from auditor.runs.likeliest_reading import (
     choose_likeliest_reading,
     compute_pair_nlls,
@@ -163,14 +165,16 @@ def resolve_prefix_token(
     framed: bool = False,
     as_trained: bool = False,
     hurried: bool = False,
+    recorded: Tokens | None = None,
 ) -> PrefixToken:
     """Return the requested prefix token; for `auto`, choose the one that makes texts most likely.
 
-    `auto` keeps the tokenizer's default unless a different token gives a significantly lower mean
-    nll per token of the known suffixes. The test is Student's interval, paired by known pair, and
-    corrected for the number of alternatives. If there are no known pairs, `auto` uses new texts in
-    the canaries' formats. In an epsilon audit, it uses the texts of all canaries, whether they were
-    inserted or not.
+    If the model's training recorded a prefix and it fits, `auto` takes that. Otherwise it keeps the
+    tokenizer's default unless a different token gives a significantly lower mean nll per token of
+    the known suffixes. The test is Student's interval, paired by known pair, and corrected for the
+    number of alternatives. If there are no known pairs, `auto` uses new texts in the canaries'
+    formats. In an epsilon audit, it uses the texts of all canaries, whether they were inserted or
+    not.
 
     Args:
         spec: the requested token, or `auto`.
@@ -185,6 +189,7 @@ def resolve_prefix_token(
             token.
         hurried: whether to save time by using fewer known pairs (see `is_choice_clear`), and only
             the starts of their texts. If `framed`, the texts are used in full.
+        recorded: tokens before every record in the model's training; None if unknown.
 
     Raises:
         AuditError: if the model or its tokenizer does not have the requested token.
@@ -202,6 +207,25 @@ def resolve_prefix_token(
         )
     if as_trained:
         return PrefixToken((), "prefix token: none: the data hold the token ids of the training")
+    if recorded is None:
+        return _choose_unrecorded_prefix(model, known, longest, canaries, framed, hurried)
+    has_room = _fits_recorded_prefix(recorded, model, longest)
+    name = describe_prefix_token(recorded, model.tokenizer)
+    if has_room:
+        return PrefixToken(recorded, f"prefix token: {name}, as {RECORD} says")
+    chosen = _choose_unrecorded_prefix(model, known, longest, canaries, framed, hurried)
+    return replace(chosen, said=f"{chosen.said}; no room for {name}, as {RECORD} says")
+
+
+def _choose_unrecorded_prefix(
+    model: LanguageModel,
+    known: Sequence[Pair],
+    longest: int,
+    canaries: Sequence[Secret],
+    framed: bool,
+    hurried: bool,
+) -> PrefixToken:
+    """Choose the prefix token by known pairs or canaries. See `resolve_prefix_token`."""
     if known or not canaries:
         return _choose_likeliest_prefix_token(
             model, known, longest, "auxiliary records", framed, hurried
@@ -216,6 +240,19 @@ def resolve_prefix_token(
     return _choose_likeliest_prefix_token(
         model, canary_pairs, longest, "canaries, those that stayed out among them"
     )
+
+
+def _fits_recorded_prefix(recorded: Tokens, model: LanguageModel, longest: int) -> bool:
+    """Return whether the recorded prefix fits before the longest context.
+
+    Raise AuditError if the model lacks a token of it.
+    """
+    if not _is_vocabulary_token(recorded, model):
+        raise AuditError(
+            f"expected tokens in the vocabulary of {model.name} in its {RECORD}, got "
+            f"{', '.join(map(str, recorded))}"
+        )
+    return model.max_positions is None or len(recorded) + longest <= model.max_positions
 
 
 def _resolve_server_prefix(spec: str, model: LanguageModel) -> PrefixToken:

@@ -39,7 +39,15 @@ from auditor.models.shards import record_digests
 from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens_within_vocabulary
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin
-from auditor.plugins.trainer import RECORD, Trainer, TrainerCheckpoint, TrainingJob, TrainingRecord
+from auditor.plugins.trainer import (
+    RECORD,
+    TOKENS_AFTER,
+    TOKENS_BEFORE,
+    Trainer,
+    TrainerCheckpoint,
+    TrainingJob,
+    TrainingRecord,
+)
 from auditor.records import file_digests
 from auditor.runs import making_audit_canaries
 from auditor.runs.training_request import TrainingRequest
@@ -233,6 +241,8 @@ def _train_recorded_job(
     the trained weights.
     """
     record = {"tool_version": __version__, **settings, "finished": False}
+    if trainer.surrounds:
+        record |= {TOKENS_BEFORE: [job.end], TOKENS_AFTER: [job.end]}
     configuration = settings["configuration"]
     disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     start = time.perf_counter()

@@ -97,6 +97,7 @@ class PoissonTraining(Defense, Trainer):
 
     needs = ("trained",)
     later: ClassVar[frozenset[str]] = frozenset({"gradient_canaries"})
+    surrounds = True
     epochs: Epochs = 3
     batch: Count = 256
     learning_rate: LearningRate = 2e-4

@@ -50,6 +50,7 @@ class UnlearningTrainer(Variant):
     """
 
     unlearns = True
+    surrounds = False  # the model before unlearning may have learnt its records after other tokens
     epochs: Epochs = 10
     batch: Count = 32
     learning_rate: LearningRate = 1e-5

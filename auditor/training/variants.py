@@ -42,6 +42,7 @@ class FineTuning(Trainer):
     returns sentences that tell the user about its changes.
     """
 
+    surrounds = True
     epochs: Epochs = 3
     batch: Count = 16
     learning_rate: LearningRate = 1e-4

@@ -4,6 +4,7 @@ refused on the way."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,18 @@ def test_often_inserted_canaries_come_out_and_controls_do_not(inputs: Path, caps
     assert min(bits["canary-0012-000"], bits["canary-0012-001"]) > 8
     assert max(bits["control-0000-000"], bits["control-0000-001"]) < 8
     assert [row["count"] for row in score["rows"]] == [1, 1, 12, 12, 0, 0]
+
+
+def test_canaries_are_scored_behind_what_training_json_says(
+    inputs: Path, tmp_path: Path, capsys: Said
+) -> None:
+    shutil.copytree(inputs / "model", tmp_path / "model")
+    record = {"configuration": {"method": "none"}, "finished": True}
+    record["tokens_before_each_record"] = [5]
+    (tmp_path / "model" / "training.json").write_text(json.dumps(record))
+    asked = [f"{inputs}/canaries.json", f"{tmp_path}/model", "-A", "references=50"]
+    (score,) = scored(capsys, *asked)
+    assert score["notes"][0].endswith(", as training.json says")
 
 
 def test_a_run_says_the_same_as_the_score(inputs: Path, finished: Path, capsys: Said) -> None:

@@ -15,6 +15,7 @@ import torch
 from auditor.core.errors import AuditError
 from auditor.defenses.unlearning import NPO, GradientAscent
 from auditor.models.loading import load_causal_lm
+from auditor.plugins.trainer import read_recorded_prefix
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
 from auditor.training.unlearning import (
@@ -134,6 +135,7 @@ def test_what_is_to_be_forgotten_becomes_unlikely_and_retain_keeps_the_rest(
             silent,
         )
         assert states(told, "3", "5")
+    assert read_recorded_prefix(tmp_path / "alone") is None  # the records were learnt before
     before = [nats(inputs / "before", rows) for rows in (ROWS[:3], ROWS[3:])]
     alone, kept = (
         [nats(tmp_path / name, rows) for rows in (ROWS[:3], ROWS[3:])] for name in ("alone", "kept")

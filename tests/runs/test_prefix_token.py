@@ -37,6 +37,7 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.rows import Rows
 from auditor.plugins.defense import Scenario
+from auditor.plugins.trainer import RECORD, TOKENS_BEFORE
 from auditor.runs.plan import make_plan
 from auditor.runs.prefix_token import parse_prefix_token, resolve_prefix_token, wrap_prefixed_model
 from auditor.runs.scoring import measure_repeat_recall
@@ -240,6 +241,56 @@ def test_a_run_that_lost_what_stood_before_its_texts_does_not_go_on(
     (tmp_path / "lost" / "prefix_token.json").unlink()
     assert run_command_line(["run", "--resume", str(tmp_path / "lost")]) == 2
     assert "prefix_token.json" in capsys.readouterr().err
+
+
+# --- what the training recorded
+# -----------------------------------------------------------------------------------------------
+
+
+def write_training_record(folder: Path, **more: Any) -> None:
+    record = {"configuration": {"method": "none"}, "finished": True}
+    (folder / RECORD).write_text(json.dumps({**record, TOKENS_BEFORE: [EOS], **more}))
+
+
+def test_a_run_and_a_check_put_what_training_json_says(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the record, `<bos>` is chosen: the model learnt its records behind it."""
+    shutil.copytree(llama / "model", tmp_path / "model")
+    shutil.copy(llama / "data.jsonl", tmp_path)
+    write_training_record(tmp_path / "model")
+    said = "prefix token: <eos>, as training.json says"
+    assert run_command_line(command(tmp_path, tmp_path / "run")) == 0
+    told = result(tmp_path / "run")
+    assert told["prefix_token"] == said
+    assert said in finding(tmp_path / "run", "undefended", "white-box", "perplexity")["notes"]
+    assert run_command_line(command(tmp_path, tmp_path / "given", "--prefix-token", "bos")) == 0
+    assert result(tmp_path / "given")["prefix_token"].endswith("as given (--prefix-token bos)")
+    windows = ["--windows", "2", "--suffix-length", "4"]
+    assert run_command_line(command(tmp_path, tmp_path / "windows", *windows)) == 0
+    assert "training.json" not in result(tmp_path / "windows")["prefix_token"]
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+    asked = ["check", f"{tmp_path}/model", "--data", f"{tmp_path}/data.jsonl"]
+    assert run_command_line([*asked, "-o", f"{tmp_path}/check"]) == 0
+    assert result(tmp_path / "check")["prefix_token"] == said
+    write_training_record(tmp_path / "model", finished=False)
+    assert run_command_line(command(tmp_path, tmp_path / "unfinished")) == 0
+    assert result(tmp_path / "unfinished")["prefix_token"].startswith("prefix token: <bos> (")
+
+
+def test_a_recorded_prefix_gives_way_to_a_given_one_and_to_token_ids() -> None:
+    model: Any = Partial(BOS, BOTH)
+    recorded = resolve_prefix_token("auto", model, KNOWN, recorded=(EOS,))
+    assert recorded.tokens == (EOS,) and recorded.said.endswith("<eos>, as training.json says")
+    assert resolve_prefix_token("auto", model, KNOWN, recorded=()).tokens == ()
+    assert resolve_prefix_token("none", model, KNOWN, recorded=(EOS,)).tokens == ()
+    as_trained = resolve_prefix_token("auto", model, KNOWN, recorded=(EOS,), as_trained=True)
+    assert as_trained.tokens == ()
+    full = resolve_prefix_token("auto", model, KNOWN, 16, recorded=(EOS,))
+    assert full.tokens == ()
+    assert full.said.endswith("; no room for <eos>, as training.json says")
+    with pytest.raises(AuditError, match=r"in the vocabulary of partial in its training.json, got"):
+        resolve_prefix_token("auto", model, KNOWN, recorded=(model.vocab_size,))
 
 
 # --- which one

@@ -11,10 +11,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from auditor.benchmarks.data.whole_texts import read_unit_texts
 from auditor.core.errors import AuditError
+from auditor.plugins.trainer import read_recorded_prefix
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
 from auditor.training import finetune
@@ -83,6 +84,23 @@ def test_it_trains_what_the_command_says(inputs: Path, tmp_path: Path, capsys: S
     assert not (out / "checkpoint.pt").exists() and (out.stat().st_mode & 0o777) == 0o700
     check_command(*command)
     assert "already trained" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("none", {}), ("dp-sgd", {"noise_multiplier": 3.0}), ("pmixed", {"members": 2})],
+)
+def test_the_record_holds_what_precedes_and_follows_each_record(
+    inputs: Path, tmp_path: Path, method: str, options: dict[str, Any]
+) -> None:
+    """The tests of each trainer show that it puts the end token there."""
+    options = {"epochs": 1, "batch": 2, **options}
+    request = make_request(inputs, tmp_path / "out", method=method, options=options)
+    training.train_model_into_folder(request, silent)
+    record = json.loads((tmp_path / "out" / "training.json").read_text())
+    end = AutoTokenizer.from_pretrained(inputs / "neox").eos_token_id
+    assert record["tokens_before_each_record"] == record["tokens_after_each_record"] == [end]
+    assert read_recorded_prefix(tmp_path / "out") == (end,)
 
 
 def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -> None:
