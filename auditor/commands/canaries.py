@@ -212,8 +212,9 @@ def insert(
     group: str = "",
     seed: int = 0,
 ) -> None:
-    """Write a copy of the data with the canaries inserted, as often as the manifest says, one per
-    row.
+    """Write a copy of the data with each canary inserted as often as the manifest says.
+
+    Each insertion adds a row.
 
     Args:
         data: JSONL, CSV or Parquet file, or a Hugging Face data set.

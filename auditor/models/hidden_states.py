@@ -189,10 +189,15 @@ class HiddenStateCache:
         keys: bool,
         batch: slice,
     ) -> None:
-        """Read the longest text of each group in the batch, and cache all texts of these groups.
+        """Read some groups of texts in one batch, and cache the hidden states of all their texts.
 
-        In each group of `all_groups`, every text starts with the previous one. `keys` says whether
-        to cache keys and values too. `batch` selects the groups to read.
+        In each group, every text starts with the previous one, so the model reads only the longest.
+
+        Args:
+            all_groups: groups of texts.
+            device: device of the model.
+            keys: whether to cache keys and values too.
+            batch: the groups to read, as a slice of `all_groups`.
         """
         groups = all_groups[batch]
         longest = len(groups[-1][-1][0])

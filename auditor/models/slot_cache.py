@@ -13,8 +13,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class SlotLayer(CacheLayerMixin):
     """Keys and values of one layer, with one slot per sequence and room for `length` positions.
 
-    Tokens are written in place, and sequences can split. In comparison, transformers' DynamicCache
-    copies the whole cache at every token, and its StaticLayer has a fixed batch.
+    Tokens are written in place, and a slot is copied only if its sequence continues in several
+    ways. In comparison, transformers' DynamicCache copies the whole cache at every token, and its
+    StaticLayer has a fixed batch.
     """
 
     is_sliding = False

@@ -190,11 +190,11 @@ class RunContext:
                     self.site.reporter.note(note)
 
     def _list_packed_row_notes(self) -> tuple[str, ...]:
-        """Return a note on whether the model recites records better after their packed row's start.
+        """Return a note that compares recitation with and without the earlier records of a row.
 
-        A packed row is a training row that holds several records. The note compares the recitation
-        of records with and without the earlier records of their row. If the earlier records help, a
-        doubt is added to the benchmark. Return () if nothing could be compared.
+        A trainer may pack several records into one row. If the model recites records better after
+        the earlier records of their row, a doubt is added to the benchmark. Return () if nothing
+        could be compared.
         """
         model = wrap_prefixed_model(self.site.model, self.prefix_token.tokens)
         remark, doubts = packed_rows.compare_packed_records(

@@ -50,8 +50,8 @@ class StoppingRule:
         width: (metric, half-width). The queries stop once the metric's interval is this narrow.
             None if gate rules decide.
         rules: gate rules that must be decided before queries stop.
-        level: error probability for deciding that a rule failed; all decisions of the run share it.
-            A rule that passes is decided with the gate's error probability.
+        level: error probability of a decision that a rule failed. A decision that a rule passed has
+            the gate's own error probability.
         base: results per secret of the baseline run.
         require: minimum numbers of secrets to query before any stop.
     """
