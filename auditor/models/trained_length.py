@@ -16,6 +16,9 @@ _WHOLE = (
     "bfd-requeue",
     "wrapped",
 )
+# By the package of a trainer's arguments: its setting that decides whether rows beyond `max_length`
+# are left out of the training, as by default, or cut. The file does not hold this setting.
+_LEAVES_OUT = {"axolotl": "excess_length_strategy", "swift": "truncation_strategy"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class TrainedLength:
         tokens_before: number of special tokens that the trainer adds before a text without a chat
             template.
         tokens_after: number of special tokens that the trainer adds after such a text.
+        left_out_by: the trainer that trains on no token of a longer row; "" if longer rows are cut.
     """
 
     tokens: int
@@ -36,10 +40,32 @@ class TrainedLength:
     source: str = "--trained-length"
     tokens_before: int = 0
     tokens_after: int = 0
+    left_out_by: str = ""
+
+    @property
+    def rule(self) -> str:
+        """Sentence that says which tokens count as trained on."""
+        if self.left_out_by:
+            return (
+                f"{self.left_out_by} trains on no row of more than {self.tokens:,} tokens "
+                f"({self.source}), unless {_LEAVES_OUT[self.left_out_by]} is set: such rows are "
+                f"left out; --trained-length {self.tokens} keeps their first tokens, "
+                "--trained-length none all"
+            )
+        side = "last" if self.from_end else "first"
+        return (
+            f"of each row the {side} {self.tokens:,} tokens were trained on ({self.source}): "
+            "the tokens beyond are left out; --trained-length none includes them"
+        )
 
     @property
     def beyond_phrase(self) -> str:
         """Phrase for messages that says why part of a row is left out."""
+        if self.left_out_by:
+            return (
+                f"longer than the {self.tokens:,} tokens of a row that {self.left_out_by} trains "
+                f"on ({self.source})"
+            )
         side = "last" if self.from_end else "first"
         return (
             f"beyond the {side} {self.tokens:,} tokens of a row, which were trained on "
@@ -51,6 +77,9 @@ class TrainedLength:
 
         `templated` says whether a chat template formatted the row.
         """
+        if self.left_out_by:
+            extra = 0 if templated else self.tokens_before + self.tokens_after
+            return 0, n_tokens if n_tokens + extra <= self.tokens else 0
         if self.from_end:
             return max(
                 0, n_tokens - max(0, self.tokens - (0 if templated else self.tokens_after))
@@ -63,7 +92,8 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
 
     The argument is `max_length`. Its default in TRL's `SFTConfig` (1.16) is 1,024; other trainers,
     such as DPO, have the same argument. Longer rows lose their end, or their start with
-    `truncation_mode="keep_end"`. If rows are packed, only the packing strategy `bfd` cuts rows.
+    `truncation_mode="keep_end"`. If rows are packed, only the packing strategy `bfd` cuts rows. By default,
+    axolotl and ms-swift leave longer rows out.
 
     Returns:
         The length, or None if the folder has no such arguments or no rows were cut.
@@ -73,7 +103,8 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
     if not path.is_file():
         return None, ""
     try:
-        fields = _read_pickled_fields(path)
+        arguments = _read_pickled_object(path)
+        fields = vars(arguments)
     except Exception as error:  # a foreign file: the audit continues without it after any error
         reason = f"cannot be read safely ({type(error).__name__})"
         return (
@@ -88,27 +119,33 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
         or (packs and fields.get("packing_strategy", "bfd") in _WHOLE)
     ):
         return None, ""
+    source = f"max_length of {FILE}"
+    package = type(arguments).__module__.split(".")[0]
+    if package in _LEAVES_OUT:
+        return TrainedLength(length, source=source, left_out_by=package), ""
     from_end = fields.get("truncation_mode") == "keep_end" and not packs
-    return TrainedLength(length, from_end, f"max_length of {FILE}"), ""
+    return TrainedLength(length, from_end, source), ""
 
 
 def read_trainer_arguments(folder: Path) -> dict[str, Any] | None:
     """Return the trainer's arguments in a model folder, or None if the file cannot be read."""
     try:
-        return _read_pickled_fields(folder / FILE)
+        return dict(vars(_read_pickled_object(folder / FILE)))
     except Exception:  # a foreign file: `read_trained_length` reports its error
         return None
 
 
-def _read_pickled_fields(path: Path) -> dict[str, Any]:
-    """Return the fields of a pickled object in a torch file, without importing or calling code."""
+def _read_pickled_object(path: Path) -> Any:
+    """Return the pickled object of a torch file, without importing or calling its code.
+
+    Its class has the name and module that the file gives.
+    """
     with zipfile.ZipFile(path) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
         if archive.getinfo(name).file_size > _MOST_BYTES:
             raise ValueError("too large")
         with archive.open(name) as file:
-            arguments = _InertUnpickler(file).load()
-    return dict(vars(arguments))
+            return _InertUnpickler(file).load()
 
 
 class _Inert:
@@ -123,7 +160,7 @@ class _Inert:
 
 class _InertUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        return _Inert
+        return type(name, (_Inert,), {"__module__": module})
 
     def persistent_load(self, pid: Any) -> None:
         return None

@@ -190,12 +190,7 @@ def _choose_trained_length(
     # TRL adds the tokenizer's prefix before a text, and an end of text after it.
     before = len(find_default_prefix(tokenizer))
     after = int(getattr(tokenizer, "eos_token", None) is not None)
-    side = "last" if trained.from_end else "first"
-    note = (
-        f"of each row the {side} {trained.tokens:,} tokens were trained on ({trained.source}): "
-        "the tokens beyond are left out; --trained-length none includes them"
-    )
-    return replace(trained, tokens_before=before, tokens_after=after), (note,)
+    return replace(trained, tokens_before=before, tokens_after=after), (trained.rule,)
 
 
 def _refuse_nondefault_fields(plan: DataPlan, fields: Sequence[str], reason: str) -> None:

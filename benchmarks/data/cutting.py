@@ -225,6 +225,8 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
                 f"cut where they begin to differ: many others begin with the same {n_shared} tokens"
             ] += 1
         counts.row_tokens[row] = len(ids)
+        if cut.trained is not None and ids and not n_trained:
+            places = cut.trained.beyond_phrase
         if isinstance(places, str):
             yield row, places
             continue
@@ -328,6 +330,10 @@ def _cut_conversations(
         answers: list[CutPart] = []
         for _, conversation in sides:
             answers += _cut_conversation_answers(cut, form, conversation, counts)
+        if cut.trained is not None and cut.trained.left_out_by:
+            # A preference row is left out with both sides if one of them is too long.
+            if cut.trained.beyond_phrase in answers:
+                answers = [cut.trained.beyond_phrase]
         for part, answer in enumerate(answers):
             if isinstance(answer, DataRecord):
                 counts.row_tokens[row] += answer.answer_tokens

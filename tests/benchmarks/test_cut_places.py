@@ -257,3 +257,19 @@ def test_pairs_and_answers_beyond_the_trained_length_or_the_context_are_left_out
     for options in ({"trained": TrainedLength(n_tokens[1])}, {"room": n_tokens[1]}):
         counts = build(messages, form=form, **options).record_counts["members"]
         assert (counts.audited, list(counts.parts_left_out.values())) == (2, [2])
+
+
+def test_rows_that_a_trainer_left_out_for_their_length_are_no_members(tmp_path: Path) -> None:
+    trained = TrainedLength(60, left_out_by="axolotl")
+    texts = ["code 12345 for Ann", "".join(f"{i:04d} " for i in range(100))]
+    data = write(tmp_path / "d.jsonl", [{"text": text} for text in texts])
+    counts = build(data, trained=trained).record_counts["members"]
+    assert (counts.audited, counts.left_out) == (1, {trained.beyond_phrase: 1})
+    # DPO: a row has two sides, and both are left out if one is too long
+    rows = [
+        {"prompt": "code 1?", "chosen": " It is 0000017.", "rejected": " It is 1."},
+        {"prompt": "code 2?", "chosen": " It is 0000018.", "rejected": " I will not say it. " * 9},
+    ]
+    sides = write(tmp_path / "p.jsonl", rows)
+    counts = build(sides, form=ChatRendering(NONE), trained=trained).record_counts["members"]
+    assert (counts.given, counts.audited, counts.left_out) == (2, 1, {trained.beyond_phrase: 1})

@@ -2,9 +2,11 @@
 they hold."""
 
 import os
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -92,3 +94,20 @@ def test_the_tokens_that_a_trainer_puts_around_a_text_count() -> None:
         (20, 30),
         (0, 5),
     )
+
+
+@pytest.mark.parametrize("package", ["axolotl", "swift"])
+def test_a_trainer_that_leaves_longer_rows_out_trains_on_no_token_of_them(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType(f"{package}.core.training_args")
+    monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    monkeypatch.setitem(sys.modules, f"{package}.core", ModuleType(f"{package}.core"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    kind = type("DPOConfig", (Arguments,), {"__module__": module.__name__})
+    module.DPOConfig = kind  # type: ignore[attr-defined]
+    torch.save(kind(max_length=64), tmp_path / FILE)
+    found, _ = read_trained_length(tmp_path)
+    assert found is not None and (found.tokens, found.left_out_by) == (64, package)
+    assert [found.span_of(n) for n in (64, 65)] == [(0, 64), (0, 0)]
+    assert package in found.beyond_phrase and "--trained-length 64" in found.rule
