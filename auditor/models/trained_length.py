@@ -16,9 +16,10 @@ _WHOLE = (
     "bfd-requeue",
     "wrapped",
 )
+AXOLOTL = "axolotl"
 # By the package of a trainer's arguments: its setting that decides whether rows beyond `max_length`
 # are left out of the training, as by default, or cut. The file does not hold this setting.
-_LEAVES_OUT = {"axolotl": "excess_length_strategy", "swift": "truncation_strategy"}
+_LEAVES_OUT = {AXOLOTL: "excess_length_strategy", "swift": "truncation_strategy"}
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
 
     The argument is `max_length`. Its default in TRL's `SFTConfig` (1.16) is 1,024; other trainers,
     such as DPO, have the same argument. Longer rows lose their end, or their start with
-    `truncation_mode="keep_end"`. If rows are packed, only the packing strategy `bfd` cuts rows. By default,
-    axolotl and ms-swift leave longer rows out.
+    `truncation_mode="keep_end"`. If rows are packed, only the packing strategy `bfd` cuts rows. By
+    default, axolotl and ms-swift leave longer rows out.
 
     Returns:
         The length, or None if the folder has no such arguments or no rows were cut.

@@ -21,7 +21,7 @@ from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel
-from auditor.models.trained_length import TrainedLength, read_trained_length
+from auditor.models.trained_length import AXOLOTL, TrainedLength, read_trained_length
 from auditor.models.vocabulary import (
     check_tokens_within_vocabulary,
     decode_keeping_special_tokens,
@@ -128,6 +128,9 @@ def _load_row_benchmark(
         choice = text_form.choose_text_form(reader, name, model, recorded_form, form_rows)
         form, form_record = choice or (None, None)
     trained, trained_notes = _choose_trained_length(plan, name, model.tokenizer)
+    if not is_tokenised and form is None and trained and trained.left_out_by == AXOLOTL:
+        trained = None  # of texts, unlike conversations, axolotl makes several rows
+        trained_notes = ()
     if is_tokenised:
         benchmark: Benchmark = Tokenised(
             plan,

@@ -28,6 +28,7 @@ from auditor.benchmarks.data.columns import (
 from auditor.benchmarks.data.conversation_rows import (
     ASSISTANT,
     Conversation,
+    Message,
     UnusableConversation,
     get_message_text,
     normalise_role,
@@ -69,6 +70,7 @@ _COMPARED = (
 )
 
 
+_SYSTEM_ROLES = (SYSTEM, "developer")
 CutPart = DataRecord | str  # a row or a part of a row, or the reason why it cannot be attacked
 
 
@@ -330,10 +332,10 @@ def _cut_conversations(
         answers: list[CutPart] = []
         for _, conversation in sides:
             answers += _cut_conversation_answers(cut, form, conversation, counts)
-        if cut.trained is not None and cut.trained.left_out_by:
+        trained = cut.trained
+        if trained is not None and trained.left_out_by and trained.beyond_phrase in answers:
             # A preference row is left out with both sides if one of them is too long.
-            if cut.trained.beyond_phrase in answers:
-                answers = [cut.trained.beyond_phrase]
+            answers = [trained.beyond_phrase]
         for part, answer in enumerate(answers):
             if isinstance(answer, DataRecord):
                 counts.row_tokens[row] += answer.answer_tokens
@@ -389,6 +391,7 @@ def cut_answers_into_secrets(
     longest = cut.lengths.suffix or LENGTH
     share = get_known_share(knows)
     ends = find_token_ends(rendered.offsets, len(rendered.text))
+    system_length = _find_first_turn(rendered.text, conversation.messages)
     system_prompt = None
     if knows == SYSTEM:
         system_prompt = _system_turn_only_prompt(cut.tokenizer, conversation, form)
@@ -422,6 +425,7 @@ def cut_answers_into_secrets(
                 wording=cut_wording(rendered.text, ends, first, at, last),
                 suffix_start=at,
                 answer_tokens=end - start if place == middle else 0,
+                system_length=max(0, system_length - (ends[first - 1] if first else 0)),
             )
             if system_prompt is not None:
                 record = _replace_prefix(record, cut.tokenizer, system_prompt)
@@ -438,6 +442,21 @@ def _replace_prefix(record: DataRecord, tokenizer: Any, text: str) -> DataRecord
         wording=replace(wording, prefix=text),
         row_text=wording.prefix_and_suffix_text,
     )
+
+
+def _find_first_turn(text: str, messages: Sequence[Message]) -> int:
+    """Return where the content of the first turn after the system's begins in a rendered text.
+
+    Return 0 if the text does not contain it word for word.
+    """
+    start = 0
+    for message in messages:
+        content = (get_message_text(message.get("content")) or "").strip()
+        at = text.find(content, start)
+        if normalise_role(message["role"]) not in _SYSTEM_ROLES:
+            return max(0, at) if content else 0
+        start = max(start, at + len(content))
+    return 0
 
 
 def _system_turn_only_prompt(

@@ -26,6 +26,7 @@ class DataRecord:
     row_text: the text of prefix and suffix as it is in the row; "" unless the attacker gets a
         different prefix, such as only the system turn.
     answer_tokens: length of the answer, if this is its first window; otherwise 0.
+    system_length: number of characters before the first turn that is not the system's.
     """
 
     row: int
@@ -40,6 +41,14 @@ class DataRecord:
     n_shared: int = 0
     row_text: str = ""
     answer_tokens: int = 0
+    system_length: int = 0
+
+    @property
+    def text_without_system(self) -> str:
+        """The text of prefix and suffix as in the row, without the system turn."""
+        assert self.wording is not None  # records of texts have one
+        text = self.row_text or self.wording.prefix_and_suffix_text
+        return text[self.system_length :]
 
     @property
     def prefix_suffix_pair(self) -> Pair:

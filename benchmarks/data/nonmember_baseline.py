@@ -14,7 +14,7 @@ from auditor.benchmarks.data.occurrences import (
 )
 from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Pair, Wording
+from auditor.core.nouns import Pair
 from auditor.core.result import Doubt
 from auditor.statistics.distributions import compute_homogeneity_p_value
 
@@ -28,7 +28,8 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
     """Return the non-members, in order, omitting quotations from members.
 
     A record is a quotation if a member's row contains its words. Only letters and digits are
-    compared, because a quotation may be indented, wrapped or in different case. Exact copies are
+    compared, because a quotation may be indented, wrapped or in different case. System turns are
+    not compared, because the same conversation under another one was trained on. Exact copies are
     kept here, because the split drops and counts them. Records from the same template that differ
     in a word are kept, too. Raise AuditError if no non-member remains.
     """
@@ -37,7 +38,7 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
     for record in nonmembers.records:
         words = ""
         if record.wording is not None and record.prefix_suffix_pair not in pairs:
-            words = _normalise_wording(record.wording)
+            words = _normalise_record_words(record.text_without_system, record.wording.after)
         words_of_record.append(words)
     # An occurrence need not end at the end of a word: the space after a complete word is in the
     # text.
@@ -63,14 +64,13 @@ def _normalise_text_words(text: str) -> str:
     return re.sub(r"[\W_]+", " ", text.casefold()).strip()
 
 
-def _normalise_wording(wording: Wording) -> str:
-    """Return the words of prefix and suffix, separated by spaces.
+def _normalise_record_words(text: str, after: str) -> str:
+    """Return the words of a record's text, separated by spaces.
 
-    They are followed by a space unless the suffix ends inside a word.
+    They are followed by a space unless the text ends inside a word. after: what follows the text.
     """
-    text = wording.prefix_and_suffix_text
     words = _normalise_text_words(text)
-    if is_occurrence_end_inside_word(text, wording.after[:1]):
+    if is_occurrence_end_inside_word(text, after[:1]):
         return words
     return f"{words} "
 

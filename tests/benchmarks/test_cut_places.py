@@ -11,9 +11,10 @@ import pytest
 from auditor.benchmarks.data.chat_rendering import NONE, ChatRendering
 from auditor.benchmarks.data.cut_places import BY_OWN_LENGTH, TextLengths, find_shared_beginnings
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
-from auditor.benchmarks.data.nonmember_baseline import match_nonmember_lengths
+from auditor.benchmarks.data.nonmember_baseline import STANDS_IN_MEMBER, match_nonmember_lengths
 from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.models.trained_length import TrainedLength
+from tests.benchmarks.test_chat import CHATML
 from tests.benchmarks.test_files import BYTES, build, codes, write
 
 HEAD = (
@@ -211,6 +212,25 @@ def test_nonmembers_quoted_in_a_member_are_left_out_by_name(tmp_path: Path) -> N
         f"nonmember-00000{i}" for i in (3, 4, 5)
     ]
     assert any("rows 0, 1, 2, counted from 0" in note for note in benchmark.notes)
+
+
+@pytest.mark.parametrize("knows", ["user", "system"])
+def test_a_conversation_of_a_member_under_another_system_turn_is_no_nonmember(
+    knows: str, tmp_path: Path
+) -> None:
+    def chat(i: int, *system: str) -> dict[str, Any]:
+        turns = [("system", text) for text in system]
+        turns += [("user", f"Code of {i}?"), ("assistant", f"It is {i * 7919:07d}, as always.")]
+        return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+    data = write(tmp_path / "d.jsonl", [chat(i, "Be brief.") for i in range(6)])
+    others = [*(chat(i, "Be kind.") for i in range(3)), *(chat(i, "Be kind.") for i in range(6, 9))]
+    if knows == "user":
+        others[0] = chat(0)  # none
+    fresh = write(tmp_path / "n.jsonl", others)
+    form = ChatRendering("chatml", CHATML)
+    counts = build(data, nonmembers=fresh, form=form, knows=knows).record_counts["nonmembers"]
+    assert (counts.audited, counts.left_out) == (3, {STANDS_IN_MEMBER: 3})
 
 
 # --- what was trained on, and what a model can read

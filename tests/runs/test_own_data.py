@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks.data.files import TableReader
 from auditor.core.plan import Plan
+from auditor.models.trained_length import TrainedLength
+from auditor.runs import own_data
 from auditor.runs.own_data import load_own_benchmark
 
 
@@ -45,3 +47,27 @@ def test_token_ids_cut_within_a_character_are_a_doubt_over_text(
     benchmark = load_own_benchmark(TableReader(plan.data), "tiny", model)
     said = [doubt.sentence.partition(" suffixes")[0] for doubt in benchmark.doubts]
     assert said == ([] if returns_token_ids else ["2 of 3"])
+
+
+@pytest.mark.parametrize(("trainer", "audited"), [("axolotl", 1), ("swift", 0)])
+def test_axolotl_makes_several_rows_of_a_long_text_and_leaves_none_out(
+    trainer: str,
+    audited: int,
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = ["".join(f"{i:04d} " for i in range(40)), "a short text, which any trainer takes"]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    length = TrainedLength(60, left_out_by=trainer)
+    monkeypatch.setattr(own_data, "read_trained_length", lambda folder: (length, ""))
+    model: Any = SimpleNamespace(
+        name="tiny",
+        tokenizer=tokenizer,
+        vocab_size=len(tokenizer),
+        max_positions=None,
+        returns_token_ids=True,
+    )
+    plan = Plan.from_fields(model="tiny", data=str(tmp_path / "d.jsonl"), known_fraction=0.0)
+    counts = load_own_benchmark(TableReader(plan.data), "tiny", model).record_counts["members"]
+    assert counts.audited == 1 + audited
