@@ -79,8 +79,12 @@ class TrainedLength:
         `templated` says whether a chat template formatted the row.
         """
         if self.left_out_by:
-            extra = 0 if templated else self.tokens_before + self.tokens_after
-            return 0, n_tokens if n_tokens + extra <= self.tokens else 0
+            n_added = self.tokens_before + self.tokens_after
+            if templated:
+                n_added = 0
+            if n_tokens + n_added > self.tokens:
+                return 0, 0
+            return 0, n_tokens
         if self.from_end:
             return max(
                 0, n_tokens - max(0, self.tokens - (0 if templated else self.tokens_after))

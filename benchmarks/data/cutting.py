@@ -391,6 +391,7 @@ def cut_answers_into_secrets(
     longest = cut.lengths.suffix or LENGTH
     share = get_known_share(knows)
     ends = find_token_ends(rendered.offsets, len(rendered.text))
+    starts = [0, *ends]
     system_length = _find_first_turn(rendered.text, conversation.messages)
     system_prompt = None
     if knows == SYSTEM:
@@ -425,7 +426,7 @@ def cut_answers_into_secrets(
                 wording=cut_wording(rendered.text, ends, first, at, last),
                 suffix_start=at,
                 answer_tokens=end - start if place == middle else 0,
-                system_length=max(0, system_length - (ends[first - 1] if first else 0)),
+                system_length=max(0, system_length - starts[first]),
             )
             if system_prompt is not None:
                 record = _replace_prefix(record, cut.tokenizer, system_prompt)
