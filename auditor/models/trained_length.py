@@ -85,11 +85,13 @@ class TrainedLength:
             if n_tokens + n_added > self.tokens:
                 return 0, 0
             return 0, n_tokens
+        n_added = self.tokens_after if self.from_end else self.tokens_before
+        if templated:
+            n_added = 0
+        n_trained = min(n_tokens, max(0, self.tokens - n_added))
         if self.from_end:
-            return max(
-                0, n_tokens - max(0, self.tokens - (0 if templated else self.tokens_after))
-            ), n_tokens
-        return 0, min(n_tokens, max(0, self.tokens - (0 if templated else self.tokens_before)))
+            return n_tokens - n_trained, n_tokens
+        return 0, n_trained
 
 
 def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
