@@ -32,12 +32,13 @@ TOO_WEAK: Verdict = "audit too weak to tell"
 
 @dataclass(frozen=True)
 class BoundAgainstClaim:
-    """An audit's epsilon bound, and the epsilon that the claim promises.
+    """Lower bound on epsilon from an audit, next to the epsilon that the claim promises.
 
     Args:
-        row: target, setting and probe of the audit.
+        row: cell (target, setting and probe) of the audit.
         audit: the audit, recomputed at its share of the significance level.
-        promised: epsilon that the claim promises for the delta, neighbours and unit of the audit.
+        promised: claimed epsilon at the audit's delta, for its neighbouring relation and privacy
+            unit (such as a record or a user).
     """
 
     row: CellKey
@@ -52,13 +53,14 @@ class BoundAgainstClaim:
 
 @dataclass(frozen=True)
 class UncomparableBound:
-    """Audit that cannot test the claim, because delta, neighbouring relation, unit or access
-    differ.
+    """Audit that cannot test the claim.
+
+    For example, the audit is about one record, but the claim is about one shard.
 
     Args:
-        row: target, setting and probe of the audit.
+        row: cell (target, setting and probe) of the audit.
         audit: the audit.
-        reason: a phrase that names the difference.
+        reason: phrase that says why the audit cannot test the claim.
     """
 
     row: CellKey
@@ -68,18 +70,18 @@ class UncomparableBound:
 
 @dataclass(frozen=True)
 class ClaimEvidence:
-    """A target's privacy claim, and all evidence for and against this claim.
+    """A target's privacy claim, with the evidence for and against it.
 
     Args:
         target: record of the target.
         claimed: epsilon for the claim's neighbouring relation; None if no finite claim exists.
-        nominal: epsilon that a paper would print; promises nothing, but is tested if `claimed` is
-        None.
+        nominal: epsilon that a paper would print; None if there is no such number. It promises
+            nothing, but the audits test it if `claimed` is None.
         bounds: audits that test the claim.
         unheld: audits that cannot test the claim.
         refuted: sentences about violations of the claim that were found without an audit.
         unmeasured: sentences about audits that could not run.
-        usual: name of the probe that audits this kind of claim; "" in older records.
+        usual: name of the probe that normally audits this kind of claim; "" in older records.
     """
 
     target: TargetRecord
@@ -201,9 +203,11 @@ def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, 
 def _find_game_epsilon(
     claim: Claim | None, row: Finding, audit: Audited, nominal: float | None
 ) -> float | str:
-    """Return the epsilon that the claim promises for the audit's setup, or why it promises none.
+    """Return the epsilon that an audit tests, or the reason why the audit tests none.
 
-    claim: None if no finite claim exists; `nominal` is then returned.
+    This is the claimed epsilon for the audit's delta, neighbouring relation and privacy unit. If
+    `claim` is None, because no finite claim exists, this is `nominal` instead. If `nominal` is None
+    too, this is infinity.
     """
     if claim is None:
         return math.inf if nominal is None else nominal

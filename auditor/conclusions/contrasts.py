@@ -32,12 +32,16 @@ _MOST_UNDEFINED = 0.05  # share of resamples; if more have no value, there is no
 
 @dataclass(frozen=True)
 class WeightedMetric:
-    """Term of a contrast: a metric times its coefficient.
+    """Term of a contrast: a coefficient times a metric.
+
+    A contrast is a weighted sum of metrics, such as the recall of one attack minus the recall of
+    another attack.
 
     Args:
         coefficient: factor of the metric.
         metric: name of the metric.
-        cell: results of the target, setting, and attack or probe, by seed.
+        cell: results that have the metric, of one target, setting, and attack or probe, with a
+            result for each seed.
     """
 
     coefficient: float
@@ -46,12 +50,15 @@ class WeightedMetric:
 
 
 def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
-    """Return the sum of coefficient x metric over the parts, with its 95% interval.
+    """Return the weighted sum of the terms (`parts`) with its 95% interval.
 
-    The sum is averaged over the seeds that every part has. If all metrics are of the same secrets
-    or held-out texts, a paired bootstrap over these gives the interval. For other metrics, such as
-    epsilon, the intervals of the parts are combined as if independent (MOVER).
-    name: the name of the sum. Raise AuditError if a part lacks its metric.
+    The sum is averaged over the seeds that all terms have. If all terms are about the same secrets
+    or the same held-out texts, the interval comes from a paired bootstrap, which resamples these
+    secrets or texts. Otherwise, as for epsilons, the intervals of the terms are combined as if the
+    terms were independent (MOVER).
+
+    name: name of the sum. Raise AuditError if a term lacks its metric, or if the terms have no seed
+    in common.
     """
     of_members = []
     for part in parts:
@@ -198,9 +205,10 @@ def _measure_probe_contrast(
 # Cache few matrices: over 10,000 secrets a matrix takes 160 MB.
 @functools.lru_cache(maxsize=4)
 def _draw_resample_counts(n: int) -> Draws:
-    """Return the count of each of n secrets in each resample, of shape (1 + resamples, n).
+    """Return how often each of n secrets occurs in each bootstrap resample.
 
-    Row 0 is the sample itself. All contrasts over n secrets share these counts.
+    The array has the shape (1 + resamples, n). Row 0 is the original sample, so all its counts are
+    1. Every contrast over n secrets uses this same array, so that contrasts are paired.
     """
     return np.vstack(
         [

@@ -31,7 +31,10 @@ def is_auc_above_chance(m: Measurement) -> bool:
 
 
 def has_unlike_sides(finding: Finding) -> bool:
-    """Test if any score separates members from non-members without a query to the target."""
+    """Test if members and non-members differ in kind.
+
+    They do if a score that never queries the target separates members from non-members.
+    """
     for control in CONTROLS:
         m = finding.measurement(name_auc(control))
         if m is not None and is_auc_above_chance(m):
@@ -40,8 +43,9 @@ def has_unlike_sides(finding: Finding) -> bool:
 
 
 def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
-    """Return a doubt if any score separates members from non-members without a query to the
-    target.
+    """Return one doubt if members and non-members differ in kind, otherwise ().
+
+    They do if a score that never queries the target separates members from non-members.
     """
 
     def highest(control: str) -> Measurement | None:
@@ -99,8 +103,9 @@ def list_contradiction_doubts(
 ) -> Iterator[Doubt]:
     """Yield a doubt for each pair of a target's numbers that contradict each other.
 
-    The cause may be a filter, a truncation or a different distribution. greedy: share of secrets
-    that greedy decoding of the undefended model extracts.
+    For example, an attack extracts fewer secrets than the measured probabilities predict. A filter
+    or a truncation may then hide what the model knows. greedy: share of secrets that greedy
+    decoding of the undefended model extracts; None if unknown.
     """
     rows = [f for f in result.select_findings(target) if not f.not_applicable]
     attacks = [f for f in rows if is_measured(f.measurement(RECALL))]
@@ -113,11 +118,12 @@ def list_contradiction_doubts(
 
 
 def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
-    """Explain that an attack has fewer hits than the probe's probabilities allow; "" if they agree.
+    """Return a sentence if an attack has far fewer hits than a probe predicts, otherwise "".
 
-    P(at most k hits) is bounded by a binomial tail. This holds for k <= n p - 1 hits among n
-    independent secrets with mean probability p (Hoeffding 1956, Theorem 4). A match of any guess
-    counts as a hit.
+    A secret is a hit if any guess is right. The probe measured p, the mean probability that one
+    sample is the secret. Among n independent secrets, the probability of at most k hits is then at
+    most the tail of a binomial distribution with n and p, for k <= n p - 1 (Hoeffding 1956, Theorem
+    4).
     """
     untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
     if untruncated is not None and attack.decoding.startswith(_ANCESTRAL):
@@ -186,6 +192,7 @@ def _count_hits(share: Measurement) -> int:
 
 
 def _find_discoverable_level(text: str) -> float:
+    """Parse the probability in the name of a metric; return 0 if the text is not a number."""
     try:
         return float(text)
     except ValueError:

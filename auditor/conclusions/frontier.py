@@ -48,7 +48,11 @@ class FrontierModel:
 
     @property
     def heldout(self) -> Mapping[int, Mapping[str, Sequence[float]]]:
-        """Token count and nll (nats) of each held-out text, by seed and column name."""
+        """Numbers about held-out texts, in the order of the texts, keyed by seed and then by
+        column.
+
+        One column has the token counts. Each other column has the summed nll of each text in nats.
+        """
         return next((cell.heldout for cell in self.cells.values()), {})
 
     def is_same_model(self, other: FrontierModel) -> bool:
@@ -69,7 +73,8 @@ def list_frontier_models(
 ) -> list[FrontierModel]:
     """Return the undefended model of these runs, then the defended models, without controls.
 
-    variant, at: name and swept options of the runs' grid point, which label the defenses.
+    The runs differ only in their seed, and belong to one point of a grid. variant: name of the
+    point. at: swept options of the point. Both become part of the labels of the defended models.
     """
     first, _ = next(iter(runs.values()))
     replicates = list(read_replicates(runs))
@@ -141,10 +146,11 @@ def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 def merge_frontier_models(
     places: Sequence[Sequence[FrontierModel]],
 ) -> list[FrontierModel]:
-    """Return one undefended model, then the distinct defended models of several grid points.
+    """Merge the models of several grid points into one list.
 
-    places: models of each grid point. Return [] if the undefended models differ, because the points
-    then have different targets.
+    The list has one undefended model, then the distinct defended models of all points. Return [] if
+    the undefended models differ, because the points then attack different targets. places: for each
+    grid point, its undefended model, then its defended models.
     """
     bases = [place[0] for place in places]
     base = max(bases, key=lambda model: len(model.heldout), default=None)
@@ -179,7 +185,10 @@ def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
 
 
 def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierModel]:
-    """Return the models, with labels that add the defense's name to titles shared by defenses."""
+    """Return the models with distinct labels.
+
+    If two defenses have the same title, the name of the defense is added to the labels of both.
+    """
     names_by_line: dict[str, set[str]] = {}
     for model in models:
         names_by_line.setdefault(model.line, set()).add(model.name)
@@ -196,8 +205,10 @@ def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierMod
 def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     """Yield (metric, (setting, attack)) for each frontier to build.
 
-    Text-only settings are used only if no white-box setting measured the metric. If several probes
-    measured a metric, use only the probe that lists this metric earliest.
+    If a metric was measured with white-box access, its text-only settings are left out. A metric of
+    guesses has a frontier for each attack. Any other metric has a single frontier, of one probe. If
+    several probes measured the metric, this is the probe that lists the metric nearest to its
+    start.
     """
     for name in LEAKS:
         rows = []
@@ -243,7 +254,9 @@ def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Mea
 
 
 def _map_heldout_losses(model: FrontierModel, column: str) -> dict[int, tuple[float, ...]]:
-    """Return this column of the held-out texts, keyed by seed."""
+    """Return one column of the numbers about held-out texts (`FrontierModel.heldout`), keyed by
+    seed.
+    """
     return {seed: tuple(losses[column]) for seed, losses in model.heldout.items()}
 
 
@@ -369,8 +382,10 @@ def _build_frontier_point(
 def _flag_least_leaking_points(
     points: Sequence[FrontierPoint], leaks: Sequence[ModelLeakage]
 ) -> list[FrontierPoint]:
-    """Flag the points that may leak least among those significantly within the perplexity
-    margin.
+    """Set `least` on the points that may leak least among the equally useful points.
+
+    A point is equally useful if its perplexity is significantly within the margin. leaks: the
+    leakage of each point's model, in the order of the points.
     """
     indices = []
     for i, point in enumerate(points):

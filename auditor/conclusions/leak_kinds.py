@@ -34,20 +34,20 @@ from auditor.statistics.roc import AUC
 
 @dataclass(frozen=True)
 class LeakReading:
-    """Number that measures a kind of leak, with its baseline from non-members or chance.
+    """Number that measures a kind of leak, and the baseline with which to compare the number.
 
     Args:
         measured: the number with its interval.
-        baseline: the baseline; None if no baseline exists.
-        excess: the part above the non-members, with an interval.
-        row: target, setting, and attack or probe of the measurement.
+        baseline: the same number for non-members or by chance; None if unknown.
+        excess: the number minus the number for non-members, with an interval.
+        row: cell (target, setting, attack or probe) of the measurement.
         can_show_leak: False if the number can raise suspicion but not show a leak.
-        either_way: True for an AUC, which shows a leak below one half too.
-        part: group of the data that the number covers; "" for all.
-        count: repeat count of the secrets that the number covers; "" for all.
-        looks: how many numbers share the significance level.
+        either_way: True for an AUC: it shows a leak if it is above or below one half.
+        part: group of the data that the number covers; "" for all data.
+        count: repeat count of the secrets that the number covers; "" for all secrets.
+        looks: how many numbers are tested at one shared significance level.
         max_provable: largest value that an audit could have proved.
-        blind: the same number computed without a model.
+        blind: the same number, computed from the data without a model.
     """
 
     measured: Measurement
@@ -163,13 +163,13 @@ class LeakKind:
         name: key of the kind.
         title: title in reports.
         short: title of one or two words.
-        limits: default gate limits, by number.
+        limits: pairs of a metric and its default limit in a gate.
         measured_by: values of `Attack.measures` that measure this kind, the usual value first.
         read_numbers: function that yields the kind's numbers in a finding.
-        main: the number that the title names.
-        counted: nouns for counts of secrets, by number.
+        main: the metric that the title describes, so that reports need not name it.
+        counted: words after a count of secrets, such as "extracted verbatim", keyed by metric.
         text: True if the leak shows text of the data.
-        alike: True if the numbers are invalid when non-members differ from members in kind.
+        alike: True if the numbers are valid only if members and non-members are alike in kind.
     """
 
     name: str
@@ -193,10 +193,11 @@ class LeakKind:
 def read_nonmember_leaks(
     finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
 ) -> Iterator[LeakReading]:
-    """Yield the number with this name, with the non-members' number as its baseline.
+    """Yield a metric of the finding, with the metric of its non-members as the baseline.
 
-    alone: whether the number can show a leak by itself. bounds: True if both numbers are lower
-    bounds, whose difference is no bound.
+    name: name of the metric. alone: whether the number can show a leak by itself. bounds: True if
+    the numbers of members and of non-members are both lower bounds. Their difference would not be a
+    bound, and is left out.
     """
     m = finding.measurement(name)
     if not is_measured(m):
@@ -250,6 +251,12 @@ def _read_shared_level(
     baseline: Measurement | float | None,
     name: str,
 ) -> Iterator[tuple[str, LeakReading]]:
+    """Yield (key, number) for each part of the secrets, such as the secrets with one repeat count.
+
+    shares: the measurement of each part, by key; only measurements called `name` are used. All
+    numbers share one significance level. Yield nothing for fewer than two parts or without a
+    baseline.
+    """
     measured = {}
     for part, m in shares.items():
         if m.name == name and is_measured(m):
@@ -296,5 +303,6 @@ def widen_leak_measurement(m: Measurement, looks: int) -> Measurement:
 
 @cache
 def _compute_look_factor(looks: int) -> float:
+    """Return the factor that widens a 95% interval for `looks` tests (Bonferroni)."""
     tail = (1 - CONFIDENCE) / 2
     return compute_normal_quantile(tail / max(1, looks)) / compute_normal_quantile(tail)

@@ -66,7 +66,10 @@ def _read_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _read_record_leaks(finding: Finding, of_secrets: str, of_records: str) -> Iterator[LeakReading]:
-    """Yield the extracted share of records, or of secrets if every secret is a whole record."""
+    """Yield the extracted share of records, or of secrets if every secret is a whole record.
+
+    of_secrets, of_records: names of these two metrics.
+    """
     # Parts of one record are not independent: an interval over them is too narrow to show anything.
     has_parts = is_measured(finding.measurement(of_records))
     yield from read_nonmember_leaks(finding, of_records if has_parts else of_secrets)
@@ -213,12 +216,14 @@ CANARIES = LeakKind(
 
 
 def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the ranks of personal data, then the strongest membership score: overall, and by
-    copies.
+    """Yield the numbers about membership.
+
+    These are the rank of personal data, the AUC of the strongest score over all records, its AUC
+    for each number of copies, its TPRs, and the inference about people.
 
     The intervals are simultaneous over all scores and groups. If members and non-members differ in
-    kind, only the adjusted AUC decides. If that AUC is at chance, the AUC of all records is only a
-    hint.
+    kind, only the adjusted AUC decides. If the adjusted AUC is at chance, the AUC over all records
+    is only a hint.
     """
     of_people = _list_person_inference(finding)
     ranked = finding.measurement(RANKED)
@@ -283,9 +288,11 @@ def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str
 
 
 def _list_person_inference(finding: Finding) -> list[Measurement]:
-    """Return the AUC of inferring from a person's other records whether their data was trained on.
+    """Return how well an attacker infers whether the training data has records of a person, as an
+    AUC.
 
-    Return [] if the reference model alone identifies these people.
+    The attacker uses other records of this person. The list has at most one AUC. Return [] if
+    nothing was measured, or if the reference model alone identifies these people.
     """
     inference, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
     if not is_measured(inference) or (control is not None and is_auc_above_chance(control)):

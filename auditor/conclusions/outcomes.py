@@ -56,14 +56,16 @@ _ASKED = "asked"  # column of secrets without any other number
 def list_secret_facts(
     secrets: Sequence[Secret],
 ) -> tuple[tuple[str, ...], tuple[bool, ...], tuple[int | None, ...]]:
-    """Return the ids, membership and repeat counts of the secrets."""
+    """Return three tuples: the id, the membership and the repeat count of each secret."""
     ids, member, repeats = (tuple(map(attrgetter(n), secrets)) for n in ("id", "member", "repeats"))
     return ids, member, repeats
 
 
 @dataclass(frozen=True)
 class RowValuesBySecret:
-    """Results of an attack or probe on a target in a setting, as arrays of shape (secrets,).
+    """Results of one cell (target, setting, attack or probe), with a value for each secret.
+
+    Each array has the shape (secrets,).
 
     Args:
         ids: secret ids.
@@ -71,11 +73,11 @@ class RowValuesBySecret:
         repeats: number of copies of each secret in the training data; None if unknown.
         values: numbers, keyed by metric; for an attack also the "score" of first guesses.
         outcome: judged guesses of an attack; None for a probe.
-        kinds: share of each secret's personal data that its first guess has, keyed by kind; NaN if
-        the secret has none.
+        kinds: for each kind of personal data, the share of each secret's data of this kind that the
+            first guess has; NaN if the secret has no such data.
         score_is_probability: True if an attack's score is a probability.
-        anytime: True if the sample size depended on the results; only betting bounds are then
-        valid.
+        anytime: True if the sample size depended on the results. Only betting bounds are then
+            valid.
     """
 
     ids: tuple[str, ...]
@@ -248,7 +250,10 @@ class RowValuesBySecret:
         }
 
     def keep_one_metric(self, name: str, others: bool) -> RowValuesBySecret:
-        """Return the members' results with only this metric. others: keep non-members as well."""
+        """Return results with only this metric, of the members only.
+
+        others: True to keep the non-members as well.
+        """
         indices = np.flatnonzero(self.member | others)
         ids = tuple(self.ids[i] for i in indices)
         repeats = tuple(self.repeats[i] for i in indices)
@@ -277,9 +282,10 @@ class RowValuesBySecret:
 def align_rows(
     rows: Iterable[RowValuesBySecret], name: str, members: bool
 ) -> tuple[list[str], Floats]:
-    """Return the k secret ids that have this metric in all `rows`, and values of shape (rows, k).
+    """Return a metric's values for the k secrets that have this metric in all of several results.
 
-    members: True for members, False for non-members.
+    The first value is the list of the k secret ids; the second is an array of shape (results, k).
+    rows: the results. name: name of the metric. members: True for members, False for non-members.
     """
     columns = [row.values_by_secret(name, members) for row in rows]
     ids = sorted(set.intersection(*map(set, columns)))
@@ -320,9 +326,9 @@ def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
 
 
 def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
-    """Build the results from the columns of `RowValuesBySecret.list_columns`.
+    """Build the results of one cell from the columns of `RowValuesBySecret.list_columns`.
 
-    Raise ValueError or a similar error for other columns.
+    Columns that no run writes raise ValueError, KeyError or another error of that kind.
     """
     first = columns[0]
     values_by_name = {}
@@ -368,7 +374,7 @@ def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
 
 
 def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
-    """Return a TPR or a partial AUC with bounds at any significance level.
+    """Return a TPR or a partial AUC as a number that has bounds at every significance level.
 
     Return None for other metrics, or if there are too few scores.
     """
@@ -397,10 +403,11 @@ def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber |
 def compare_paired_rows(
     metric: str, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Return the metric of `new` minus that of `base`, paired by secret.
+    """Return the metric of `new` minus the metric of `base`, paired by secret.
 
-    If the difference cannot be computed, return the reason. `new` and `base` have the same secrets.
-    count: use only members with this repeat count. `_nonmembers` metrics use the non-members.
+    If the difference cannot be computed, return the reason as text. `new` and `base` have the same
+    secrets. count: use only members with this repeat count. If the name of the metric ends in
+    `_nonmembers`, the non-members are used.
     """
     compared_metric = find_metric(metric)
     if new.anytime or base.anytime:

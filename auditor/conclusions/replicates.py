@@ -106,10 +106,12 @@ def _map_measurements(finding: Finding, target: TargetRecord) -> dict[str, Measu
 
 
 def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
-    """Yield the target's held-out perplexities, claimed epsilons, and causes of lower likelihood.
+    """Yield the target's perplexities on held-out texts, its claimed epsilons, and likelihood
+    changes.
 
-    Epsilons are exact, so their intervals have no width. `likelihood_mixing` is the part of the
-    members' likelihood advantage that mixing explains.
+    Epsilons are exact, so their intervals have no width. A defense may lower the likelihood of
+    members more than the likelihood of non-members. Each likelihood change is the part of this
+    effect that is due to one cause: `likelihood_mixing` is the part due to mixing.
     """
     if target.perplexity:
         yield target.perplexity
@@ -125,7 +127,10 @@ def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
 
 
 def _measure_cause_differences(chain: Chain | None) -> Iterator[Measurement]:
-    """Yield the effect of each cause in a chain, named by metric and cause (`recall_splitting`)."""
+    """Yield the effect of each step of a chain, named by metric and causes (`recall_splitting`).
+
+    A chain leads from the undefended target over control models to a defended target.
+    """
     for step in chain.steps if chain else ():
         if step.difference:
             metric_name = step.difference.name.removesuffix("_difference")

@@ -1,6 +1,7 @@
 """Read a run's results for each secret as reports show them: ids and numbers, no text.
 
-`secrets.json` holds the publishable facts of each secret, `secrets.parquet` all measurements.
+`secrets.json` holds the attributes of each secret that may be published, `secrets.parquet` all
+measurements.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ class SecretDetails:
     """A run's results for each secret; empty if the folder has no such files.
 
     Args:
-        secrets: publishable facts of each secret.
+        secrets: the attributes of each secret that may be published.
         rows: results of each secret, keyed by cell (target, setting, attack or probe).
         tokens: log-probability in nats of each token of the true suffix, by target and secret.
         heldout: token count and summed nll in nats of each held-out text, keyed by target.
-        exposure: proven bits, -log2 of the null p-value, by cell and secret. They equal the
-        exposure if the rank is exact.
-        records: columns about the records that corpus attacks extracted, keyed by cell.
+        exposure: exposure of each canary in bits, keyed by cell and secret. It is -log2 of the
+            p-value of the canary's rank, so it is smaller than the true exposure if the rank is
+            uncertain.
+        records: table columns about the records that were extracted from texts drawn without a
+            prefix, keyed by cell and quantity.
     """
 
     secrets: tuple[SecretFacts, ...] = ()
@@ -52,9 +55,10 @@ class SecretDetails:
 def build_fact_columns(
     secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the columns of `secrets.json`, keyed by name.
+    """Return the columns of `secrets.json`, keyed by name: attributes of the secrets, without text.
 
-    salt: fingerprint of the aliases' salt. canaries: ids of secrets that only probes query.
+    salt: id of the salt with which the aliases were made (`salt_fingerprint`). canaries: ids of
+    secrets that only probes query.
     """
     columns = {}
     for name in ("id", "alias", "member", "repeats", "group"):

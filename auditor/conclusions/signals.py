@@ -52,19 +52,19 @@ class LeakSignal:
         setting: access setting; "" if none was tested.
         status: whether the leak is shown, not shown, or not tested.
         measured: the deciding number.
-        baseline: its baseline from non-members or chance; None if no baseline exists.
-        row: target, setting, and attack or probe of the number.
+        baseline: the same number for non-members or by chance; None if unknown.
+        row: cell (target, setting, attack or probe) of the number.
         suspected: True if the number suggests but does not show a leak, for example because it is
-        not significant.
+            not significant.
         smallest_detectable: smallest number that would show a leak; NaN if unknown.
-        part: group of the data that the number covers; "" for all.
-        count: repeat count of the secrets that the number covers; "" for all.
+        part: group of the data that the number covers; "" for all data.
+        count: repeat count of the secrets that the number covers; "" for all secrets.
         reason: why the kind was not tested; "" if it was.
-        blind: the same number computed without any model.
-        worst_stratum: number of copies with the largest extracted share.
-        worst_group: group of the data with the largest extracted share.
-        looks: how many numbers share the significance level.
-        excess: the number minus the non-members' number, if this difference decides.
+        blind: the same number, computed from the data without a model.
+        worst_stratum: the copied records with the number of copies that leaks most.
+        worst_group: name and extracted share of the group of the data that leaks most.
+        looks: how many numbers are tested at one shared significance level.
+        excess: the number minus the number for non-members, if this difference decides.
         can_show_leak: whether the number can show a leak by itself.
     """
 
@@ -147,7 +147,10 @@ class LeakAssessment:
         return tuple(s for s in self.list_target_signals(target) if s.status != NOT_TESTED)
 
     def list_target_doubts(self, target: str) -> tuple[Doubt, ...]:
-        """Return the contradictions and doubts, each of which forbids to report no leakage."""
+        """Return the contradictions and doubts of the target.
+
+        A single one of them means that no report may state "no leakage seen".
+        """
         return (*self.contradictions.get(target, ()), *self.doubts.get(target, ()))
 
     def shows_no_leakage(self, target: str) -> bool:
@@ -218,8 +221,9 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
     """Yield a signal for each kind of leak and tested access setting.
 
-    If a kind was tested in no setting, yield one signal with the reason. The signals of released
-    text share one significance level, because they answer a single question.
+    If a kind was tested in no setting, yield one signal with the reason. In an audit of released
+    text, which has no model, all signals share one significance level: they answer a single
+    question.
     """
     rows = result.select_findings(target)
     readings = []
@@ -376,7 +380,7 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
 
 
 def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
-    """Return why no attack or probe measured this kind of leak; "" if none was requested."""
+    """Return why no attack or probe measured this kind of leak; "" if the plan has none for it."""
     unlike = kind.alike and list_mismatch_doubts(result)
     measuring = result.list_measuring_methods(*kind.measured_by)
     reasons = dict[str, None]()  # an ordered set
