@@ -197,6 +197,10 @@ def _list_attack_obstacles(finding: Finding, base: Finding) -> Iterator[str]:
 
 
 def _list_barring_secrets(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> Iterator[str]:
+    """Yield a phrase if both runs have results of this cell, but of different secrets.
+
+    Different secrets are allowed if a run stopped early.
+    """
     outcome = run.outcomes.get(row)
     base_outcome = base.outcomes.get(row)
     if outcome is None or base_outcome is None:

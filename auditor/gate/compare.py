@@ -41,14 +41,14 @@ class Comparand:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One metric of one target, setting, and attack or probe, for all compared runs.
+    """One metric of one cell (target, setting, attack or probe), for all compared runs.
 
     Args:
-        row: target, setting, and attack or probe.
+        row: the cell.
         metric: name of the metric.
-        cells: each run's value.
+        cells: each run's value, in the order of the runs.
         best_run: index of the run that leaks significantly less than all others; None if no run
-        does.
+            does.
     """
 
     row: CellKey
@@ -111,10 +111,10 @@ def _compare_rows(
     findings: Sequence[Finding | None],
     metrics: Sequence[str],
 ) -> Iterator[ComparisonRow]:
-    """Yield a comparison for each metric that at least one run measured in this row.
+    """Yield a comparison for each metric that at least one run measured in this cell.
 
-    findings: the row's finding in each run. metrics: the metrics to compare; if empty, the main
-    metric of each finding.
+    row: the cell. findings: the finding of this cell in each run; None if the run has none.
+    metrics: the metrics to compare; if empty, the main metric of each finding.
     """
     main_metrics = dict[str, None]()
     for finding in findings:
@@ -131,10 +131,11 @@ def _compare_rows(
 def _mark_least_leaking_runs(
     runs: Sequence[RunOutcomes], lines: Sequence[ComparisonRow]
 ) -> Iterator[ComparisonRow]:
-    """Yield the lines, and set `best_run` if a run leaks significantly less than all others.
+    """Yield the comparisons, with `best_run` set if one run leaks significantly less than all
+    others.
 
-    The significance level is adjusted over the lines (Holm 1979), and divided among the runs of a
-    line.
+    lines: a comparison of all runs for each cell and metric. The significance level is adjusted for
+    the number of comparisons (Holm 1979), and then divided among the runs.
     """
     lowest = list(map(_find_least_leaking_run, lines))
     tests = []

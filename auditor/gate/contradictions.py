@@ -45,10 +45,10 @@ def find_result_contradictions(
     outcomes: Mapping[CellKey, RowValuesBySecret],
     listed: AnsweredSecretIds = NOT_KEPT,
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield (cell, reason) for each entry of the result that cannot be true.
+    """Yield (cell, reason) for each contradiction within the result, or with the run folder.
 
     A cell names target, setting, and attack or probe. outcomes: results by secret. listed: ids of
-    the attacked secrets.
+    the attacked secrets, read from the folder's other files.
     """
     yield from _check_planned_rows(result)
     yield from _check_planned_secrets(result, outcomes, listed)
@@ -84,8 +84,8 @@ def find_result_contradictions(
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
     """Yield (cell, reason) for each planned cell that is missing from the result.
 
-    A cell names target, setting, and attack or probe. Controls are planned only with the widest
-    access.
+    A cell names target, setting, and attack or probe. Each attack of the plan must have a result in
+    every setting. Control models need a result only in the setting with the widest access.
     """
     plan = result.plan
     reported_rows = {finding.cell_key for finding in result.findings}
@@ -106,10 +106,10 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 def _check_planned_secrets(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
-    """Yield (cell, difference) for results that do not fit the plan, the secrets or the answers.
+    """Yield (cell, reason) for each contradiction with the run folder's plan, secrets or answers.
 
-    A cell names target, setting, and attack or probe. outcomes: results by secret. listed: ids of
-    the attacked secrets.
+    A cell names target, setting, and attack or probe. outcomes: results by secret. listed: the plan
+    and the ids of the attacked secrets and answers, read from the folder.
     """
     if listed.plan is not None:
         # another version may have started the run
@@ -206,8 +206,10 @@ def _check_answered_secrets(
 
 
 def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
-    """Yield a sentence for each bound of epsilon that contradicts its recorded guesses or
-    measurements.
+    """Yield a sentence for each bound of epsilon that was recorded incorrectly.
+
+    The bound is recomputed from the recorded number of right guesses. It must also equal the bound
+    among the finding's measurements.
     """
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
@@ -239,9 +241,11 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
 
 
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
-    """Yield a sentence for each game that contradicts the target's claim, measurements or options.
+    """Yield a sentence for each contradiction about the guessing games of an epsilon audit.
 
-    The compared values are the claim, the exact epsilon and the number of tokens in a game.
+    In such a game, the auditor guesses which of two neighbouring models drew some tokens. The games
+    are recorded with a claim, an exact epsilon and a number of tokens. These must agree with the
+    target's claim, the measurements and the options.
     """
     for audit in finding.audits:
         if audit.table is None:

@@ -6,9 +6,9 @@ passes within 5% (an intersection-union test). A gate fails if any rule fails, s
 corrected for the number of decisions (Holm), which keeps the rate of false alarms within 5%.
 
 Epsilon has only a lower bound, because no audit shows that epsilon is small. A limit on epsilon
-holds if the lower bound is within the limit and the audit could have exceeded the limit
-(`statistics.audited.explain_powerless_audit`). If the audit could not have, the rule is
-inconclusive.
+fails if the lower bound is above the limit. Otherwise, the limit holds if the audit was strong
+enough to find a lower bound above it (`statistics.audited.explain_powerless_audit`). After a weaker
+audit, the rule is inconclusive.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ def apply_policy(
 ) -> Decision:
     """Judge all rules on a run, and return the decision.
 
-    A run that contradicts itself fails. A run also fails if a requested attack did not apply to a
-    judged target in any setting, unless the policy allows this. attested: `gate.attest`'s ruling on
-    the attestation. Raise AuditError for an unknown metric and for a missing or incomparable
-    baseline.
+    The decision is also "failed" if the run contradicts itself, or if a requested attack could not
+    run on a judged target in any setting. The policy can allow such attacks
+    (`allow_not_applicable`). attested: `gate.attest`'s ruling on the attestation. Raise AuditError
+    for an unknown metric and for a missing or incomparable baseline.
     """
     check_policy(policy, baseline)
     check_rule_metrics(
@@ -225,13 +225,19 @@ def judge_rules(
     """Return a ruling for each rule and each finding of the judged targets.
 
     The judged targets are the defended targets, or the undefended target if no defense was audited.
-    A rule covers the attacks and probes that measure its metric. If no attack or probe does, the
-    rule fails on every finding. Controls, such as the unmixed ensemble, are judged only if a rule
-    names them. An empty run, a missing metric or a NaN fails.
+    Control models, such as the unmixed ensemble, are judged only if a rule names them. A rule
+    covers the attacks and probes that measure its metric. If no attack or probe measures the
+    metric, if the run is empty or if the number is NaN, the rule fails.
 
-    values_by_cell: results by secret, from which every number is recomputed; None to trust the
-    result. No limit holds on a number that cannot be recomputed. baseline: the run to compare with.
-    target, setting, attack: judge only findings with these names.
+    Args:
+        result: the result of the run.
+        rules: the rules.
+        values_by_cell: results by secret, from which every number is recomputed. A limit does not
+            hold if its number cannot be recomputed. None to trust the numbers in the result.
+        baseline: the run to compare with.
+        target: if given, judge only this target.
+        setting: if given, judge only this access setting.
+        attack: if given, judge only this attack or probe.
     """
     cases: list[_Case] = []
     for rule in rules:
@@ -296,9 +302,10 @@ class _Number:
 
     Args:
         evidence: the number with its bounds.
-        words: the number as a phrase.
+        words: the number as a phrase for the ruling.
         derived: True if the number was recomputed from each secret's results.
-        parts: number of record parts if the number is a share of parts; otherwise 0.
+        parts: number of attacked parts of records, if the number is a share of these parts;
+            otherwise 0.
     """
 
     evidence: BoundedNumber
@@ -324,9 +331,10 @@ class _Case:
     Args:
         row: the cell.
         rule: the rule.
-        evidence: the limited number, a lower bound of epsilon (`Audited`), or the target's claim. A
-        text gives the reason for missing evidence.
-        finding: the finding, for an absolute limit.
+        evidence: the limited number, a lower bound of epsilon (`Audited`), or the target's claim.
+            If there is no evidence, a text that gives the reason.
+        finding: the finding of the cell; None if the rule limits a difference from another run or
+            target.
         is_of_parts: whether the secrets are parts of records.
     """
 
@@ -401,10 +409,10 @@ def _build_case(
 def _measure_records(
     finding: Finding, rule: Rule, row_values: RowValuesBySecret | None
 ) -> Measurement | None:
-    """Return the share of whole records for a rule that limits a share of record parts.
+    """Return the share of whole records if the rule limits a share of parts of records, otherwise
+    None.
 
-    Return None for other rules. Only records with the rule's repeat count or kind of personal data
-    count.
+    If the rule has a repeat count or a kind of personal data, use only records that have it.
     """
     metric = _OF_RECORDS.get(rule.metric, "")
     recorded = finding.measurement(metric)
@@ -463,9 +471,10 @@ def _select_measurement(
 def _join_recorded_interval(
     recomputed: Measurement | None, recorded: Measurement | None
 ) -> Measurement | None:
-    """Return the recomputed number, with an interval that contains the recorded interval.
+    """Return the recomputed number, with an interval that also contains the recorded interval.
 
-    Except for shares, the recorded interval may be wider than the secrets imply; it never narrows.
+    The recorded interval may rightly be wider than the interval recomputed from the secrets. This
+    is never so for a share, whose recomputed interval is returned unchanged.
     """
     if recomputed is None or recorded is None or recomputed.unit in SHARES:
         return recomputed or recorded
@@ -492,9 +501,9 @@ def _build_limit_evidence(
 ) -> _Number:
     """Return the limited number with its bounds.
 
-    A TPR is recomputed at each significance level, because the threshold of a TPR needs more
-    non-members at a lower level. derived: whether the number was recomputed from each secret's
-    results.
+    The bounds of a TPR are recomputed at each significance level, because a lower level needs more
+    non-members to set the TPR's threshold. derived: whether the number was recomputed from each
+    secret's results.
     """
     evidence: BoundedNumber | None = None
     if values_by_secret is not None and values_by_secret.anytime:
@@ -564,7 +573,10 @@ def _is_limit_exceeded(case: _Case, level: float) -> bool:
 
 
 def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) -> Ruling:
-    """Judge a case. counts_with_a_rule: numbers of copies whose records have a separate rule."""
+    """Return the ruling on a case.
+
+    counts_with_a_rule: the repeat counts whose secrets have a rule of their own.
+    """
     limit, metric, words = case.rule.limit, case.rule.metric_with_part, str(case.rule)
     if isinstance(case.evidence, str):
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.evidence, words)
@@ -667,7 +679,10 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
 
 
 def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
-    """Judge a target's claim from its audits: contradicted, consistent, or undecidable."""
+    """Judge a target's claim from its audits: contradicted, consistent, or undecidable.
+
+    stands: the evidence for and against the claim.
+    """
     claimed = stands.claimed
     assert claimed is not None  # `_build_claim_case` checks it
     audit_notes = []

@@ -99,7 +99,11 @@ def judge_decision_edits(folder: Path) -> Ruling | None:
 
 
 def _read_last_decision_digests(folder: Path) -> set[str]:
-    """Return the valid digests of the last line: two during a write, otherwise one."""
+    """Return the digests that the last stored decision may have.
+
+    Normally this is one digest. If a write was interrupted, there are two: of the decision before
+    the write, and of the decision that was being written.
+    """
     return {*_read_decision_file(folder / LAST).decode(errors="replace").split()} or {_FIRST}
 
 

@@ -77,6 +77,15 @@ def compare_deployed_files(
 def _describe_deployed_model(
     in_memory: bool, lab: bool, model: bool, local_files: bool, differs: str
 ) -> str:
+    """Return a phrase that says whether the deployed model is the audited model.
+
+    Args:
+        in_memory: whether the audited model was an object in the memory of a process.
+        lab: whether the model is the built-in lab.
+        model: whether the model is behind an API.
+        local_files: whether the model's files are on this machine.
+        differs: the differing files; "" if there are none.
+    """
     if in_memory:
         return (
             "in the memory of a process: it cannot be checked that the deployed model is the "

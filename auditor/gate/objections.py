@@ -22,8 +22,9 @@ def downgrade_doubtful_ruling(
 ) -> Ruling:
     """Return the ruling, changed from `held` to `inconclusive` if its number is in doubt.
 
-    An uncertain text form casts doubt on leakage. Withheld answers, or fewer hits than the model's
-    probabilities predict, cast doubt on drawn answers.
+    Any number about leakage is in doubt if the audit is unsure how the training text was formatted
+    (the text form). A number from sampled answers is also in doubt if a server withheld answers, or
+    if there are fewer hits than the model's probabilities predict.
     """
     cell = (ruling.target, ruling.setting, ruling.attack)
     is_drawn = any(row.cell_key == cell and row.drawn for row in result.findings)

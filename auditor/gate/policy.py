@@ -3,7 +3,7 @@
 inconclusive = "fail"                              # report (exit 4), pass or fail; the flag wins
 allow_not_applicable = true                        # attacks that never applied pass (also a flag)
 rules = ["recall <= 0.05", "recall(count=16) <= 0.5", "recall(kind=email) <= 0.02",
-         "forms <= full + 0.02"]
+         "forms <= full + 0.02"]                   # a deployed form leaks at most 0.02 more
 
 [[rule]]                                           # for a target, setting or attack
 rule = "recall_at_100_errors not worse than baseline by 0.02"   # or: than undefended (same run)
@@ -74,9 +74,10 @@ class Rule:
         attack: only this attack or probe.
         of_claim: whether the limit is the target's claim; `limit` is then infinite.
         against_undefended: whether the limit is on the increase over the same run's undefended
-        target.
-        of_forms: whether the limit is on each finding's main number (a share or an AUC) on a
-        deployed form.
+            target.
+        of_forms: whether the limit is on how much more a deployed form, such as a quantised model,
+            leaks than the full model. The metric is then each finding's main number, if this is a
+            share or an AUC.
     """
 
     metric: str

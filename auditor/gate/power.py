@@ -47,11 +47,14 @@ class ShareChange:
 class SecretsNeeded:
     """Number of secrets needed to answer a question with the requested power.
 
+    With `--until decided`, a run stops as soon as the answer is certain, so its size is random.
+
     Args:
         question: the question.
-        secrets: number for a fixed sample.
-        stopping: number that suffices with `--until decided`.
-        half: number with which half of such runs have stopped.
+        secrets: number needed if the sample size is fixed.
+        stopping: with `--until decided`, the number at which a run has stopped with the requested
+            power.
+        half: with `--until decided`, the number at which half of the runs have stopped.
     """
 
     question: str
@@ -102,7 +105,10 @@ def parse_planned_share_change(item: str) -> ShareChange:
 
 
 def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
-    """Return how many secrets are needed to detect the change, by a limit and by a baseline.
+    """Return how many secrets a gate needs to detect that a metric changed.
+
+    There are four questions. Two are about a limit on the metric: when does it fail and when does
+    it hold? Two are about the paired difference from a baseline run.
 
     power: probability of detecting the change. rules: number of decisions that share the
     significance level. Raise AuditError for a power outside (0, 1), or if more than a million
@@ -213,10 +219,12 @@ def _count_limit_secrets(
 def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """Return how many secrets refute a limit with probability `power`, then with probability 1/2.
+    """Return two numbers of secrets, from simulated runs that stop early (`--until decided`).
 
-    values, odds: possible values of a secret and their probabilities. mean: the limit on the mean
-    of the values. level: significance level.
+    A run stops when it has shown that the mean of the secrets' values is above a limit. With the
+    first number, a run has stopped with probability `power`, with the second number with
+    probability 1/2. values, odds: possible values of a secret and their probabilities. mean: the
+    limit. level: significance level.
     """
     # (runs,); a run that does not stop within _MOST counts as 2 * _MOST
     sizes = simulate_stopping_sizes(
@@ -258,10 +266,10 @@ def count_pair_secrets(
     """Return the number of secrets needed to tell a true paired difference of `truth` from
     `margin`.
 
-    discordant: the share of secrets whose answer changes. The normal approximation is corrected for
-    discrete counts. It uses two variances per secret: of the true distribution, and of the nearest
-    distribution whose difference is the margin. level: significance level. power: probability of
-    success.
+    discordant: the share of secrets whose answer changes. level: significance level. power:
+    probability of success. The number comes from a normal approximation, corrected for discrete
+    counts. It uses two variances of a secret's difference, one if the mean is `truth`, the other if
+    it is `margin`.
     """
     distance = abs(truth - margin)
     # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least

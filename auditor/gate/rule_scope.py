@@ -45,8 +45,9 @@ def pair_rule_rows(
 ) -> list[tuple[Finding, Rule]]:
     """Return each finding that a rule applies to, paired with the rule.
 
-    These are the findings of attacks that measure the metric, or all findings if no attack does. A
-    rule on `forms` becomes a rule on each finding's main number.
+    These are the findings of attacks that measure the metric, or all findings if no attack measures
+    it. A rule on deployed forms names no metric, so each finding gets a copy of the rule with its
+    main metric.
     """
     if not rule.of_forms:
         measuring = set()
@@ -63,12 +64,12 @@ def pair_rule_rows(
 
 
 def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
-    """Narrow a limit on the membership AUC to the group of members that are easiest to identify.
+    """Narrow a limit on the membership AUC to the members that are easiest to identify.
 
-    Each group holds the members with the same number of copies. The limit stays on all members
-    unless a group's bound exceeds both chance and the bound for all members. If members and
-    non-members differ in kind, the limit is on the adjusted AUC. Other rules are returned
-    unchanged.
+    Members are grouped by number of copies. If the lower bound of some group's AUC is above chance
+    and above the lower bound for all members, the limit becomes a limit on the group with the
+    highest bound. If members and non-members differ in kind, the limit becomes a limit on the
+    adjusted AUC. All other rules are returned unchanged.
     """
     overall = finding.measurement(rule.metric)
     if (

@@ -32,8 +32,9 @@ class Ruling:
         value: the measured number.
         n: sample size.
         unmeasured: whether the ruling is inconclusive because nothing was measured. Such a ruling
-        never passes.
-        missed: if held, the size of a leak or difference that is missed at most once in twenty.
+            never passes.
+        missed: for a held rule, a leak of this size or larger would be missed at most once in
+            twenty audits; otherwise None.
     """
 
     target: str
@@ -87,9 +88,11 @@ class Decision:
     about: str = ""  # the judged model, the date, and whether it is the model on this machine
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
-        """Return the ruling's verdict; `self.inconclusive` may replace an inconclusive verdict.
+        """Return the ruling's verdict, after applying `self.inconclusive` to an inconclusive
+        verdict.
 
-        A ruling without a measurement never passes.
+        "pass" turns the verdict into held, "fail" turns it into failed, "report" leaves it. If
+        nothing was measured, "pass" leaves it too.
         """
         if ruling.verdict != "inconclusive" or self.inconclusive == "report":
             return ruling.verdict
