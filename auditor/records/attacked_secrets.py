@@ -28,7 +28,7 @@ Answers = Mapping[CellKey, frozenset[str]]
 
 
 class SecretFacts(NamedTuple):
-    """Hold the publishable attributes of a secret.
+    """Attributes of a secret that may be published.
 
     Args:
         id: id of the secret.
@@ -38,7 +38,8 @@ class SecretFacts(NamedTuple):
         length: number of tokens of the suffix.
         group: value of the column by which the user groups results.
         canary: True if only the exposure probe queries the secret.
-        document: the secret's document, given as the alias of the document's first part.
+        document: name of the document that contains the secret: the alias of the first secret in
+            this document. None if the data has no documents.
         at: position in the document at which the suffix starts, in tokens.
         user: alias of the secret's person.
         user_trained: whether a record of that person was trained on.
@@ -75,7 +76,9 @@ class AnsweredSecretIds:
     observations: Answers | None = None
 
     def with_missing_parts_empty(self) -> AnsweredSecretIds:
-        """Return a copy with {} instead of None, for use if no file may be missing."""
+        """Return a copy that has {} instead of None, so that a missing file reads like an empty
+        one.
+        """
         return AnsweredSecretIds(
             self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {}
         )
@@ -155,7 +158,7 @@ def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
 def _parse_answer_names(line: bytes) -> tuple[str, str]:
     """Return the name of an answer's cell (target, setting, attack or probe) and the secret's id.
 
-    Raise ValueError or a similar error if the line is not an answer.
+    A line that is not an answer raises ValueError, KeyError or another error of that kind.
     """
     if match := _ANSWER.fullmatch(line):
         return match[1].decode(), match[2].decode()

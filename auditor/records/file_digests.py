@@ -94,9 +94,9 @@ def check_model_files_unchanged(
 ) -> None:
     """Raise AuditError, which names the file, if a file changed, vanished or appeared.
 
-    recorded: earlier digests; None if there are none. description: source of these digests, for the
-    message. A model with files in only one of `recorded` and `now` is skipped, because it cannot be
-    loaded anyway.
+    recorded: earlier digests; None if there are none. now: current digests. description: source of
+    the earlier digests, for the message. If a model has no files at all in `recorded` or in `now`,
+    the model is skipped.
     """
     if recorded is None:
         if now:
@@ -119,7 +119,7 @@ def find_changed_files(
 ) -> Iterator[tuple[str, str]]:
     """Yield (file, description of the change) for each changed file.
 
-    A model with files in only one of `recorded` and `now` is skipped.
+    If a model has no files at all in `recorded` or in `now`, the model is skipped.
     """
     shared_roles = list_model_roles(recorded) & list_model_roles(now)
     for name in sorted({*recorded, *now}):

@@ -210,11 +210,17 @@ class RunFolder:
         return prefix
 
     def save_text_form(self, form: TextForm) -> None:
-        """Save the rendering of conversations, so that resuming on another day keeps it."""
+        """Save the text form: the template and date that turn conversations into text.
+
+        A run that resumes on another day then keeps the same date.
+        """
         disk.replace_atomically(self.path / _TEXT_FORM, json.dumps(to_json(form)))
 
     def text_form(self) -> TextForm | None:
-        """Saved rendering of conversations; None in a new folder or if no rendering is needed."""
+        """Saved text form (the template and date that turn conversations into text).
+
+        None in a new folder, or if the data has no conversations.
+        """
         return self._read_optional_json(_TEXT_FORM, TextForm, "the text form of a run")
 
     def _read_optional_json(self, name: str, kind: type[Item], description: str) -> Item | None:
@@ -239,7 +245,7 @@ class RunFolder:
         return self._read_all_probe_facts().get(str(cell), {})
 
     def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
-        """Save a probe's numbers about all secrets together, keyed by name.
+        """Save numbers that a probe measured over all secrets together, keyed by name.
 
         cell: target, setting and probe.
         """
@@ -256,7 +262,10 @@ class RunFolder:
         )
 
     def attack_state_path(self, name: str) -> Path:
-        """Return the path of an attack's tuned state (`runs/audit.py`); name: the state's name."""
+        """Return the path at which an attack's fitted parameters are saved (`runs/audit.py`).
+
+        name: the name of the cell.
+        """
         return self.path / "state" / (name.replace("/", "--") + ".pt")
 
 
@@ -283,6 +292,6 @@ def find_unused_path(name: str) -> Path:
 
 
 def batch_finished_secrets(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Yield finished secrets in lists of at most `size`, so that one flush appends several."""
+    """Group finished secrets into lists of at most `size`, which are then written together."""
     while batch := list(islice(stream, size)):
         yield batch

@@ -38,8 +38,8 @@ class CellJournal(Generic[Key, Record]):
         path: path of the file.
         encode: function from key and record to JSON values.
         decode: function from JSON values to key and record.
-        numbers: the number of each secret, keyed by id, in the order in which secrets first finish;
-            a run's journals share it.
+        numbers: an index for each secret, keyed by id: 0 for the first secret that finished, 1 for
+            the second. A run's journals share this dictionary.
         _finished: finished secrets, keyed by the journal's keys.
     """
 
@@ -134,9 +134,9 @@ class FinishedSecrets(Mapping[str, Record]):
     Each record is read from the file on demand.
 
     Args:
-        numbers: the number of each secret, keyed by id.
+        numbers: the index of each secret, keyed by id (see `CellJournal`).
         read_lines: function that yields the records whose lines start at given bytes.
-        _begins: the byte at which each secret's line starts, indexed by the secret's number.
+        _begins: the byte at which each secret's line starts, by the secret's index.
         _count: number of finished secrets.
     """
 
@@ -166,7 +166,8 @@ class FinishedSecrets(Mapping[str, Record]):
     def read_records(self, secrets: Iterable[str]) -> Iterator[Record]:
         """Yield the records of these secrets, opening the file only once.
 
-        The records' ids are the given objects, because a million copies would take memory.
+        Each record's id is the same string object as in `secrets`, not a copy: copies of a million
+        ids would take memory.
         """
         ids = list(secrets)
         for id, record in zip(ids, self.read_lines(map(self._find_begin, ids)), strict=True):

@@ -44,8 +44,8 @@ class FolderEdits:
     def describe_edits(self, is_whole: bool = True) -> list[str]:
         """Return a sentence for each change.
 
-        is_whole: whether missing files count as changes. They do not count for a baseline in CI,
-        which has only two files.
+        is_whole: False if the folder may lack files, as a baseline in CI does, which is stored as
+        only two files. Missing files are then not reported.
         """
         if is_whole:
             gone = [f"{name} is gone" for name in self.gone]

@@ -62,9 +62,13 @@ def write_secret_texts(
 ) -> None:
     """Write texts.jsonl: the text of each secret, and each attack's first guess.
 
-    guesses: keyed by `target/setting/attack`, then by secret id. out: for attacks that generate
-    texts, the extracted text and the whole generation, keyed by `target/setting/attack`, then by
-    the record's alias.
+    Args:
+        folder: the run folder.
+        secrets: the secrets.
+        guesses: guesses, keyed by cell (`target/setting/attack`), then by secret id.
+        decode: function that turns tokens into text.
+        out: results of attacks that draw texts without a prefix, keyed by cell, then by the alias
+            of the extracted record: the extracted part, and the whole generated text, as tokens.
     """
     with (
         # Created with 0600; opening it again keeps that mode.

@@ -315,7 +315,7 @@ def _list_ids(secrets: pa.ChunkedArray) -> list[str]:
 
 @contextmanager
 def attribute_table_errors(path: Path) -> Iterator[None]:
-    """Replace errors in the block by an AuditError that says the file is unreadable or damaged."""
+    """Turn errors within the block into an AuditError: the file is unreadable or damaged."""
     try:
         yield
     except OSError as error:
@@ -353,7 +353,7 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
     Args:
         ids: secret ids.
         ends: (secrets,) index in `nats` at which each secret ends.
-    nats: (tokens,) log-probabilities, one secret after another.
+        nats: (tokens,) log-probabilities, one secret after another.
     """
 
     ids: tuple[str, ...]
