@@ -47,12 +47,11 @@ def write_checkpoint_history(folder: Path, places: Sequence[Place]) -> None:
 
 
 def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) -> str:
-    """Return a sentence about the last checkpoint whose metric `name` is shown to be at most
-    `most`.
+    """Return a sentence about the last checkpoint that leaks little enough.
 
-    Every earlier checkpoint must be shown to be so, too.
-
-    Raise AuditError if the sweep's runs do not audit checkpoints, or if no run has the metric.
+    A checkpoint does if the whole interval of its metric is at most a limit. All earlier
+    checkpoints must too. name: name of the metric. most: the limit. Raise AuditError if the sweep's
+    runs do not audit checkpoints, or if no run has the metric.
     """
     bounds: dict[int, Measurement] = {}
     for place in places:

@@ -44,15 +44,15 @@ _CELL = ("target", "setting", "attack")
 
 @dataclass(frozen=True)
 class Place:
-    """One point of a grid (a variant with swept values), with all seeds.
+    """Results of one point of a grid (a variant and swept values), for all seeds.
 
     Args:
         variant: name of the variant; "" if the plan has no variants.
-        at: swept values by key.
+        at: swept values, keyed by option.
         attacks: attacks and probes of the plan.
         cells: results, one for each target, setting, and attack or probe.
         failure: reason for missing results; otherwise "".
-        subject: the attacked model and data, for the reader.
+        subject: the attacked model and data, in words.
     """
 
     variant: str
@@ -76,10 +76,10 @@ class Expectation:
 
 
 def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
-    """Return the verdict on a measurement, as defined by RULE.
+    """Return whether a measurement shows that a paper's claim holds, is refuted, or is undecided.
 
-    The verdict is undecided if a bound of the claim is in the measurement's interval, or if the
-    interval has a NaN.
+    The claim holds if the interval of the measurement lies within the expected interval. It is
+    refuted if the two intervals do not meet. Otherwise, or if a bound is NaN, it is undecided.
     """
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED

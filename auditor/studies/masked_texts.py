@@ -36,7 +36,8 @@ class MaskingOptions:
     """Values of a plan's `[utility]` table. Raise AuditError for invalid values.
 
     Args:
-        on: kind of lab records to measure (default: heldout). All of a user's data are measured.
+        on: which records of the built-in lab to measure: held-out texts (default) or members. A
+            user's data has no such kinds, and all of it is measured.
         restarts: number of different maskings of each text.
         mask_share: share of the tokens that each masking hides.
         max_length: number of tokens at which a text is cut off.
@@ -228,9 +229,10 @@ class MaskedTexts:
         return nll, n_impossible
 
     def measure_slowdowns(self, models: Sequence[MaskedModel]) -> list[Measurement]:
-        """Return each model's time per distribution, divided by the time of the bare model.
+        """Return how many times slower each model is than the undefended model.
 
-        The value is the median over rounds; the interval is the range over rounds.
+        The measured time is the time to compute the distributions of masked tokens. The value is
+        the median over several rounds, and the interval is the range over the rounds.
         """
         rounds = []
         # Time the bare model again in every round: other load on the machine slows both.

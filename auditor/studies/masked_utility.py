@@ -354,13 +354,16 @@ def _list_claimed_epsilons(texts: MaskedTexts, claim: Claim | None) -> Iterator[
 
 
 def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = None) -> Measurement:
-    """Return the corpus perplexity, averaged over restarts, or its ratio to the perplexity of
-    `base`.
+    """Return the corpus perplexity, averaged over restarts, or its ratio to another perplexity.
 
-    nll, base: summed nats, of shape (restarts, texts); inf if a token has probability 0. tokens:
-    number of predicted tokens, of shape (texts,). The bootstrap resamples texts, each with its
-    masks of all restarts, so the interval covers the choice of texts and masks. A ratio is paired.
-    The measurement's note has the perplexity of each restart.
+    The interval covers the choice of texts and of masks: the bootstrap resamples texts, each with
+    its masks of all restarts. The measurement's note lists the perplexity of each restart.
+
+    Args:
+        nll: summed nats, of shape (restarts, texts); inf if a token has probability 0.
+        tokens: number of predicted tokens, of shape (texts,).
+        base: None for the perplexity. For the ratio, the summed nats of the model to compare with,
+            in the same shape. Both models are then resampled together.
     """
     if base is None:
         paired = nll

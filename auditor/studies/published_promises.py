@@ -1,11 +1,11 @@
 """Check published privacy claims at given distributions: actual against claimed privacy loss.
 
-A plan's `[published]` table describes a mechanism, its promise and our reading of the promise. Each
-query in the table gives the distributions of a public model and of private models over a few
-tokens, chosen so that the promise is hardest to keep. `claim-check` measures the loss of one token.
-The loss of T tokens follows exactly from both distributions. A control uses this program's own
-accounting. All results are computed here; a plan states none. This module implements how each
-mechanism answers a query, and renders a page.
+A plan's `[published]` table describes a mechanism, its promise, and how we interpret the promise.
+Each query in the table gives the distributions of a public model and of private models over a few
+tokens, chosen so that the promise is hardest to keep. `claim-check` measures the loss of one token;
+the loss of T tokens is computed exactly from the distributions with and without the record. A
+control uses this program's own accounting. All results are computed here; a plan states none. This
+module implements how each mechanism answers a query, and renders a page.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class PromiseCheck:
         realised: actual loss, in nats.
         claimed: claimed loss, in nats.
         order: order of the Rényi divergence; None if both losses are epsilons at a delta.
-        count: number of units that the losses cover.
-        unit: noun for the unit.
+        count: number of tokens, or of other units, over which both losses are summed.
+        unit: noun for one of these units, such as "token".
         ours: whether this is the control, which uses this program's accounting.
-        is_uncounted: whether the check is shown but not counted, because the loss is not charged as
-        published.
+        is_uncounted: whether the check is shown only for comparison, because its claimed loss is
+            computed differently from the published loss.
         location: context of the largest loss, in the words of claim-check.
     """
 
@@ -102,8 +102,9 @@ class GivenDistributions:
         private: distribution of the examined member.
         other: distribution of all other members.
         parameters: number of model parameters, if the query is about the scale of noise instead of
-        distributions.
-        settings: all sets of mechanism parameters to check. setting: the parameters of this check.
+            distributions.
+        settings: all sets of mechanism parameters to check.
+        setting: the set of mechanism parameters that this check uses.
     """
 
     name: str = ""
@@ -206,7 +207,10 @@ class PublishedPromise:
 
 
 class NeighbouringModels(WrappingModel):
-    """A model, its neighbours, and the privacy loss that is claimed for each token."""
+    """A model together with its neighbours: the models that it would be with a record more or less.
+
+    The claim says how much the distribution of one token may differ between neighbours.
+    """
 
     def __init__(
         self,

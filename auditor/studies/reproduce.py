@@ -111,7 +111,7 @@ def reproduce_paper_plans(
 
 
 def _write_sections_page(out: Path, paper: Paper) -> None:
-    """Write a page of the sections of all plans, if there are any."""
+    """Join the sections written by plans with a `[published]` table into one page, if any."""
     texts = []
     for plan in paper.plans:
         section = out / plan / _SECTION

@@ -58,9 +58,10 @@ def run_sweep_points(
 ) -> dict[str, str]:
     """Run the unfinished points. Return the reasons of failures, keyed by point name.
 
-    refuse: whether to raise AuditError before any point starts if some point cannot run; otherwise
-    this point counts as failed. Raise AuditError if the folder holds runs of different plans, if
-    the points name different engines, or if another process uses the folder.
+    refuse: what happens if a point cannot run. If True, raise AuditError before any point starts.
+    If False, run the other points and return the reason as this point's failure. Also raise
+    AuditError if the folder holds runs of different plans, if the points name different engines, or
+    if another process uses the folder.
     """
     plans, failures = _load_sweep_points(points, command, refuse)
     engines = {plan.compute.engine_options for plan in plans.values()} or {LOCAL}
@@ -248,7 +249,10 @@ def read_sweep_points(folder: Path) -> list[GridPoint]:
 
 
 def read_command_that_started_sweep(folder: Path) -> str:
-    """Return the command that started the sweep; points that continue later record it, too."""
+    """Return the command that started the sweep.
+
+    If a point is run later, its result also names this command.
+    """
     command: str = from_json(
         str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command"
     )
@@ -333,12 +337,13 @@ def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
 def build_sweep_table(
     title: str, places: Sequence[Place], headings: Mapping[str, str] | None = None, note: str = ""
 ) -> tables.RowTable:
-    """Return a table with a row for each point and attack: means over seeds, differences from row
-    1.
+    """Return a table of means over seeds, with a row for each point, target, setting and attack.
 
-    Numbers have intervals, and differences are paired. headings: column headings, keyed by metric;
-    None selects the metrics of attacks, the main numbers of probes, and all other numbers that
-    differ between rows. note: remark below the table.
+    Numbers have intervals. The last number is the paired difference of recall from the first row.
+
+    headings: column headings, keyed by metric. By default, the columns are the metrics of attacks,
+    the main metrics of probes, and all other metrics that differ between rows. note: remark below
+    the table.
     """
     columns = headings or _sweep_table_metric_headings(places)
     rows = list(_build_sweep_table_rows(places, columns))
@@ -415,6 +420,11 @@ class _SweepTableRow:
         return "", "", ", ".join(self.place.attacks)
 
     def terminal_cells(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
+        """Return the cells of this row for readers.
+
+        several: whether the table has a column for target and setting. filled: indices of the
+        numbers to show; a column without numbers is left out.
+        """
         target, setting, attack = self.cell_key
         cells = [name_grid_point(self.place.variant, self.place.at) or "plan"]
         if several:
