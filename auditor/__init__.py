@@ -30,9 +30,9 @@ _BESIDE = (
 def explain_mixed_checkout() -> str:
     """Return a sentence if parts of `auditor` come from different checkouts, otherwise "".
 
-    An editable install names the folders of one checkout, but the current folder comes first on
-    Python's path. If the program runs in a different checkout, half of the code would come from
-    that one, and its tests would pass on code that they never saw.
+    This happens with an editable install of one checkout if the program is started in the folder of
+    a second checkout. Some parts are then imported from the current folder, the others from the
+    installed checkout. Tests could pass without running the code of their own checkout.
     """
     folder = Path(__file__).resolve().parent
     for name in _BESIDE:

@@ -217,10 +217,11 @@ def open_prepared_audit(
     reporter: Reporter | None = None,
     **plan: Any,
 ) -> Iterator[tuple[Plan, Site, Objects]]:
-    """Yield the plan of `audit` with these arguments, its site, and the Python objects by role.
+    """Yield three values: the plan of `audit` with these arguments, its site, and Python objects.
 
-    The site provides the models and data. After the block, models in memory are as before. Raise
-    AuditError as `audit` does.
+    The site (`runs.site.Site`) loads the models and the data. The objects are the arguments that
+    were given as Python objects, keyed by role. After the block, models in memory are as before.
+    Raise AuditError as `audit` does.
     """
     from auditor.runs import live_models, run
     from auditor.runs.plan import make_plan
@@ -335,8 +336,8 @@ def _check_audit_arguments(
 def _read_live_placement(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
     """Return device and precision of the main model in memory, as plan fields.
 
-    Models that are loaded later use the same ones. Return {} if the main model is not in memory.
-    `live` holds the models in memory, keyed by role.
+    Models that are loaded later use this device and precision. Return {} if the main model is not
+    in memory. `live` holds the models in memory, keyed by role.
     """
     from auditor.models.huggingface import HuggingFaceModel
 

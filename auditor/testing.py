@@ -56,12 +56,12 @@ def tpr_interval(
         nonmembers: scores of non-members, (non-members,).
         rate: the false-positive rate.
 
-    Numbers are computed as in reports. `value` is the TPR at the threshold set by these
-    non-members, which a share `rate` of other non-members exceeds in expectation. `low` and `high`
-    bound the TPR at the threshold that a share `rate` of all non-members exceeds
-    (statistics/roc.py). The result is the same for every seed, because nothing is drawn. Raise
-    AuditError if scores are NaN or have the wrong shape, or if there are too few non-members to set
-    a threshold.
+    Numbers are computed as in reports (statistics/roc.py). `value` is the share of members above a
+    threshold that is estimated from these non-members. On average over samples of non-members, a
+    share `rate` of all non-members exceeds this threshold. `low` and `high` bound the share of
+    members above the exact threshold. The result is the same for every seed, because nothing is
+    drawn. Raise AuditError if scores are NaN or have the wrong shape, or if there are too few
+    non-members to set a threshold.
     """
     member_scores = np.asarray(members, dtype=np.float64)
     others = np.asarray(nonmembers, dtype=np.float64)
@@ -113,8 +113,9 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
 def check_defense(defense: Defense | type[Defense]) -> None:
     """Check that a defense keeps its contract.
 
-    A defense must serve a model. More queries may never spend less of its budget, and a run's
-    record must be able to hold its claim. Raise ContractBroken with every breach.
+    A defense must serve a model. More queries may never spend less of its privacy budget. Its claim
+    must be unchanged after it is written as JSON and read again. Raise ContractBroken with every
+    breach.
     """
     if isinstance(defense, type):
         defense = defense()
@@ -171,6 +172,11 @@ def _attack_contract_faults(attack: Attack) -> Iterator[str]:
 def _batch_and_count_faults(
     attack: Attack, queries: Sequence[Query], everything: dict[str, Guesses]
 ) -> Iterator[str]:
+    """Yield a sentence for each answer that depends on the batch, and for a wrong number of drawn
+    tokens.
+
+    everything: the guesses for all queries at once, keyed by query id.
+    """
     for batch_size in (1, 2):
         alone = fit_and_guess(
             attack, make_view(tiny_model(), WHITE_BOX, batch_size=batch_size), queries[2:4]
@@ -480,7 +486,11 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
 
 
 def make_exposure_test_canaries() -> list[Secret]:
-    """Make inserted canaries and controls of a small space, with tokens of `TwoLetterTokenizer`."""
+    """Make 12 canaries, some inserted and some not, with texts that `TwoLetterTokenizer` can
+    encode.
+
+    All are from one space of possible canaries that is small enough to list.
+    """
     words = TwoLetterTokenizer()
     slots = tuple(
         (f"slot{i}", tuple(words.decode((token,)) for token in range(i, 61, 10))) for i in range(3)
