@@ -1,5 +1,5 @@
-"""From a run folder to what people read, names of strangers made harmless; `schema.json` is the
-form of `result.json`.
+"""Turn a run folder into reports for people; `schema.json` describes the fields of `result.json`.
 
-A report is a pure function of the run folder.
+A report depends only on the run folder. Names that other people chose, such as the names of models,
+are cleaned before they are shown.
 """

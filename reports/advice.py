@@ -49,7 +49,7 @@ class Advice:
 
     kind: the heading, such as "leaks" or "not tested".
     sentence: the advice itself.
-    row: the title of the result, such as an attack on a model, that supports the advice.
+    row: the measured attack and model that support the advice, as a title.
     command: a command for a gate on the next model; "" if there is none.
     """
 
@@ -117,8 +117,8 @@ def _list_severity_advice(
 def _list_verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> Iterator[Advice]:
     """Yield advice on verbatim extraction from the undefended model.
 
-    The advice says where extraction concentrates, which effect fewer copies have, and which
-    defenses help.
+    The advice says which records are extracted most, how fewer copies would change the recall, and
+    which defenses help.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None:
@@ -172,7 +172,7 @@ def _describe_leak_concentration(
 ) -> Iterator[str]:
     """Describe copy counts, groups and lengths that are overrepresented among extracted members.
 
-    Each is significant by Fisher's exact test.
+    Only significant ones are described (Fisher's exact test).
     """
     for parts in (
         _mask_members_per_copies(members),
@@ -325,9 +325,9 @@ def _list_defense_advice(
 ) -> Iterator[Advice]:
     """Yield advice on each defense: its cost, and its effect on verbatim and near-verbatim recall.
 
-    worst: the attack's result on the undefended model, with which each defense is compared by
-    secret. members: the members' outcomes of this result. Control models are skipped, because they
-    promise nothing.
+    Each defended model is compared with the undefended model, by secret and under the same attack.
+    Control models are skipped, because they promise nothing. worst: the attack's result on the
+    undefended model. members: outcomes of the members in this result.
     """
     findings_by_key = {}
     for finding in result.findings:

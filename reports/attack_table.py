@@ -169,6 +169,10 @@ def _find_paired_difference(
 
 
 def _find_greatest_values(values: Floats, ids: Sequence[str], records: Mapping[str, str]) -> Floats:
+    """Return the greatest value of each record, in the order of the records' first secrets.
+
+    values, ids: value and id of each secret. records: record of each secret, keyed by secret id.
+    """
     greatest: dict[str, float] = {}
     for id, value in zip(ids, values.tolist(), strict=True):
         record = records.get(id, id)
@@ -203,7 +207,8 @@ def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
 def format_attack_lines(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
     """Return a heading, and one line for each attack on the model with the most attacks.
 
-    most: maximum number of lines. Return [] if fewer than two attacks ran or fit.
+    most: maximum number of lines. Return [] if there are fewer than two attacks to compare, or if
+    `most` leaves room for fewer than two lines below the heading.
     """
     cells = dict.fromkeys((f.target, f.setting) for f in phrases.sort_findings(result))
     tables = [compare_attacks(result, details, *cell) for cell in cells]

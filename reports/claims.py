@@ -38,8 +38,9 @@ def select_reported_claims(result: AuditResult) -> list[ClaimEvidence]:
 def describe_claim_verdict(stands: ClaimEvidence) -> str:
     """Return a sentence about a claim, its strongest audit, and the verdict.
 
-    `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and of the claimed
-    ε 1 this audit could show at most about 0.16 (...): consistent.`
+    stands: the evidence for and against the claim. Example: `DP-SGD: claimed ε 1.00 (...); audited
+    ε ≥ 0.42 (...), provable at best 5.79, and of the claimed ε 1 this audit could show at most
+    about 0.16 (...): consistent.`
     """
     parts = [f"{stands.target.title}: {_describe_claimed_epsilon(stands)}"]
     for reason in stands.refuted:
@@ -55,7 +56,7 @@ def describe_claim_verdict(stands: ClaimEvidence) -> str:
 
 
 def describe_claim_evidence(stands: ClaimEvidence) -> str:
-    """Return `describe_claim_verdict`, without the claim's terms if the claim was not audited."""
+    """Return `describe_claim_verdict`, or only a sentence on the missing audit if no audit ran."""
     if stands.verdict is None and not stands.bounds and not stands.unheld:
         return f"{stands.target.title}: {_describe_missing_audit(stands)}."
     return describe_claim_verdict(stands)

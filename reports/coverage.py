@@ -136,7 +136,7 @@ def _has_run(finding: Finding) -> bool:
 
 
 def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
-    """Return why each attack that queried no model did not run, keyed by attack."""
+    """Return why an attack did not run, keyed by attack, for each attack that ran on no model."""
     ran = set()
     for f in result.findings:
         if _has_run(f):
@@ -185,7 +185,10 @@ def _count_population(strata: Sequence[Stratum]) -> int:
 
 
 def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
-    """Return how many records of these strata were queried: `all 12 that occur more than once`."""
+    """Return how many records of these strata were queried: `all 12 that occur more than once`.
+
+    which: the words after "all": number and description of the records.
+    """
     n_asked = sum(stratum.extracted.n for stratum in strata)
     if n_asked == _count_population(strata):
         return f"all {which}"

@@ -68,11 +68,14 @@ class EdpbEvidence:
 class EdpbQuestion:
     """A question of the template, in our words, with its source and paragraph.
 
-    answer: the key of the function in `ANSWERS` that answers the question, or "".
-    metrics: if no function does, metrics whose highest values answer the question.
+    A question is answered by a function (`answer`) or, without a function, by the highest values of
+    some metrics (`metrics`).
+
+    answer: the key of the function in `ANSWERS`; "" if there is none.
+    metrics: names of the metrics.
     limit: the scope of the answer.
+    otherwise: the advice if the run has no answer, and no attack or probe would give one.
     measured_by: values of `Method.measures` of attacks and probes that would answer the question.
-    otherwise: the advice if no attack or probe has such a value.
     """
 
     source: str
@@ -93,7 +96,7 @@ class EdpbQuestion:
         return _describe_highest_values(e, self.metrics)
 
     def answering_command_phrase(self, e: EdpbEvidence) -> str:
-        """Return the command that would answer the question, or `otherwise`."""
+        """Return the command that would answer the question, or `otherwise` if there is none."""
         flags = []
         for measure in self.measured_by:
             for name in e.result.list_measuring_methods(measure)[:1]:
@@ -369,9 +372,9 @@ def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
 
 
 def _generalise_personal_kind(kind: str) -> str:
-    """Return the name of a kind of personal data that audit defines, or a general name otherwise.
+    """Return the kind of personal data if audit defines this kind, otherwise "other personal data".
 
-    Kinds that only the data define have names that must stay private.
+    The data may define further kinds. Their names must stay private.
     """
     if kind in personal.TITLES:
         return kind

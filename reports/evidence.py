@@ -221,9 +221,10 @@ def _list_titled_calibrations(
 def _list_calibration_chances(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Mapping[str, float]:
-    """Return the exact probability that any sample is the secret, keyed by secret id.
+    """Map each secret's id to the exact probability that at least one of the samples is the secret.
 
-    If several attacks share their samples, return {} for all but the first.
+    The samples are those of the attack in `finding`. If several attacks share the same samples,
+    return {} for all but the first of these attacks.
     """
     access_key = (finding.target, finding.setting, finding.decoding)
     rows = [f for f in result.findings if (f.target, f.setting, f.decoding) == access_key]

@@ -54,7 +54,7 @@ def _draw_repeat_recall_figures(
 ) -> Iterator[Figure]:
     """Plot recall by repeat count for the best attack on the undefended model.
 
-    More lines would overlap.
+    Other attacks are left out, because their lines would overlap.
     """
     best = find_strongest_attack_row(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]

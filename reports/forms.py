@@ -76,7 +76,10 @@ def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> 
 
 
 def _format_form_number(result: AuditResult, full: Finding, name: str) -> str:
-    """Return a deployed form's value of the metric that is the full model's main number."""
+    """Return the main number of an attack, measured on a deployed form instead of the full model.
+
+    full: the attack's finding on the full model. name: the deployed form.
+    """
     assert full.main is not None
     for f in result.select_findings(name, full.setting, full.attack):
         if m := f.measurement(full.main.name):

@@ -194,9 +194,10 @@ def _draw_leak_metric_figure(f: Frontier, lines: Iterable[str]) -> Figure:
 
 
 def _build_defense_series(f: Frontier, lines: Iterable[str]) -> Iterator[Series]:
-    """Yield the series of a plot: the finite points of each line, split wherever the kind changes.
+    """Yield the series of a plot: first of the defenses, then of the frontier's corners.
 
-    lines: labels of the lines in plot order. The last series holds the frontier's corners.
+    A defense has several series if only some of its points have a proven epsilon. Points whose
+    perplexity is not finite are left out. lines: labels of the defenses in plot order.
     """
     points_by_line: dict[str, list[tuple[str, PlotPoint]]] = {line: [] for line in lines}
     corners = []

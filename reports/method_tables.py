@@ -250,9 +250,10 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
 def _format_noted_rows(
     titles: Sequence[str], titles_by_setting: Mapping[str, Sequence[str]]
 ) -> str:
-    """Return a suffix that names the attack results that a note concerns.
+    """Return a suffix for a note that names the attack results with this note.
 
-    Return ` (white-box)` for all results at this access, and "" for all results.
+    titles: titles of these results. titles_by_setting: titles of all results with a certain access,
+    keyed by the suffix for these, such as ` (white-box)`; the suffix for all results is "".
     """
     for setting, setting_titles in titles_by_setting.items():
         if titles == setting_titles:

@@ -29,7 +29,7 @@ def suggest_next_command(assessment: LeakAssessment, folder: Path) -> str:
 
 
 def build_resume_command(unasked: int, folder: Path) -> str:
-    """Return how many records were not queried, and the command that resumes the check."""
+    """Return the command that resumes the check, and how many records it will query."""
     rest = f"asks the {format_count(unasked, 'record')} that {'is' if unasked == 1 else 'are'} left"
     return (
         f"audit check --resume {shlex.quote(escaping.make_printable_line(str(folder)))} --minutes "

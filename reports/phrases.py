@@ -146,7 +146,10 @@ def has_hits(shares: Mapping[str, Measurement]) -> bool:
 
 
 def describe_no_hits(title: str, measurements: Iterable[Measurement]) -> str:
-    """Describe shares that are all 0 by the highest limit: `PMixED: none, up to 60% possible.`"""
+    """Describe shares that are all 0: `PMixED: none, up to 60% possible.`
+
+    The limit is the highest upper limit of the shares.
+    """
     most = max(m.high for m in measurements)
     return f"{title}: none, up to {format_percent(most)}% possible."
 
@@ -464,9 +467,10 @@ def format_covered_tokens(claim: Claim) -> str:
 def format_single_record_epsilon(claim: Claim) -> str:
     """Return the epsilon of a record in a shard: `for a single record in it, ε 18.9 (replace)`.
 
-    Adding or removing a record or user replaces the single shard that holds its data (formulas
-    B2.2, F5). The exception is a new user who shares records with two others: all three must be in
-    one shard, so the others may move. Return "" if no shards of records or users exist.
+    If a record or user is added or removed, only the shard that holds its data changes, as if this
+    shard were replaced (formulas B2.2, F5). There is an exception for users: a new user may share
+    records with two other users. All three must then be in one shard, so the two others may have to
+    move. Return "" if no shards of records or users exist.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:

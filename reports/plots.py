@@ -192,7 +192,8 @@ def _draw_calibration(axes: Axes, block: Block) -> None:
 def _draw_exposure_tail(axes: Axes, block: Block) -> None:
     """Draw the share of canaries with an exposure of at least x bits, on a log axis.
 
-    The null distribution and the upper end of its chance band are drawn behind.
+    Behind it are the share expected of a model that memorised nothing, and the range up to the
+    largest share that is likely by chance.
     """
     if block.null is not None:
         bits, chance, _, band, *_ = split_points(block.null.points)
@@ -384,7 +385,10 @@ def _format_inline_svg(file: str, block: Block) -> str:
 
 
 def _theme_svg_tag(tag: str, id: str) -> str:
-    """Return one SVG tag in the page's theme. Do not pass text between tags: users wrote it."""
+    """Return one SVG tag in the page's theme.
+
+    Pass only tags, never the text between tags: it may come from users, and must stay unchanged.
+    """
     # The opening tag that declared `xlink` is gone; in SVG 2 `href` needs no namespace.
     tag = re.sub(r"\s*\n\s*", " ", tag).replace("xlink:href", "href")
     # Ids are page-wide: prefix this plot's ids and their references with its name.

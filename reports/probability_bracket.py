@@ -1,7 +1,7 @@
 """Report a lower and an upper bound on extraction probabilities.
 
-The lower bound is on the probability of samples near the secret; the upper bound holds for every
-decoding that keeps the order of tokens.
+The lower bound is on the probability that a sample is nearly the secret. The upper bound holds for
+every decoding that keeps the order of tokens by probability.
 """
 
 from __future__ import annotations

@@ -192,8 +192,8 @@ def _format_first_titles(titles: Sequence[str], names: int) -> str:
 def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
     """Return `; 3.84x the perplexity (Public model: 4.87x)` for a single defended model.
 
-    In brackets is the last control model of its chain. Return "" for several models, for the
-    undefended model, or if a perplexity is unknown.
+    The brackets compare it with the last control model of its chain, here the public model. Return
+    "" for several models, for the undefended model, or if a perplexity is unknown.
     """
     costs = {record.name: record.perplexity for record in result.targets}
     cost, base = costs.get(targets[0]), costs.get(UNDEFENDED)
@@ -273,6 +273,7 @@ def _list_verbatim_signals(assessment: LeakAssessment) -> list[LeakSignal]:
 
 
 def _key_worry(signal: LeakSignal) -> tuple[bool, bool, float]:
+    """Return a sort key: shown leaks first, then suspected leaks; larger numbers first in each."""
     assert signal.measured is not None
     return signal.status != SHOWN, not signal.suspected, -signal.measured.value
 

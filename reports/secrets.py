@@ -218,9 +218,10 @@ def _build_page_token_views(
 ) -> tuple[dict[str, Any], int, int]:
     """Return the page's token data, and the numbers of shown and of measured suffixes.
 
-    The token data are each suffix's codes and bits, keyed by model, and its text if given. If
-    not all fit into `budget` bytes, keep the suffixes that are most likely under the first,
-    undefended model.
+    For each model and suffix, the token data have a character for each token
+    (`encode_page_log_probs`) and -log2 of the suffix's probability. They also have the text of the
+    suffix if `texts` is given. If not all fit into `budget` bytes, keep the suffixes that are most
+    likely under the first, undefended model.
     """
     targets = [t for t in result.targets if t.name in details.tokens]
     if not targets:

@@ -115,9 +115,9 @@ def describe_signal_number(signal: LeakSignal) -> str:
 
 
 def is_excess_decisive(signal: LeakSignal) -> bool:
-    """Return whether the difference from non-members decided that a signal is not shown.
+    """Test if a signal shows no leak, and its difference from non-members (`excess`) decided this.
 
-    Return False for a shown signal, which the signal's own interval decides.
+    If a leak is shown, the signal's own interval decided, so return False.
     """
     return signal.status == signals.NOT_SHOWN and signal.excess is not None
 

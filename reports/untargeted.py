@@ -107,6 +107,7 @@ def _build_expected_further_records_table(result: AuditResult, findings: list[Fi
 
 
 def _format_noted_value(finding: Finding, name: str) -> str:
+    """Return a measured value and the note of its measurement; a dash if it was not measured."""
     m = finding.measurement(name)
     if m:
         return f"{phrases.format_value(m)} {m.note}"

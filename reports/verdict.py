@@ -61,8 +61,8 @@ def list_strongest_rows(result: AuditResult, target: str) -> list[Finding]:
 def find_strongest_chained_row(result: AuditResult, target: str) -> Finding | None:
     """Return the finding whose chain of control models is reported for this model.
 
-    Choose the attack with the highest recall, then the largest reduction; choose a probe only if no
-    attack has a chain.
+    Choose the attack with the highest recall. Of equal recalls, choose the one that the defense
+    reduces most. Choose a probe only if no attack has a chain.
     """
 
     def rank(finding: Finding) -> tuple[float, float]:
