@@ -151,7 +151,7 @@ def _find_strongest_attack_row(
     if worst is None:
         values = None
     else:
-        values = details.rows.get(worst.cell_key)
+        values = details.values_by_cell.get(worst.cell_key)
     if worst is None or values is None or values.outcome is None:
         return None
     members = values.outcome.select_secrets(values.outcome.member)
@@ -297,7 +297,7 @@ def predict_undefended_recall(
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
         return None
     worst, members = known
-    outcome = details.rows[worst.cell_key].outcome
+    outcome = details.values_by_cell[worst.cell_key].outcome
     assert outcome is not None  # its members come from it
     # Non-members represent a count of 0: records without a remaining copy.
     times = []
@@ -337,7 +337,7 @@ def _list_defense_advice(
         row_finding = findings_by_key.get(worst.cell_key._replace(target=target.name))
         if row_finding is None or target.companion or target.name == UNDEFENDED:
             continue
-        values = details.rows.get(row_finding.cell_key)
+        values = details.values_by_cell.get(row_finding.cell_key)
         if values is None or values.outcome is None:
             continue
         pair = _compare_defended_recall(members, values.outcome)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from auditor.conclusions.disagreements import is_measured
-from auditor.conclusions.outcomes import RowValuesBySecret, align_rows
+from auditor.conclusions.outcomes import ValuesBySecret, align_secret_values
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.arrays import Floats
 from auditor.core.counts import format_count
@@ -118,7 +118,10 @@ def compare_attacks(
             base = first.setdefault(main.name, finding)
         difference = None
         if main is not None and base is not None and base is not finding:
-            pair = (details.rows.get(finding.cell_key), details.rows.get(base.cell_key))
+            pair = (
+                details.values_by_cell.get(finding.cell_key),
+                details.values_by_cell.get(base.cell_key),
+            )
             difference = _find_paired_difference(main.name, *pair, records)
         if finding.stopped or (base is not None and base.stopped):
             # early stopping picked the records by the results: no fixed-size interval holds
@@ -137,8 +140,8 @@ def _find_main_number(finding: Finding) -> Measurement | None:
 
 def _find_paired_difference(
     metric: str,
-    new: RowValuesBySecret | None,
-    base: RowValuesBySecret | None,
+    new: ValuesBySecret | None,
+    base: ValuesBySecret | None,
     records: Mapping[str, str],
 ) -> Measurement | None:
     """Return a metric's value in `new` minus its value in `base`, on the records that both have.
@@ -151,9 +154,9 @@ def _find_paired_difference(
     column = {name_auc(""): name_score_column(""), documents.RECALL: RECALL}.get(metric, metric)
     if column not in new.values or column not in base.values:
         return None
-    members, (new_values, other) = align_rows([new, base], column, True)
+    members, (new_values, other) = align_secret_values([new, base], column, True)
     if metric == name_auc(""):
-        nonmembers, floors = align_rows([new, base], column, False)
+        nonmembers, floors = align_secret_values([new, base], column, False)
         if min(len(members), len(nonmembers)) < roc.LEAST:
             return None
         sides = []

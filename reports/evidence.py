@@ -195,7 +195,7 @@ def _list_titled_calibrations(
 
     The two kinds are guess scores that are probabilities, and exact sampling probabilities.
     """
-    values = details.rows.get(finding.cell_key)
+    values = details.values_by_cell.get(finding.cell_key)
     if values is None or values.outcome is None:
         return
     title = phrases.title_target(result, finding.target)
@@ -233,7 +233,7 @@ def _list_calibration_chances(
         return {}
     for f in rows:
         # the probe of exact probabilities at the same target, access and decoding
-        probe = details.rows.get(f.cell_key)
+        probe = details.values_by_cell.get(f.cell_key)
         if probe is not None and EXACT in probe.values:
             with np.errstate(divide="ignore"):  # log 0: never drawn
                 log_p = np.log(probe.values[EXACT])

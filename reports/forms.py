@@ -89,12 +89,12 @@ def _format_form_number(result: AuditResult, full: Finding, name: str) -> str:
 
 def _measure_leak_change(details: SecretDetails, full: Finding, name: str) -> Measurement | None:
     assert full.main is not None
-    form_values = details.rows.get(full.cell_key._replace(target=name))
-    base = details.rows.get(full.cell_key)
+    form_values = details.values_by_cell.get(full.cell_key._replace(target=name))
+    base = details.values_by_cell.get(full.cell_key)
     # Changes are paired by secret: rows about different secrets have no change.
     if form_values is None or base is None or set(form_values.ids) != set(base.ids):
         return None
-    difference = outcomes.compare_paired_rows(full.main.name, None, form_values, base)
+    difference = outcomes.compare_metric_by_secret(full.main.name, None, form_values, base)
     if isinstance(difference, str):
         return None
     return bounds.make_measurement(f"{full.main.name}_difference", difference, full.main.unit)

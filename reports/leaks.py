@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from auditor.conclusions import secret_details as detailed
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
@@ -43,7 +43,7 @@ _REVEALED_AT_MOST = 1_000_000  # characters: browsers still handle such a page w
 
 def _pair_strongest_rows(
     result: AuditResult, details: SecretDetails
-) -> list[tuple[Finding, RowValuesBySecret]]:
+) -> list[tuple[Finding, ValuesBySecret]]:
     """Return each model's most successful attack, paired with the attack's outcomes by secret.
 
     Attacks whose outcomes are not stored are left out.
@@ -51,8 +51,8 @@ def _pair_strongest_rows(
     pairs = []
     for target in result.targets:
         best = find_strongest_attack_row(result, target.name)
-        if best and best.cell_key in details.rows:
-            pairs.append((best, details.rows[best.cell_key]))
+        if best and best.cell_key in details.values_by_cell:
+            pairs.append((best, details.values_by_cell[best.cell_key]))
     return pairs
 
 
@@ -107,7 +107,7 @@ def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> 
 
 
 def _build_worst_document_table(
-    result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
+    result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, ValuesBySecret]]
 ) -> Table:
     """Return a table of documents that hold several secrets, grouped by attack result."""
     groups = []
@@ -126,7 +126,7 @@ def _build_worst_document_table(
 
 
 def _draw_length_recall_figures(
-    result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
+    result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, ValuesBySecret]]
 ) -> Iterator[Figure]:
     series = []
     cells = {}
@@ -219,7 +219,7 @@ def _build_extraction_count_table(result: AuditResult, details: SecretDetails) -
     """Return a table of how many members each attack extracted."""
     rows = []
     for finding in phrases.sort_findings(result):
-        values = details.rows.get(finding.cell_key)
+        values = details.values_by_cell.get(finding.cell_key)
         if values is None or values.outcome is None:
             continue
         o = values.outcome.select_secrets(values.outcome.member)

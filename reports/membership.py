@@ -170,7 +170,7 @@ def _list_roc_curves(
     The blind score uses no model. The stacked score combines all scores, and is included only for
     the undefended model.
     """
-    row = details.rows.get(finding.cell_key)
+    row = details.values_by_cell.get(finding.cell_key)
     names = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
     if row is None:
         return

@@ -68,9 +68,9 @@ def _build_people_spread_blocks(
     spans = []
     worst: list[tuple[str, str]] = []
     for f in rows:
-        if f.cell_key not in details.rows:
+        if f.cell_key not in details.values_by_cell:
             continue
-        counts = count_person_extractions(details, details.rows[f.cell_key])
+        counts = count_person_extractions(details, details.values_by_cell[f.cell_key])
         shares = np.array([out / attacked for out, attacked in counts.values()])
         band = np.searchsorted(list(_BANDS), shares)
         cells = []

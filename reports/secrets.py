@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.arrays import Floats
 from auditor.core.nouns import UNDEFENDED
@@ -73,7 +73,7 @@ def build_secret_list(
             f"This list shows the {LISTED:,} of {len(details.secrets):,} secrets that "
             f"{best.attack} finds worst; secrets.parquet has all."
         )
-        details = _select_worst_secrets(details, details.rows[best.cell_key])
+        details = _select_worst_secrets(details, details.values_by_cell[best.cell_key])
     facts = _build_page_columns(details)
     budget = _ROWS - _count_page_json_bytes(facts)
     for finding in measured:
@@ -114,12 +114,14 @@ def _list_measured_rows(result: AuditResult, details: SecretDetails) -> list[Fin
     secret_ids = {secret.id for secret in details.secrets}
     measured = []
     for f in phrases.sort_findings(result):
-        if f.cell_key in details.rows and secret_ids & {*details.rows[f.cell_key].ids}:
+        if f.cell_key in details.values_by_cell and secret_ids & {
+            *details.values_by_cell[f.cell_key].ids
+        }:
             measured.append(f)
     return measured
 
 
-def _select_worst_secrets(details: SecretDetails, row: RowValuesBySecret) -> SecretDetails:
+def _select_worst_secrets(details: SecretDetails, row: ValuesBySecret) -> SecretDetails:
     """Keep the `LISTED` secrets that leak most in this attack result, in their original order.
 
     Members are kept before non-members.
@@ -131,7 +133,7 @@ def _select_worst_secrets(details: SecretDetails, row: RowValuesBySecret) -> Sec
     return replace(details, secrets=tuple(s for s in details.secrets if s.id in worst))
 
 
-def _list_row_results(row: RowValuesBySecret) -> tuple[NDArray[np.str_], Floats]:
+def _list_row_results(row: ValuesBySecret) -> tuple[NDArray[np.str_], Floats]:
     """Return each secret's outcome code (`OUTCOMES`) and score, both of shape (secrets,)."""
     outcome = row.outcome
     if outcome is None:
@@ -177,7 +179,7 @@ def _build_page_columns(details: SecretDetails) -> dict[str, Any]:
 def _build_page_row(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> dict[str, Any]:
-    values = details.rows[finding.cell_key]
+    values = details.values_by_cell[finding.cell_key]
     codes, scores = _list_row_results(values)
     # number of correct leading tokens of the suffix
     leads = None

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.nouns import CellKey
 from auditor.records import table
 from auditor.records.table import MEASURED, TABLE, Column, SuffixLogProbs
 
 
-def row_of(found: RowValuesBySecret) -> dict[str, Any]:
+def row_of(found: ValuesBySecret) -> dict[str, Any]:
     """`ids`, `member`, `repeats`, and each quantity by its name, as lists."""
     return _row(list(found.list_columns(CellKey("", "", ""))))
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from auditor.conclusions.outcomes import align_rows
+from auditor.conclusions.outcomes import align_secret_values
 from auditor.conclusions.replicates import Replicates, Runs, read_replicates
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import Frontier, FrontierPoint, Measurement
@@ -213,7 +213,7 @@ def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     for name in LEAKS:
         rows = []
         for row, cell in base.cells.items():
-            if cell.rows and name in _list_measured_metrics(cell):
+            if cell.values_by_seed and name in _list_measured_metrics(cell):
                 rows.append(row)
         widest = [row for row in rows if row[0] == "white-box"] or rows
         if not find_metric(name).is_of_member_guesses:  # each attack has a frontier of its own
@@ -264,7 +264,7 @@ def _build_metric_frontier(
     models: Sequence[FrontierModel], metric: Metric, row: Row, ratio: Mapping[str, Measurement]
 ) -> Frontier:
     base = models[0]
-    seeds = sorted(base.cells[row].rows)
+    seeds = sorted(base.cells[row].values_by_seed)
     missing = {}
     compared = []
     for m in models:
@@ -307,12 +307,12 @@ def _explain_missing_point(
     cell = model.cells.get(row)
     if cell is not None and cell.not_applicable:
         return cell.not_applicable
-    if cell is None or sorted(cell.rows) != list(seeds):
+    if cell is None or sorted(cell.values_by_seed) != list(seeds):
         return f"{row[1]} was not measured wherever it was of the undefended model"
     if cell.options != base.cells[row].options:
         return f"{row[1]} ran with other options"
     column = metric.scores or metric.per_secret_column_name
-    for values in cell.rows.values():
+    for values in cell.values_by_seed.values():
         if column not in values.values:
             return f"{metric.name} is not kept secret by secret"
         # A score is used only by its rank, so it may be infinite; a value that enters a mean must
@@ -336,11 +336,11 @@ def _pair_model_leakages(
     rows = []
     for model in models:
         for seed in seeds:
-            rows.append(model.cells[row].rows[seed])
+            rows.append(model.cells[row].values_by_seed[seed])
     column = metric.scores or metric.per_secret_column_name
     shape = (len(models), len(seeds), -1)  # models, seeds, secrets
-    member_values = align_rows(rows, column, True)[1].reshape(shape)
-    nonmember_values = align_rows(rows, column, False)[1].reshape(shape)
+    member_values = align_secret_values(rows, column, True)[1].reshape(shape)
+    nonmember_values = align_secret_values(rows, column, False)[1].reshape(shape)
     if member_values.shape[-1] < 2:
         return []
     if not metric.scores:

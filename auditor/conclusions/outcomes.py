@@ -62,7 +62,7 @@ def list_secret_facts(
 
 
 @dataclass(frozen=True)
-class RowValuesBySecret:
+class ValuesBySecret:
     """Results of one cell (target, setting, attack or probe), with a value for each secret.
 
     Each array has the shape (secrets,).
@@ -96,7 +96,7 @@ class RowValuesBySecret:
         judged: Outcome,
         kinds: Mapping[str, Sequence[float] | NDArray[Any]] | None = None,
         score_is_probability: bool = False,
-    ) -> RowValuesBySecret:
+    ) -> ValuesBySecret:
         """Build the results from an attack's judged guesses, with all numbers whose means are
         metrics.
 
@@ -249,7 +249,7 @@ class RowValuesBySecret:
             id: x for id, member, times, x in rows if member == members and count in (None, times)
         }
 
-    def keep_one_metric(self, name: str, others: bool) -> RowValuesBySecret:
+    def keep_one_metric(self, name: str, others: bool) -> ValuesBySecret:
         """Return results with only this metric, of the members only.
 
         others: True to keep the non-members as well.
@@ -257,7 +257,7 @@ class RowValuesBySecret:
         indices = np.flatnonzero(self.member | others)
         ids = tuple(self.ids[i] for i in indices)
         repeats = tuple(self.repeats[i] for i in indices)
-        return RowValuesBySecret(
+        return ValuesBySecret(
             ids, self.member[indices], repeats, {name: self.values[name][indices]}
         )
 
@@ -279,15 +279,16 @@ class RowValuesBySecret:
         return np.array(sorted(range(len(self.ids)), key=self.ids.__getitem__), dtype=np.int64)
 
 
-def align_rows(
-    rows: Iterable[RowValuesBySecret], name: str, members: bool
+def align_secret_values(
+    results: Iterable[ValuesBySecret], name: str, members: bool
 ) -> tuple[list[str], Floats]:
     """Return a metric's values for the k secrets that have this metric in all of several results.
 
     The first value is the list of the k secret ids; the second is an array of shape (results, k).
-    rows: the results. name: name of the metric. members: True for members, False for non-members.
+    results: the results. name: name of the metric. members: True for members, False for
+    non-members.
     """
-    columns = [row.values_by_secret(name, members) for row in rows]
+    columns = [result.values_by_secret(name, members) for result in results]
     ids = sorted(set.intersection(*map(set, columns)))
     return ids, np.array([[column[id] for id in ids] for column in columns], dtype=float)
 
@@ -306,13 +307,13 @@ class RunOutcomes:
 
     name: str
     result: AuditResult
-    outcomes: Mapping[CellKey, RowValuesBySecret]  # empty: the folder has no table
+    outcomes: Mapping[CellKey, ValuesBySecret]  # empty: the folder has no table
     # the attacked secrets, read from the other files of the folder
     listed: AnsweredSecretIds = field(default=NOT_KEPT, repr=False)
     edits: FolderEdits | None = NO_EDITS  # since the run ended; None: no manifest
 
 
-def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
+def read_values_by_secret(folder: Path) -> dict[CellKey, ValuesBySecret]:
     """Read the results by secret of a run folder; {} if the folder has no table.
 
     A key names target, setting, and attack or probe. Raise AuditError like
@@ -322,11 +323,11 @@ def read_row_values(folder: Path) -> dict[CellKey, RowValuesBySecret]:
     for column in read_secrets_table(folder, MEASURED):
         cells.setdefault(column.cell, []).append(column)
     with attribute_table_errors(folder / TABLE):
-        return {cell: _build_row_values(columns) for cell, columns in cells.items()}
+        return {cell: _build_values_by_secret(columns) for cell, columns in cells.items()}
 
 
-def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
-    """Build the results of one cell from the columns of `RowValuesBySecret.list_columns`.
+def _build_values_by_secret(columns: Sequence[Column]) -> ValuesBySecret:
+    """Build the results of one cell from the columns of `ValuesBySecret.list_columns`.
 
     Columns that no run writes raise ValueError, KeyError or another error of that kind.
     """
@@ -346,7 +347,7 @@ def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
     member = np.array(first.member, dtype=bool)
     repeats = tuple(first.repeats)
     if "hit" not in values_by_name:
-        return RowValuesBySecret(
+        return ValuesBySecret(
             ids,
             member,
             repeats,
@@ -370,10 +371,10 @@ def _build_row_values(columns: Sequence[Column]) -> RowValuesBySecret:
     hit, any_hit = (values.astype(bool) for values in flags.values())
     distance, tolerance = (values.astype(np.int64) for values in counts.values())
     judged = Outcome(ids, hit, any_hit, score, repeats, member, distance, tolerance, values_by_name)
-    return RowValuesBySecret.from_judged_guesses(judged, kinds, is_probability)
+    return ValuesBySecret.from_judged_guesses(judged, kinds, is_probability)
 
 
-def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
+def bound_roc_metric(metric: str, row: ValuesBySecret | None) -> BoundedNumber | None:
     """Return a TPR or a partial AUC as a number that has bounds at every significance level.
 
     Return None for other metrics, or if there are too few scores.
@@ -400,8 +401,8 @@ def bound_row_tpr(metric: str, row: RowValuesBySecret | None) -> BoundedNumber |
     return share_level(bounds, len(list_strongest_score_columns(row.values)))
 
 
-def compare_paired_rows(
-    metric: str, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
+def compare_metric_by_secret(
+    metric: str, count: int | None, new: ValuesBySecret, base: ValuesBySecret
 ) -> BoundedNumber | str:
     """Return the metric of `new` minus the metric of `base`, paired by secret.
 
@@ -411,7 +412,7 @@ def compare_paired_rows(
     """
     compared_metric = find_metric(metric)
     if new.anytime or base.anytime:
-        return _compare_anytime_valid_rows(compared_metric, count, new, base)
+        return _compare_anytime_valid_shares(compared_metric, count, new, base)
     columns = compared_metric.columns_to_recompute
     first = new.order_metric_values(compared_metric.members, count)
     second = base.order_metric_values(compared_metric.members, count)
@@ -444,7 +445,7 @@ def compare_paired_rows(
 
 
 def _compare_paired_scores(
-    about: Metric, *runs: tuple[Floats, RowValuesBySecret]
+    about: Metric, *runs: tuple[Floats, ValuesBySecret]
 ) -> BoundedNumber | str:
     """Return the difference of a TPR or AUC. runs: (members' scores, all results) of both runs."""
     # (members' scores, non-members' scores) of each run
@@ -458,8 +459,8 @@ def _compare_paired_scores(
     return roc.compute_auc_difference(roc.orient_scores(*new), roc.orient_scores(*base))
 
 
-def _compare_anytime_valid_rows(
-    about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
+def _compare_anytime_valid_shares(
+    about: Metric, count: int | None, new: ValuesBySecret, base: ValuesBySecret
 ) -> BoundedNumber | str:
     """Return the difference on the secrets that both runs queried; either may have stopped early.
 

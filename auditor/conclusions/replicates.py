@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values
+from auditor.conclusions.outcomes import ValuesBySecret, read_values_by_secret
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
 from auditor.records.table import read_heldout_losses
@@ -25,7 +25,7 @@ class Replicates:
         target: name of the target.
         setting: access setting.
         attack: name of the attack or probe.
-        rows: results of each secret, keyed by seed.
+        values_by_seed: results of each secret, keyed by seed.
         measured: measurements of the finding and its target, keyed by seed and name.
         heldout: token counts and nll of the target's held-out texts, keyed by seed and column.
         options: options of the attack or probe.
@@ -35,7 +35,7 @@ class Replicates:
     target: str
     setting: str
     attack: str
-    rows: Mapping[int, RowValuesBySecret] = field(default_factory=dict)
+    values_by_seed: Mapping[int, ValuesBySecret] = field(default_factory=dict)
     # of the finding and its target
     measured: Mapping[int, Mapping[str, Measurement]] = field(default_factory=dict)
     # token counts and nll of the target's held-out texts
@@ -47,7 +47,7 @@ class Replicates:
     def member_outcomes_by_seed(self) -> Mapping[int, Outcome]:
         """An attack's judged guesses for the members, keyed by seed."""
         outcomes = {}
-        for seed, row in self.rows.items():
+        for seed, row in self.values_by_seed.items():
             if row.outcome is not None:
                 outcomes[seed] = row.outcome.select_secrets(row.outcome.member)
         return outcomes
@@ -65,7 +65,7 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
     judged = {}
     heldout = {}
     for seed, (_, folder) in runs.items():
-        judged[seed] = read_row_values(folder)
+        judged[seed] = read_values_by_secret(folder)
         heldout[seed] = read_heldout_losses(folder)
     for key, findings in by_key.items():
         target = key.target
@@ -80,7 +80,7 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
                 rows[seed] = judged[seed][key]
         yield Replicates(
             *key,
-            rows=rows,
+            values_by_seed=rows,
             measured=measured,
             heldout={seed: losses[target] for seed, losses in heldout.items() if target in losses},
             options=first_finding.options,

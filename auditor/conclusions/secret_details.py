@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from auditor.conclusions import outcomes
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
@@ -33,7 +33,7 @@ class SecretDetails:
 
     Args:
         secrets: the attributes of each secret that may be published.
-        rows: results of each secret, keyed by cell (target, setting, attack or probe).
+        values_by_cell: results of each secret, keyed by cell (target, setting, attack or probe).
         tokens: log-probability in nats of each token of the true suffix, by target and secret.
         heldout: token count and summed nll in nats of each held-out text, keyed by target.
         exposure: exposure of each canary in bits, keyed by cell and secret. It is -log2 of the
@@ -44,7 +44,7 @@ class SecretDetails:
     """
 
     secrets: tuple[SecretFacts, ...] = ()
-    rows: Mapping[CellKey, RowValuesBySecret] = field(default_factory=dict)
+    values_by_cell: Mapping[CellKey, ValuesBySecret] = field(default_factory=dict)
     tokens: Mapping[str, SuffixLogProbs] = field(default_factory=dict)
     heldout: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def map_aliases(folder: Path) -> dict[str, str]:
 def read_secret_details(folder: Path) -> SecretDetails:
     """Read a run folder's results for each secret. Raise AuditError for a malformed file."""
     rows = {}
-    for cell, row in outcomes.read_row_values(folder).items():
+    for cell, row in outcomes.read_values_by_secret(folder).items():
         if row.values:
             rows[cell] = row
     records: dict[CellKey, dict[str, Column]] = {}
@@ -117,7 +117,7 @@ def read_secret_details(folder: Path) -> SecretDetails:
 
 
 def count_document_extractions(
-    details: SecretDetails, values_by_secret: RowValuesBySecret
+    details: SecretDetails, values_by_secret: ValuesBySecret
 ) -> dict[str, tuple[int, int, int]]:
     """Count the extracted parts of each training document.
 
@@ -141,7 +141,7 @@ def count_document_extractions(
 
 
 def count_person_extractions(
-    details: SecretDetails, values_by_secret: RowValuesBySecret
+    details: SecretDetails, values_by_secret: ValuesBySecret
 ) -> dict[str, tuple[int, int]]:
     """Return the numbers of extracted and of attacked records, keyed by person.
 
@@ -174,7 +174,7 @@ def count_person_extractions(
 
 def measure_length_accuracy(
     details: SecretDetails,
-    values_by_secret: RowValuesBySecret,
+    values_by_secret: ValuesBySecret,
     lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
 ) -> dict[int, Measurement]:
     """Return the share of members whose first guess has the leading L tokens right, keyed by L.

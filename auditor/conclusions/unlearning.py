@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values
+from auditor.conclusions.outcomes import ValuesBySecret, read_values_by_secret
 from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
 from auditor.records.table import read_heldout_losses
 from auditor.statistics.frontier import estimate_perplexity_ratios
@@ -23,7 +23,7 @@ from auditor.statistics.unlearning import (
 
 _GREEDY = "greedy"  # whether greedy decoding extracts the secret, in rows with a rank bound
 _BOUND = "rank_bound"
-Columns = Mapping[str, RowValuesBySecret]  # by model
+Columns = Mapping[str, ValuesBySecret]  # by model
 
 
 def summarise_unlearning(
@@ -38,7 +38,7 @@ def summarise_unlearning(
     setting = "text-only"
     if result.select_findings(setting="white-box"):
         setting = "white-box"
-    rows_by_cell = read_row_values(folder)
+    rows_by_cell = read_values_by_secret(folder)
     target = models[AFTER]
     numbers = list[GroupRecall]()
     for finding in result.select_findings(target, setting):

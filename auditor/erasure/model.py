@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from auditor.attacks.identifiers import Identifiers
-from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values
+from auditor.conclusions.outcomes import ValuesBySecret, read_values_by_secret
 from auditor.core.disk import open_scratch_folder
 from auditor.erasure.layers import CANNOT_TELL, LayerVerdict, judge_places
 from auditor.erasure.records import ErasureRecords
@@ -66,7 +66,7 @@ def judge_model(
 def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iterator[LayerVerdict]:
     findings = {finding.attack: finding for finding in run.result.findings}
     rows = {}
-    for cell, row in read_row_values(run.folder).items():
+    for cell, row in read_values_by_secret(run.folder).items():
         rows[cell.attack] = row
     readers = {
         "extraction-probability": _find_completed,
@@ -89,7 +89,7 @@ def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iter
 
 
 def _find_completed(
-    folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
+    folder: Path, finding: Finding, row: ValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
     """Return whether greedy decoding completes a unique part of each record, keyed by record.
 
@@ -108,7 +108,7 @@ def _find_completed(
 
 
 def _find_ranked_first(
-    folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
+    folder: Path, finding: Finding, row: ValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
     """Return whether the model ranks any value of each record above chance, keyed by record."""
     kinds = list(Identifiers.metrics)
@@ -132,7 +132,7 @@ def _find_ranked_first(
 
 
 def _find_members(
-    folder: Path, finding: Finding, row: RowValuesBySecret, records: ErasureRecords
+    folder: Path, finding: Finding, row: ValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
     """Return whether each record is likelier than records not trained on, keyed by record."""
     scores = _average_parts(row.values_by_secret(_SCORE, members=True))

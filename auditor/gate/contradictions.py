@@ -13,7 +13,7 @@ from typing import get_args
 
 import numpy as np
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -42,7 +42,7 @@ _SOLVED = 1e-6  # tolerance of a bound computed by bisection
 
 def find_result_contradictions(
     result: AuditResult,
-    outcomes: Mapping[CellKey, RowValuesBySecret],
+    outcomes: Mapping[CellKey, ValuesBySecret],
     listed: AnsweredSecretIds = NOT_KEPT,
 ) -> Iterator[tuple[CellKey, str]]:
     """Yield (cell, reason) for each contradiction within the result, or with the run folder.
@@ -104,7 +104,7 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 
 
 def _check_planned_secrets(
-    result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
+    result: AuditResult, outcomes: Mapping[CellKey, ValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
     """Yield (cell, reason) for each contradiction with the run folder's plan, secrets or answers.
 
@@ -145,7 +145,7 @@ def _check_planned_secrets(
 
 
 def _describe_secret_mismatch(
-    values_by_secret: RowValuesBySecret, secrets: Mapping[str, SecretFacts]
+    values_by_secret: ValuesBySecret, secrets: Mapping[str, SecretFacts]
 ) -> str:
     """Describe how the secrets of an attack or probe differ from the run's secrets.
 
@@ -168,7 +168,7 @@ def _describe_secret_mismatch(
 
 def _check_answered_secrets(
     result: AuditResult,
-    outcomes: Mapping[CellKey, RowValuesBySecret],
+    outcomes: Mapping[CellKey, ValuesBySecret],
     members: Collection[str],
     guesses: Answers,
     observations: Answers,
@@ -308,7 +308,7 @@ def explain_impossible_measurement(m: Measurement) -> str:
     return ""
 
 
-def _check_outcomes(finding: Finding, values_by_secret: RowValuesBySecret) -> Iterator[str]:
+def _check_outcomes(finding: Finding, values_by_secret: ValuesBySecret) -> Iterator[str]:
     """Yield a sentence for each number of the finding that contradicts the results of its secrets.
 
     Numbers that are not computed from secrets are skipped.

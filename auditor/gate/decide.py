@@ -21,7 +21,7 @@ from pathlib import Path
 
 from auditor.conclusions import claims, outcomes
 from auditor.conclusions.leak_readings import NEAR
-from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
+from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.conclusions.signals import assess_signals
 from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
@@ -76,7 +76,7 @@ def read_run(folder: Path) -> RunOutcomes:
     from auditor.records import attacked_secrets, manifest, result_file
 
     result = result_file.read_result(folder)
-    rows = outcomes.read_row_values(folder)
+    rows = outcomes.read_values_by_secret(folder)
     for finding in result.findings:
         row = finding.cell_key
         if finding.stopped and row in rows:
@@ -215,7 +215,7 @@ def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
 def judge_rules(
     result: AuditResult,
     rules: Sequence[Rule],
-    values_by_cell: Mapping[CellKey, RowValuesBySecret] | None = None,
+    values_by_cell: Mapping[CellKey, ValuesBySecret] | None = None,
     baseline: RunOutcomes | None = None,
     *,
     target: str | None = None,
@@ -270,7 +270,7 @@ def _list_target_cases(
     result: AuditResult,
     row: CellKey,
     rule: Rule,
-    values_by_cell: Mapping[CellKey, RowValuesBySecret] | None,
+    values_by_cell: Mapping[CellKey, ValuesBySecret] | None,
     baseline: RunOutcomes | None,
 ) -> Iterator[_Case]:
     """Yield the cases of a rule on one target.
@@ -375,7 +375,7 @@ def _build_claim_case(
 def _build_case(
     finding: Finding,
     rule: Rule,
-    values_by_cell: Mapping[CellKey, RowValuesBySecret] | None,
+    values_by_cell: Mapping[CellKey, ValuesBySecret] | None,
     baseline: RunOutcomes | None,
 ) -> _Case:
     rule = select_strongest_group(finding, rule)
@@ -407,7 +407,7 @@ def _build_case(
 
 
 def _measure_records(
-    finding: Finding, rule: Rule, row_values: RowValuesBySecret | None
+    finding: Finding, rule: Rule, row_values: ValuesBySecret | None
 ) -> Measurement | None:
     """Return the share of whole records if the rule limits a share of parts of records, otherwise
     None.
@@ -426,7 +426,7 @@ def _measure_records(
 
 
 def _select_measurement(
-    finding: Finding, rule: Rule, values_by_cell: Mapping[CellKey, RowValuesBySecret] | None
+    finding: Finding, rule: Rule, values_by_cell: Mapping[CellKey, ValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
     """Return the number that the rule limits, or the reason for a missing number.
 
@@ -497,7 +497,7 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
 
 
 def _build_limit_evidence(
-    rule: Rule, measured: Measurement, values_by_secret: RowValuesBySecret | None, derived: bool
+    rule: Rule, measured: Measurement, values_by_secret: ValuesBySecret | None, derived: bool
 ) -> _Number:
     """Return the limited number with its bounds.
 
@@ -512,7 +512,7 @@ def _build_limit_evidence(
         evidence = values_by_secret.build_anytime_evidence(rule.metric, rule.count, rule.kind)
     evidence = (
         evidence
-        or outcomes.bound_row_tpr(rule.metric, values_by_secret)
+        or outcomes.bound_roc_metric(rule.metric, values_by_secret)
         or compute_rule_bounds(measured)
     )
     remark = ""
@@ -526,7 +526,7 @@ def _build_limit_evidence(
 def _compute_paired_difference(
     row: CellKey,
     rule: Rule,
-    values_by_cell: Mapping[CellKey, RowValuesBySecret],
+    values_by_cell: Mapping[CellKey, ValuesBySecret],
     baseline: RunOutcomes | None,
 ) -> _Number | str:
     if rule.against_undefended:
@@ -552,7 +552,7 @@ def _compute_paired_difference(
         )
     if row_values is None or base_values is None:
         return f"{'this run' if row_values is None else other} has no outcomes of this row to pair"
-    difference = outcomes.compare_paired_rows(rule.metric, rule.count, row_values, base_values)
+    difference = outcomes.compare_metric_by_secret(rule.metric, rule.count, row_values, base_values)
     if isinstance(difference, str):
         return difference
     return _Number(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any, cast
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import (
@@ -333,7 +333,7 @@ class AttackCell(Cell):
         )
         return outcome, costs, kinds
 
-    def _build_judged_row(self, queries: Sequence[Query]) -> RowValuesBySecret:
+    def _build_judged_row(self, queries: Sequence[Query]) -> ValuesBySecret:
         """Judge the stored guesses of these queries, and return the results per secret.
 
         Queries without a stored guess are skipped.
@@ -492,7 +492,7 @@ class ProbeCell(Cell):
         queried = self._ask_remaining(secrets, journal, self._build_observed_row, {}, earlier)
         return queried, journal.finished_secrets(self.key)
 
-    def _build_observed_row(self, secrets: Sequence[Secret]) -> RowValuesBySecret:
+    def _build_observed_row(self, secrets: Sequence[Secret]) -> ValuesBySecret:
         """Return the results per secret of these observed secrets."""
         finished = self.audit.folder.observations.finished_secrets(self.key)
         return build_observation_row(

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from auditor.conclusions.outcomes import RowValuesBySecret, align_rows
+from auditor.conclusions.outcomes import ValuesBySecret, align_secret_values
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import Chain, ChainStep, Finding, Measurement, TargetRecord
 from auditor.plugins.defense import Cause
@@ -39,13 +39,13 @@ class ChainRow:
 
     cause: Cause
     target: str
-    answers: RowValuesBySecret | None
+    answers: ValuesBySecret | None
     absent: str = ""
 
 
 def build_cause_chain(
     target: str,
-    base: tuple[str, RowValuesBySecret],
+    base: tuple[str, ValuesBySecret],
     chain_rows: Sequence[ChainRow],
     name: str,
     unit: str,
@@ -69,7 +69,7 @@ def build_cause_chain(
     for chain_row in chain_rows:
         if chain_row.answers is not None:
             rows[chain_row.target] = chain_row.answers
-    if target not in rows or not align_rows(rows.values(), name, True)[0]:
+    if target not in rows or not align_secret_values(rows.values(), name, True)[0]:
         return None
 
     def minus(after: str, before: str) -> Measurement:
@@ -101,9 +101,9 @@ def build_cause_chain(
 def measure_row_difference(
     name: str,
     unit: str,
-    new: RowValuesBySecret,
-    base: RowValuesBySecret,
-    rows: Iterable[RowValuesBySecret] = (),
+    new: ValuesBySecret,
+    base: ValuesBySecret,
+    rows: Iterable[ValuesBySecret] = (),
 ) -> Measurement:
     """Measure the members' mean of `new` minus that of `base`, with its paired 95% interval.
 
@@ -118,8 +118,8 @@ def measure_row_difference(
             and in `base` are compared.
     """
     aligned = [new, base, *rows]
-    _, (after, before, *_) = align_rows(aligned, name, True)
-    nonmember_ids, (new_floor, base_floor, *_) = align_rows(aligned, name, False)
+    _, (after, before, *_) = align_secret_values(aligned, name, True)
+    nonmember_ids, (new_floor, base_floor, *_) = align_secret_values(aligned, name, False)
     return compare.measure_mean_difference(
         f"{name}_difference",
         unit,
@@ -137,7 +137,7 @@ def _format_missing_rows(chain_rows: Sequence[ChainRow]) -> str:
     return " and ".join(chain_row.absent for chain_row in chain_rows)
 
 
-Answers = Mapping[str, RowValuesBySecret]  # by name of target
+Answers = Mapping[str, ValuesBySecret]  # by name of target
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from auditor.conclusions.outcomes import RowValuesBySecret, list_secret_facts
+from auditor.conclusions.outcomes import ValuesBySecret, list_secret_facts
 from auditor.core.arrays import Floats
 from auditor.core.nouns import CellKey, Secret, Tokens
 from auditor.core.result import Finding, Measurement, StoppedEarly
@@ -72,11 +72,11 @@ class PerSecretCollector:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.answers: dict[CellKey, RowValuesBySecret] = {}
-        self.likelihoods: dict[str, RowValuesBySecret] = {}
+        self.answers: dict[CellKey, ValuesBySecret] = {}
+        self.likelihoods: dict[str, ValuesBySecret] = {}
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self.stopped: dict[CellKey, StoppedEarly] = {}
-        self.rows: dict[CellKey, RowValuesBySecret] = {}
+        self.rows: dict[CellKey, ValuesBySecret] = {}
         self.scored: dict[CellKey, ScoredRow] = {}
         self._columns: list[Column] = []
         self._attacks: list[CellKey] = []
@@ -84,7 +84,7 @@ class PerSecretCollector:
 
     def collect_attack_outcome(
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds
-    ) -> RowValuesBySecret:
+    ) -> ValuesBySecret:
         """Collect and return the results of an attack.
 
         Args:
@@ -142,7 +142,7 @@ class PerSecretCollector:
         ]
         self._columns += [column for column in row.list_columns(key) if column.quantity == quantity]
 
-    def _keep_cell_row(self, key: CellKey, row: RowValuesBySecret) -> RowValuesBySecret:
+    def _keep_cell_row(self, key: CellKey, row: ValuesBySecret) -> ValuesBySecret:
         self.rows[key] = replace(row, anytime=key in self.stopped)
         return self.rows[key]
 
@@ -190,26 +190,26 @@ class PerSecretCollector:
 
 def build_outcome_row(
     outcome: judging.Outcome, kinds: Kinds, probable: bool = False
-) -> RowValuesBySecret:
+) -> ValuesBySecret:
     # NaN: the secret has no data of the kind; means skip it.
     of_kinds = {}
     for kind, share_by_id in kinds.items():
         of_kinds[kind] = [share_by_id.get(id, math.nan) for id in outcome.ids]
-    return RowValuesBySecret.from_judged_guesses(outcome, of_kinds, probable)
+    return ValuesBySecret.from_judged_guesses(outcome, of_kinds, probable)
 
 
 def build_observation_row(
     probe: Probe, secrets: Sequence[Secret], observations: Observed
-) -> RowValuesBySecret:
+) -> ValuesBySecret:
     numbers = {}
     for name, values in probe.per_secret_values(secrets, observations).items():
         numbers[name] = np.asarray(values, dtype=float)
     ids, member, repeats = list_secret_facts(secrets)
-    return RowValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)
+    return ValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)
 
 
 def _build_observation_columns(
-    key: CellKey, row: RowValuesBySecret, observations: Observed
+    key: CellKey, row: ValuesBySecret, observations: Observed
 ) -> Iterator[Column]:
     """Yield a table column for each observed number.
 

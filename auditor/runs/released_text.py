@@ -25,7 +25,7 @@ from auditor.benchmarks.data.occurrences import count_text_occurrences
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.benchmarks.data.words import is_mostly_unspaced, is_whole_word_somewhere
 from auditor.conclusions import secret_details
-from auditor.conclusions.outcomes import RowValuesBySecret, list_secret_facts
+from auditor.conclusions.outcomes import ValuesBySecret, list_secret_facts
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import (
@@ -358,7 +358,7 @@ def _find_copied_passages(
     places = {id: place for place, id in enumerate(targets)}
     order = [places[id] for id in outcome.ids]
     of_kinds = {kind: np.array(shares)[order] for kind, shares in parts.items()}
-    judged = RowValuesBySecret.from_judged_guesses(outcome, of_kinds)
+    judged = ValuesBySecret.from_judged_guesses(outcome, of_kinds)
     rows.add_guesses(_CELLS[PASSAGES], [*targets.values()], guesses)
     rows.columns += judged.list_columns(_CELLS[PASSAGES])
     members = outcome.select_secrets(outcome.member)

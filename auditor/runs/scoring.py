@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from auditor.conclusions.leak_readings import KINDS
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.arrays import Bools
 from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens, select_members
 from auditor.core.result import Doubt, Measurement
@@ -228,7 +228,7 @@ def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[M
     return tuple(perplexities)
 
 
-def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
+def measure_true_token_likelihoods(audit: Audit, target: Target) -> ValuesBySecret:
     """Score each secret's true suffix tokens by teacher forcing.
 
     The scores show leakage that no attack found. Return each secret's mean log-probability per
@@ -258,14 +258,14 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
 
 def build_likelihood_row(
     members: Mapping[str, float], others: Mapping[str, float]
-) -> RowValuesBySecret:
+) -> ValuesBySecret:
     """Combine the mean log-probabilities per token (nats) of members and of non-members (`others`).
 
     Both inputs are keyed by secret id.
     """
     ids = (*members, *others)
     values = np.array([*members.values(), *others.values()])
-    return RowValuesBySecret(
+    return ValuesBySecret(
         ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values}
     )
 
@@ -275,7 +275,7 @@ _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]
 
 
 def doubt_if_members_likelier(
-    title: str, answers: RowValuesBySecret, methods: Collection[str] = ()
+    title: str, answers: ValuesBySecret, methods: Collection[str] = ()
 ) -> tuple[Doubt, ...]:
     """Return a doubt if members' true tokens are more likely than non-members'.
 

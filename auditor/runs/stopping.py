@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from auditor.conclusions.outcomes import (
-    RowValuesBySecret,
     RunOutcomes,
-    compare_paired_rows,
+    ValuesBySecret,
+    compare_metric_by_secret,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Query, Secret
@@ -39,7 +39,7 @@ from auditor.statistics.metrics import (
 Item = TypeVar("Item", Query, Secret)
 Ask = Callable[[Sequence[Item]], None]
 # values of secrets already queried
-Seen = Callable[[Sequence[Item]], RowValuesBySecret]
+Seen = Callable[[Sequence[Item]], ValuesBySecret]
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class StoppingRule:
     width: tuple[str, float] | None = None
     rules: tuple[Rule, ...] = ()
     level: float = LEVEL
-    base: RowValuesBySecret | None = None
+    base: ValuesBySecret | None = None
     require: Required = NOTHING
 
-    def explain_stop(self, row: RowValuesBySecret) -> str:
+    def explain_stop(self, row: ValuesBySecret) -> str:
         """Return why the queries can stop; "" if more secrets are needed.
 
         row: results of the secrets queried so far.
@@ -83,7 +83,7 @@ class StoppingRule:
             return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True))
         return ""
 
-    def _format_rule_verdict(self, rule: Rule, row: RowValuesBySecret) -> str:
+    def _format_rule_verdict(self, rule: Rule, row: ValuesBySecret) -> str:
         """Return the gate's verdict on the rule, `failed` or `was held`; "" if undecided so far.
 
         row: results of the secrets queried so far.
@@ -96,7 +96,7 @@ class StoppingRule:
         elif self.base is None:
             return ""
         else:
-            evidence = compare_paired_rows(rule.metric, rule.count, row, self.base)
+            evidence = compare_metric_by_secret(rule.metric, rule.count, row, self.base)
         if evidence is None or isinstance(evidence, str):
             return ""
         # As in the gate: a single wrong rule is a false alarm, so its level is divided; a false
@@ -137,9 +137,7 @@ class StoppingRule:
         }
 
 
-def bound_stopped_finding(
-    finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly
-) -> Finding:
+def bound_stopped_finding(finding: Finding, row: ValuesBySecret, stopped: StoppedEarly) -> Finding:
     """Replace the finding's intervals, because the queries stopped early.
 
     The old intervals are valid only for a fixed sample size. The new intervals are valid even if

@@ -630,10 +630,10 @@ def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, inputs: Pa
         set(distribution) == {secret.id for secret in members}
         for distribution in found.tokens.values()
     )
-    row = found.rows["undefended", "white-box", "ethicist"]
+    row = found.values_by_cell["undefended", "white-box", "ethicist"]
     assert (
         row.score_is_probability
-        and not found.rows["undefended", "white-box", "perplexity"].score_is_probability
+        and not found.values_by_cell["undefended", "white-box", "perplexity"].score_is_probability
     )
     assert row.outcome is not None
     prefix_token = dict(zip(row.ids, row.outcome.traits["lead"], strict=True))

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import t as student
 
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.replicates import Replicates
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
@@ -42,7 +42,7 @@ def cell(*by_seed: Outcome) -> Replicates:
         "undefended",
         "white-box",
         "a",
-        {seed: RowValuesBySecret.from_judged_guesses(one) for seed, one in enumerate(by_seed)},
+        {seed: ValuesBySecret.from_judged_guesses(one) for seed, one in enumerate(by_seed)},
     )
 
 
@@ -188,8 +188,8 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
         "white-box",
         "a",
         {
-            0: RowValuesBySecret.from_judged_guesses(outcome([1, 1, 0])),
-            1: RowValuesBySecret.from_judged_guesses(outcome([0, 0, 0])),
+            0: ValuesBySecret.from_judged_guesses(outcome([1, 1, 0])),
+            1: ValuesBySecret.from_judged_guesses(outcome([0, 0, 0])),
         },
     )
     b = Replicates(
@@ -197,8 +197,8 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
         "white-box",
         "b",
         {
-            0: RowValuesBySecret.from_judged_guesses(outcome([0, 0, 0])),
-            2: RowValuesBySecret.from_judged_guesses(outcome([1, 1, 1])),
+            0: ValuesBySecret.from_judged_guesses(outcome([0, 0, 0])),
+            2: ValuesBySecret.from_judged_guesses(outcome([1, 1, 1])),
         },
     )
     assert measure_seed_contrast(
@@ -216,7 +216,7 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
                         "t",
                         "white-box",
                         "b",
-                        {5: RowValuesBySecret.from_judged_guesses(outcome([1]))},
+                        {5: ValuesBySecret.from_judged_guesses(outcome([1]))},
                     ),
                 ),
             ],
@@ -254,7 +254,7 @@ def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float
 def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Replicates:
     """A row of exposures: of one control, which counts for nothing here, and of as many canaries as
     there are bits."""
-    rows = RowValuesBySecret(
+    rows = ValuesBySecret(
         (*ids[: len(bits)], "control"),
         np.array([True] * len(bits) + [False]),
         (*repeats, 0),
@@ -268,7 +268,9 @@ def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Replic
         measured[f"exposure(count={times})"] = Measurement(
             "exposure", float(np.mean(own)), 0.0, 20.0, len(own), "bits"
         )
-    return Replicates("t", "white-box", "exposure", measured={0: measured}, rows={0: rows})
+    return Replicates(
+        "t", "white-box", "exposure", measured={0: measured}, values_by_seed={0: rows}
+    )
 
 
 def test_means_of_a_probe_are_paired_by_secret() -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.conclusions.outcomes import RowValuesBySecret, read_row_values
+from auditor.conclusions.outcomes import ValuesBySecret, read_values_by_secret
 from auditor.conclusions.secret_details import (
     SecretDetails,
     build_fact_columns,
@@ -66,7 +66,7 @@ def folder(path: Path) -> Path:
     )
     member, repeats = [True, True], [1, 4]
     columns = [
-        *RowValuesBySecret.from_judged_guesses(
+        *ValuesBySecret.from_judged_guesses(
             outcome(), {"mail": [1.0, math.nan, 0.5, math.nan]}, True
         ).list_columns(attacked),
         Column(MEASURED, probed, "p", ["s0", "s1"], [0.5, math.nan], member, repeats),
@@ -89,7 +89,7 @@ def folder(path: Path) -> Path:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = read_secret_details(folder(tmp_path))
     assert found.secrets[1] == SecretFacts("s1", "as1", True, 4, 4, "note")
-    row = found.rows["undefended", "white-box", "a"]
+    row = found.values_by_cell["undefended", "white-box", "a"]
     assert (
         row.score_is_probability
         and row.outcome is not None
@@ -103,7 +103,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         assert one.dtype == other.dtype and one.tolist() == other.tolist(), name
     for name, values in outcome().traits.items():
         np.testing.assert_array_equal(row.outcome.traits[name], values)
-    probe = found.rows["undefended", "white-box", "p"]
+    probe = found.values_by_cell["undefended", "white-box", "p"]
     assert (
         probe.outcome is None and probe.values["p"][0] == 0.5 and math.isnan(probe.values["p"][1])
     )
@@ -113,9 +113,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) -> None:
-    asked = RowValuesBySecret(("b", "a"), np.array([True, False]), (None, 2), {})
+    asked = ValuesBySecret(("b", "a"), np.array([True, False]), (None, 2), {})
     table.write_secrets_table(tmp_path, asked.list_columns(EXPOSURE))
-    (again,) = read_row_values(tmp_path).values()
+    (again,) = read_values_by_secret(tmp_path).values()
     assert (again.ids, again.member.tolist(), again.repeats, again.values) == (
         ("b", "a"),
         [True, False],
@@ -172,10 +172,10 @@ BROKEN: dict[str, Callable[[list[Column]], list[Column]]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_columns_that_do_not_make_a_row_are_refused(name: str, tmp_path: Path) -> None:
     columns = list(
-        RowValuesBySecret.from_judged_guesses(outcome()).list_columns(CellKey.parse_cell_key(CELL))
+        ValuesBySecret.from_judged_guesses(outcome()).list_columns(CellKey.parse_cell_key(CELL))
     )
     table.write_secrets_table(tmp_path, columns)
-    assert len(read_secret_details(tmp_path).rows) == 1
+    assert len(read_secret_details(tmp_path).values_by_cell) == 1
     table.write_secrets_table(tmp_path, BROKEN[name](columns))
     with pytest.raises(AuditError, match=r"secrets.parquet: expected the table"):
         read_secret_details(tmp_path)
@@ -214,7 +214,7 @@ def test_what_cannot_be_read_is_refused(
 
 def test_accuracy_of_first_tokens(tmp_path: Path) -> None:
     found = read_secret_details(folder(tmp_path))
-    row = found.rows["undefended", "white-box", "a"]
+    row = found.values_by_cell["undefended", "white-box", "a"]
     lengths = measure_length_accuracy(found, row, (1, 2, 3, 8))
     # members only; at 1 and 2 tokens all three count, beyond that the two that are so long; the
     # last L is the longest
@@ -224,7 +224,9 @@ def test_accuracy_of_first_tokens(tmp_path: Path) -> None:
         3: (0.5, 2),
         4: (0.5, 2),
     }
-    assert measure_length_accuracy(found, found.rows["undefended", "white-box", "p"]) == {}
+    assert (
+        measure_length_accuracy(found, found.values_by_cell["undefended", "white-box", "p"]) == {}
+    )
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
@@ -277,7 +279,7 @@ def test_a_row_of_non_members_alone_has_no_lengths() -> None:
     assert (
         measure_length_accuracy(
             found,
-            RowValuesBySecret.from_judged_guesses(
+            ValuesBySecret.from_judged_guesses(
                 outcome().select_secrets(np.array([False, False, False, True]))
             ),
         )
@@ -308,8 +310,11 @@ def test_columns_and_tokens_that_lie_in_several_row_groups_are_read_whole(
     cut = read_secret_details(tmp_path)
     for found in (parts, cut):
         assert found.tokens == whole.tokens and found.exposure == whole.exposure
-        assert [*found.rows] == [*whole.rows]
-        for cell, row in whole.rows.items():
-            assert (found.rows[cell].ids, found.rows[cell].repeats) == (row.ids, row.repeats)
+        assert [*found.values_by_cell] == [*whole.values_by_cell]
+        for cell, row in whole.values_by_cell.items():
+            assert (found.values_by_cell[cell].ids, found.values_by_cell[cell].repeats) == (
+                row.ids,
+                row.repeats,
+            )
             for name, values in row.values.items():
-                np.testing.assert_array_equal(found.rows[cell].values[name], values)
+                np.testing.assert_array_equal(found.values_by_cell[cell].values[name], values)

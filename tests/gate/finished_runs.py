@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
@@ -52,7 +52,7 @@ def finished(
     """A run of one attack on one model, judged now. kinds: of personal data, what each first guess
     holds of it."""
     found = outcome() if found is None else found
-    row = RowValuesBySecret.from_judged_guesses(found, kinds)
+    row = ValuesBySecret.from_judged_guesses(found, kinds)
     of_kinds = {kind: row.remeasure_metric("recall", kind=kind) for kind in kinds or {}}
     plan = Plan.from_fields(
         attack=(ROW.attack,),

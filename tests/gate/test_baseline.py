@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from auditor.conclusions.outcomes import (
-    RowValuesBySecret,
     RunOutcomes,
-    compare_paired_rows,
+    ValuesBySecret,
+    compare_metric_by_secret,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
@@ -40,11 +40,11 @@ from validation.gates import simulation
 ROW = CellKey("undefended", "white-box", "a")
 
 
-def per_secret(hits: np.ndarray, **more: np.ndarray) -> RowValuesBySecret:
+def per_secret(hits: np.ndarray, **more: np.ndarray) -> ValuesBySecret:
     n = len(hits)
     repeats = tuple(1 if i % 2 else 16 for i in range(n))
     ids = tuple(f"s{i:05d}" for i in range(n))
-    return RowValuesBySecret(
+    return ValuesBySecret(
         ids, np.ones(n, dtype=bool), repeats, {"recall": hits.astype(float), **more}
     )
 
@@ -172,7 +172,7 @@ def test_rules_on_records_are_recomputed_from_their_parts(
         *(nothing + 9 * ~windows, nothing, {"record": record}),
     )
     email = np.where(record % 2, np.nan, windows)
-    values = RowValuesBySecret.from_judged_guesses(judged, {"email": email})
+    values = ValuesBySecret.from_judged_guesses(judged, {"email": email})
     by_kind = values.remeasure_metric("recall", kind="email")
     assert by_kind is not None and by_kind.n == 200
     row = Finding(
@@ -201,18 +201,18 @@ def test_rules_on_records_are_recomputed_from_their_parts(
 def test_the_order_of_the_secrets_does_not_matter() -> None:
     base, new = run(hits(200, range(20)), "base"), run(hits(200, range(60)))
     rows = new.outcomes[ROW]
-    turned = RowValuesBySecret(
+    turned = ValuesBySecret(
         rows.ids[::-1], rows.member, rows.repeats[::-1], {"recall": rows.values["recall"][::-1]}
     )
     differences = []
     for values in (turned, rows):
-        difference = compare_paired_rows("recall", None, values, base.outcomes[ROW])
+        difference = compare_metric_by_secret("recall", None, values, base.outcomes[ROW])
         assert not isinstance(difference, str)
         differences.append(make_measurement("difference", difference))
     assert differences[0] == differences[1]
-    assert compare_paired_rows("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
+    assert compare_metric_by_secret("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
     assert (
-        compare_paired_rows("recall", 3, rows, base.outcomes[ROW])
+        compare_metric_by_secret("recall", 3, rows, base.outcomes[ROW])
         == "no secret stood in the data 3 times"
     )
 
@@ -229,12 +229,12 @@ def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None
         for by in (0, 3)
     ]
     auc, rate = (
-        compare_paired_rows(metric, 16, sides[1], sides[0])
+        compare_metric_by_secret(metric, 16, sides[1], sides[0])
         for metric in ("membership_auc", "tpr_at_1pct_fpr")
     )
     assert not isinstance(auc, str) and auc.low(0.025) > 0 and auc.n == 75 + 50
     assert not isinstance(rate, str) and rate.n == 75
-    assert isinstance(compare_paired_rows("membership_auc", 3, *sides), str)
+    assert isinstance(compare_metric_by_secret("membership_auc", 3, *sides), str)
 
 
 def test_by_repeat_count() -> None:
@@ -397,7 +397,7 @@ def test_what_cannot_be_paired_fails() -> None:
     )
     assert ruling.verdict == "failed" and "no outcomes of this row to pair" in ruling.reason
     unkept = {
-        ROW: RowValuesBySecret(
+        ROW: ValuesBySecret(
             base.outcomes[ROW].ids, base.outcomes[ROW].member, base.outcomes[ROW].repeats, {}
         )
     }
@@ -407,7 +407,7 @@ def test_what_cannot_be_paired_fails() -> None:
     assert verdicts(new, base, "any_of_k not worse than baseline by 1") == ["failed"]
     lost = np.full(200, math.nan)
     assert "not a number" in str(
-        compare_paired_rows(
+        compare_metric_by_secret(
             "p", None, per_secret(hits(200), p=lost), per_secret(hits(200), p=np.zeros(200))
         )
     )

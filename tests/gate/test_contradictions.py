@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
+from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
@@ -61,12 +61,12 @@ def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) ->
         "setting": more.get("setting", "white-box"),
     }
     result = AuditResult("r", "2026", "0", "audit run", plan, benchmark, (), rows, {}, {}, 0)
-    kept: dict[CellKey, RowValuesBySecret] = {} if more.get("lost") else read_record(found)
+    kept: dict[CellKey, ValuesBySecret] = {} if more.get("lost") else read_record(found)
     return RunOutcomes("r", result, kept)
 
 
-def read_record(found: judging.Outcome) -> dict[CellKey, RowValuesBySecret]:
-    return {ROW: RowValuesBySecret.from_judged_guesses(found)}
+def read_record(found: judging.Outcome) -> dict[CellKey, ValuesBySecret]:
+    return {ROW: ValuesBySecret.from_judged_guesses(found)}
 
 
 def with_measured(which: str, **new: Any) -> Change:
@@ -179,7 +179,7 @@ def test_generations_have_their_answers_among_the_guesses() -> None:
         "",
         (measure_share("memorised", np.ones(3, dtype=bool)),),
     )
-    kept = RowValuesBySecret(
+    kept = ValuesBySecret(
         ("0", "1", "2"), np.ones(3, dtype=bool), (None,) * 3, {"memorised": np.ones(3)}
     )
     result = replace(run().result, findings=(drawn,))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.jsonable import to_json
 from auditor.core.result import Measurement, StoppedEarly
 from auditor.gate.decide import judge_rules, read_run
@@ -220,7 +220,7 @@ def test_a_probe_is_worked_out_again_with_its_interval() -> None:
     """As `extraction_probability` and what is left of it above the non-members are measured."""
     p = np.random.default_rng(0).random(60) ** 4
     member = np.arange(60) < 40
-    kept = RowValuesBySecret(
+    kept = ValuesBySecret(
         tuple(map(str, range(60))), member, (None,) * 60, {"extraction_probability": p}
     )
     own = compute_mean_probability("extraction_probability", p[member])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
+from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.conclusions.signals import assess_signals
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement
@@ -367,7 +367,7 @@ def test_an_older_run_holds_no_limit_that_one_of_its_scores_may_exceed() -> None
     values["membership_score_ez_mia"] = values["membership_score"]
     ids, cell = tuple(map(str, range(200))), row("undefended").cell_key
     main = Measurement("membership_auc", 0.5, 0.42, 0.58, 200, "AUC", "EZ-MIA")
-    kept = {cell: RowValuesBySecret(ids, member, (None,) * 200, values)}
+    kept = {cell: ValuesBySecret(ids, member, (None,) * 200, values)}
     (ruling,) = rule_on(result(row("undefended", main)), [Rule("membership_auc", 0.75)], kept)
     assert ruling.verdict == "inconclusive" and ruling.value == pytest.approx(0.85, abs=0.05)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
+from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, RecordCounts
@@ -27,7 +27,7 @@ def finished(*rows: tuple[str, str, str], members: int = 100, others: int = 50) 
     result = AuditResult("r", "2026", "0", "audit run", plan, record, (), found, {}, {}, 0)
     n = members + others
     ids, member = tuple(f"s{i}" for i in range(n)), np.arange(n) < members
-    own = RowValuesBySecret(ids, member, (None,) * n, {"recall": np.zeros(n)})
+    own = ValuesBySecret(ids, member, (None,) * n, {"recall": np.zeros(n)})
     return RunOutcomes("r", result, {CellKey(*row): own for row in rows})
 
 

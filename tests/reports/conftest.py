@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import Claim
 from auditor.core.result import (
@@ -395,7 +395,7 @@ def detailed_run(
         outcome = judging.Outcome(
             ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits
         )
-        rows[finding.cell_key] = RowValuesBySecret.from_judged_guesses(
+        rows[finding.cell_key] = ValuesBySecret.from_judged_guesses(
             outcome, score_is_probability=True
         )
     distributions = np.log(rng.random((len(result.targets), n, length)))

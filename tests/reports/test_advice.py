@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import CellKey
@@ -49,7 +49,7 @@ def details(result: AuditResult, **rows: Outcome) -> SecretDetails:
     )
     return SecretDetails(
         facts,
-        {keys[name]: RowValuesBySecret.from_judged_guesses(own) for name, own in rows.items()},
+        {keys[name]: ValuesBySecret.from_judged_guesses(own) for name, own in rows.items()},
     )
 
 

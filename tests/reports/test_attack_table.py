@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -29,11 +29,9 @@ def row(attack: str, *measured: Measurement) -> Finding:
     )
 
 
-def kept(values: dict[str, np.ndarray], n_members: int) -> RowValuesBySecret:
+def kept(values: dict[str, np.ndarray], n_members: int) -> ValuesBySecret:
     n = len(next(iter(values.values())))
-    return RowValuesBySecret(
-        tuple(map(str, range(n))), np.arange(n) < n_members, (None,) * n, values
-    )
+    return ValuesBySecret(tuple(map(str, range(n))), np.arange(n) < n_members, (None,) * n, values)
 
 
 def test_recall_is_paired_by_record_with_the_first_attack(result: AuditResult) -> None:
@@ -48,7 +46,9 @@ def test_recall_is_paired_by_record_with_the_first_attack(result: AuditResult) -
         CellKey("undefended", "white-box", name): kept({"recall": hits.astype(float)}, 20)
         for name, hits in (("a", base), ("b", new))
     }
-    first, second = compare_attacks(run, SecretDetails(rows=rows), "undefended", "white-box")
+    first, second = compare_attacks(
+        run, SecretDetails(values_by_cell=rows), "undefended", "white-box"
+    )
     assert (first.finding.attack, first.difference) == ("b", None)
     assert second.difference is not None and second.base == "b"
     by_id = sorted(range(20), key=str)  # a bootstrap draws places
@@ -97,6 +97,8 @@ def test_aucs_are_paired_in_the_direction_in_which_each_tells_members(result: Au
         for name, sign in (("membership", 1), ("mine", -1))
     }
     run = replace(result, findings=findings, plan={**result.plan, "attack": ["membership", "mine"]})
-    first, second = compare_attacks(run, SecretDetails(rows=rows), "undefended", "white-box")
+    first, second = compare_attacks(
+        run, SecretDetails(values_by_cell=rows), "undefended", "white-box"
+    )
     assert first.number_text == "AUC 0.750 [0.600–0.900] (loss, best of 3 scores)"
     assert second.difference is not None and second.difference.value == pytest.approx(0)

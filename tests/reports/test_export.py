@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
+from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.core.result import AuditResult, Measurement
 from auditor.reports import export, files
 from auditor.statistics.metrics import find_metric
@@ -85,13 +85,13 @@ def test_what_json_has_no_word_for_and_what_is_not_there(result: AuditResult) ->
 
 def run(result: AuditResult) -> RunOutcomes:
     ids, member = ("b", "a", "=1+1"), np.array([True, True, False])
-    hits = RowValuesBySecret(
+    hits = ValuesBySecret(
         ids,
         member,
         (1, 4, None),
         {"recall": np.array([0.0, 1.0, 0.0]), "score": np.array([0.1, 2, -3])},
     )
-    exact = RowValuesBySecret(
+    exact = ValuesBySecret(
         ids, member, (1, 4, None), {"extraction_probability": np.array([0.25, 1e-30, math.nan])}
     )
     rows = {

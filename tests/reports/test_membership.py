@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from auditor.conclusions import secret_details as detailed
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -154,8 +154,8 @@ NAMED = {
 
 
 def kept() -> SecretDetails:
-    seen = RowValuesBySecret(tuple(map(str, range(50))), np.arange(50) < 30, (None,) * 50, scores())
-    return SecretDetails(rows={CellKey("undefended", "white-box", "membership"): seen})
+    seen = ValuesBySecret(tuple(map(str, range(50))), np.arange(50) < 30, (None,) * 50, scores())
+    return SecretDetails(values_by_cell={CellKey("undefended", "white-box", "membership"): seen})
 
 
 def figure(result: AuditResult, details: SecretDetails) -> Figure:
@@ -195,7 +195,7 @@ def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None
         "a": [3, -np.inf],
     }
     write_rows(tmp_path, {str(key): row})
-    seen = detailed.read_secret_details(tmp_path).rows[key]
+    seen = detailed.read_secret_details(tmp_path).values_by_cell[key]
     assert (seen.ids, seen.member.tolist(), seen.repeats) == (("a", "b"), [True, False], (1, None))
     found = {name: values.tolist() for name, values in seen.values.items()}
     # in the order of the probe: the main number is first

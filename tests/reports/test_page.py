@@ -116,7 +116,7 @@ def test_the_page_with_its_secrets_in_a_browser(
 def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, SecretDetails]) -> None:
     path, details = detailed
     browser.open(path, 1440)
-    outcome = details.rows["undefended", "white-box", "ethicist"].outcome
+    outcome = details.values_by_cell["undefended", "white-box", "ethicist"].outcome
     assert outcome is not None
     # the strongest undefended row, every secret once
     assert browser.evaluate(STATUS) == "1–25 of 200"
@@ -147,10 +147,10 @@ def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, Secr
     browser.evaluate(choose("target", "PMixED (sound), white-box"))
     expect(400)
     browser.evaluate("document.getElementById('filter-reset').click()")
-    expect(200 * len(details.rows))
+    expect(200 * len(details.values_by_cell))
     search = "document.getElementById('filter-search')"
     browser.evaluate(f"{search}.value = 'ROW-00001'; {search}.dispatchEvent(new Event('input'))")
-    expect(10 * len(details.rows))
+    expect(10 * len(details.values_by_cell))
     browser.evaluate(f"{search}.value = 'nobody'; {search}.dispatchEvent(new Event('input'))")
     expect(0)
     assert browser.troubles() == []

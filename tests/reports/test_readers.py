@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
@@ -161,7 +161,7 @@ def test_calibration_holds_scores_to_what_came_true(
 ) -> None:
     details = secret_by_secret(result, 100, length=4)
     doc = table_of_contents.build_page_document(result, details)
-    outcome = details.rows["undefended", "white-box", "ethicist"].outcome
+    outcome = details.values_by_cell["undefended", "white-box", "ethicist"].outcome
     assert outcome is not None
     own = outcome.select_secrets(outcome.member)
     drawn = next(
@@ -189,9 +189,13 @@ def test_a_score_that_is_no_probability_is_not_calibrated(
     result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
 ) -> None:
     details = secret_by_secret(result, 30, length=4)
-    scores = {row: replace(seen, score_is_probability=False) for row, seen in details.rows.items()}
+    scores = {
+        row: replace(seen, score_is_probability=False)
+        for row, seen in details.values_by_cell.items()
+    }
     assert not blocks(
-        table_of_contents.build_page_document(result, replace(details, rows=scores)), "calibration"
+        table_of_contents.build_page_document(result, replace(details, values_by_cell=scores)),
+        "calibration",
     )
 
 
@@ -204,18 +208,18 @@ def test_the_probe_foretells_what_sampling_finds(
         ("undefended", "white-box", "extraction-probability"),
     )
     p = np.linspace(0, 1, 50)
-    rows = {attack: replace(details.rows[attack], score_is_probability=False)}
+    rows = {attack: replace(details.values_by_cell[attack], score_is_probability=False)}
     ids, member = (
         tuple(s.id for s in details.secrets),
         np.array([s.member for s in details.secrets]),
     )
-    rows[probe] = RowValuesBySecret(ids, member, (None,) * 50, {"extraction_probability": p})
+    rows[probe] = ValuesBySecret(ids, member, (None,) * 50, {"extraction_probability": p})
     sampled = next(f for f in result.findings if f.cell_key == attack)
     # the same samples, ranked otherwise: foretold once
     shared = replace(sampled, attack="zlib", samples=10)
     found = (replace(sampled, samples=10), shared, replace(sampled, attack=probe[2]))
     doc = table_of_contents.build_page_document(
-        replace(result, findings=found), replace(details, rows=rows)
+        replace(result, findings=found), replace(details, values_by_cell=rows)
     )
     drawn = figure(doc, "calibration").series
     foretold = 1 - (1 - p[member]) ** 10  # ten samples

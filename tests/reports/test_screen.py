@@ -212,11 +212,11 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
     result = lab_run()
     known = secret_by_secret(result, 1000, length=4)  # type: ignore[operator]
     rows = {}
-    for key, seen in known.rows.items():
+    for key, seen in known.values_by_cell.items():
         times = np.array([0 if count is None else count for count in seen.outcome.repeats])
         rows[key] = replace(seen, outcome=replace(seen.outcome, hit=times > 4))
     monkeypatch.setattr(
-        screen.detailed, "read_secret_details", lambda folder: replace(known, rows=rows)
+        screen.detailed, "read_secret_details", lambda folder: replace(known, values_by_cell=rows)
     )
     said = entry(lines(result), "NEXT")
     assert said.startswith("at most 4 copies of a record: 0.0% [") and said.endswith(

@@ -81,7 +81,7 @@ def test_what_fits_is_all_there(result: AuditResult, secret_by_secret: Secrets) 
     data = listed(result, details)
     rows = data["rows"]
     assert len(rows) == len(result.findings)
-    row = details.rows["undefended", "white-box", "ethicist"]
+    row = details.values_by_cell["undefended", "white-box", "ethicist"]
     assert row.outcome is not None
     shown = rows[data["first"]]
     assert (shown["target"], shown["setting"], shown["attack"]) == (
@@ -126,7 +126,9 @@ def test_a_long_list_shows_the_worst_secrets(
     assert block is not None
     assert block.notes[0].startswith("This list shows the 90 of 400 secrets that")
     worst = block.data["rows"][block.data["first"]]
-    row = next(row for cell, row in details.rows.items() if cell.attack == worst["attack"])
+    row = next(
+        row for cell, row in details.values_by_cell.items() if cell.attack == worst["attack"]
+    )
     assert row.outcome is not None
     hits = row.outcome.hit & row.member
     assert 0 < hits.sum() < 90

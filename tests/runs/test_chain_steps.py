@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.result import Chain
 from auditor.plugins.defense import Cause
 from auditor.runs import chain_steps
@@ -23,20 +23,20 @@ RECALL, LIKELIHOOD = ("recall", "share"), ("likelihood", "nats a token")
 
 def answers(
     name: str, members: Mapping[str, float], others: Mapping[str, float] | None = None
-) -> RowValuesBySecret:
+) -> ValuesBySecret:
     ids, values = (*members, *(others or {})), [*members.values(), *(others or {}).values()]
-    return RowValuesBySecret(
+    return ValuesBySecret(
         ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {name: np.array(values)}
     )
 
 
-def recalled(*hits: int, of: range = ALL) -> RowValuesBySecret:
+def recalled(*hits: int, of: range = ALL) -> ValuesBySecret:
     """A row that completed these secrets of those it was asked."""
     return answers("recall", {str(i): float(i in hits) for i in of})
 
 
 def chain_row(
-    name: str, row: RowValuesBySecret | None, target: str = "", absent: str = ""
+    name: str, row: ValuesBySecret | None, target: str = "", absent: str = ""
 ) -> ChainRow:
     return ChainRow(Cause(name, f"what {name} changes"), target or f"row of {name}", row, absent)
 
@@ -158,7 +158,7 @@ def test_a_floor_takes_off_what_is_no_memory() -> None:
     rng = np.random.default_rng(0)
     before, after = (rng.normal(size=50) + shift for shift in (0.0, 3.0 + (np.arange(50) < 30)))
 
-    def row(values: NDArray[np.float64]) -> RowValuesBySecret:
+    def row(values: NDArray[np.float64]) -> ValuesBySecret:
         own, floor = (
             {f"{i}": float(x) for i, x in enumerate(part)} for part in (values[:30], values[30:])
         )
@@ -192,7 +192,7 @@ def test_steps_over_a_floor_add_up_where_rows_have_other_non_members() -> None:
     whole."""
     rng = np.random.default_rng(0)
 
-    def row(others: int) -> RowValuesBySecret:
+    def row(others: int) -> ValuesBySecret:
         own, floor = (
             {str(i): float(x) for i, x in enumerate(rng.normal(size=n))} for n in (12, others)
         )

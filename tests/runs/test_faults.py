@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
@@ -81,7 +81,7 @@ def run(tmp_path: Path) -> Path:
     )
     table.write_secrets_table(
         folder.path,
-        RowValuesBySecret.from_judged_guesses(outcome).list_columns(
+        ValuesBySecret.from_judged_guesses(outcome).list_columns(
             CellKey("undefended", "white-box", "a")
         ),
     )

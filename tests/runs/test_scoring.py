@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.runs.scoring import LIKELIHOOD, build_likelihood_row, doubt_if_members_likelier
 
 
-def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> RowValuesBySecret:
+def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> ValuesBySecret:
     """Mean log-probabilities, nats a token, of standard deviation 0.5."""
     rng = np.random.default_rng(seed)
     members, rest = rng.normal(gap - 2, 0.5, n), rng.normal(-2, 0.5, others)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
@@ -308,10 +308,10 @@ def test_refusals(
 # -----------------------------------------------------------------------------------------------
 
 
-def row(members: int, hits: int, others: int = 0) -> RowValuesBySecret:
+def row(members: int, hits: int, others: int = 0) -> ValuesBySecret:
     n = members + others
     values = {"recall": (np.arange(n) < hits).astype(float)}
-    return RowValuesBySecret(
+    return ValuesBySecret(
         tuple(f"{i:04d}" for i in range(n)), np.arange(n) < members, (None,) * n, values
     )
 

@@ -66,13 +66,13 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
             decide.compute_rule_bounds(measured).low(0.01)
             == bound_binomial_share(round(30 * measured.value), 30).low(0.01)
         )
-        kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
+        kept = outcomes.ValuesBySecret.from_judged_guesses(one)
         assert recompute_metric(
             new,
             kept.order_metric_values(True, None),
             kept.order_metric_values(False, None),
         ) == (measured.value, 30)
-        same = outcomes.compare_paired_rows(new.name, None, kept, kept)
+        same = outcomes.compare_metric_by_secret(new.name, None, kept, kept)
         assert not isinstance(same, str) and (same.value, same.n) == (0, 30)
         assert same.high(0.05) == bound_discordant_pairs(0, 0, 30).high(0.05)
         seeds = Replicates("t", "s", "a", {0: kept})
@@ -86,7 +86,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
     one = outcome(60)
-    kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
+    kept = outcomes.ValuesBySecret.from_judged_guesses(one)
     sides = kept.order_metric_values(True, None), kept.order_metric_values(False, None)
     again = {
         m.name: recompute_metric(metrics.find_metric(m.name), *sides)
@@ -172,10 +172,10 @@ def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     """By its own unit, with the interval on record, and paired by what is kept of it."""
     m = Measurement("taste", 0.5, 0.4, 0.6, 10, unit="bits")
     assert decide.compute_rule_bounds(m).low(0.05) == 0.4
-    kept = outcomes.RowValuesBySecret(
+    kept = outcomes.ValuesBySecret(
         ("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])}
     )
-    found = outcomes.compare_paired_rows("taste", None, kept, kept)
+    found = outcomes.compare_metric_by_secret("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0
     row = Finding("t", "white-box", "mine", {}, (), "", None, "", measurements=(m,))
     assert phrases.format_baseline_excess_cells(row) == ("taste 0.500 [0.400–0.600]", "–", "–")

@@ -19,7 +19,7 @@ from auditor.conclusions.frontier import (
     list_frontier_models,
     merge_frontier_models,
 )
-from auditor.conclusions.outcomes import read_row_values
+from auditor.conclusions.outcomes import read_values_by_secret
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.plan import Plan
@@ -177,7 +177,7 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
 
 
 def test_aucs_are_those_of_the_scores_that_were_kept(single: Path) -> None:
-    row = read_row_values(single)[CellKey("mine", "white-box", "membership")]
+    row = read_values_by_secret(single)[CellKey("mine", "white-box", "membership")]
     scores, member = row.values["membership_score"], row.member
     found = read_result(single).frontiers[1].points[1].leak.value
     value = auc(scores[member], scores[~member])
@@ -338,14 +338,14 @@ def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
     models = list_frontier_models({0: (read_result(single), single)})
     row = ("white-box", "extraction-probability")
     cell = models[2].cells[row]
-    held = cell.rows[0]
+    held = cell.values_by_seed[0]
     few = type(held)(
         held.ids[:20],
         held.member[:20],
         held.repeats[:20],
         {k: v[:20] for k, v in held.values.items()},
     )
-    fewer = replace(models[2], cells={row: replace(cell, rows={0: few})})
+    fewer = replace(models[2], cells={row: replace(cell, values_by_seed={0: few})})
     found = build_frontiers([*models[:2], fewer])[0]
     assert {p.leak.n for p in found.points} == {int(held.member[:20].sum())}
     assert found.points[1].leak == found.points[2].leak

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.replicates import Replicates
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
@@ -61,13 +61,13 @@ def test_other_expectations_are_refused(bad: Any) -> None:
         parse_paper_claim_expectation(bad, "here")
 
 
-def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, RowValuesBySecret]:
+def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, ValuesBySecret]:
     hit = np.arange(n) < hits
     ids = tuple(f"s{i:03d}" for i in range(n))
     one = Outcome(
         ids, hit, hit, np.linspace(1, 0, n), (None,) * n, np.ones(n, dtype=bool), ~hit * 1, hit * 0
     )
-    return dict.fromkeys(range(seeds), RowValuesBySecret.from_judged_guesses(one))
+    return dict.fromkeys(range(seeds), ValuesBySecret.from_judged_guesses(one))
 
 
 def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any) -> Place:

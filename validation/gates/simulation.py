@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
+from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
 from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
@@ -181,7 +181,7 @@ def synthetic(rows: Sequence[Columns]) -> RunOutcomes:
             ]
         row = ("undefended", "white-box", f"a{i}")
         findings.append(Finding(*row, {}, (), "", None, "", tuple(measured)))
-        outcomes[row] = RowValuesBySecret(
+        outcomes[row] = ValuesBySecret(
             ids, np.ones(n, dtype=bool), (None,) * n, columns, _ranked(ids, columns)
         )
     record = BenchmarkRecord("synthetic", "", 0, 0, 0)

@@ -24,7 +24,7 @@ from tokenizers import pre_tokenizers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.data.files import TableReader
-from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.nouns import Pair
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
@@ -393,7 +393,7 @@ def _audited(
     )
 
 
-def likelihoods(model: Any, found: Benchmark) -> RowValuesBySecret:
+def likelihoods(model: Any, found: Benchmark) -> ValuesBySecret:
     """Return the nats of each answer, of members and of non-members."""
     sides = ([s for s in found.secrets if s.member == member] for member in (True, False))
     each = (
