@@ -18,7 +18,7 @@ from auditor.core.arrays import Bools
 from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records.attacked_secrets import SecretFacts
+from auditor.records.attacked_secrets import SecretAttributes
 from auditor.reports import escaping, phrases, severity, signals
 from auditor.reports.blocks import Block, Bullets, Code
 from auditor.reports.topics import DECIDE, Topic, title_attack_row
@@ -168,7 +168,7 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
 
 
 def _describe_leak_concentration(
-    members: Outcome, facts: Mapping[str, SecretFacts]
+    members: Outcome, facts: Mapping[str, SecretAttributes]
 ) -> Iterator[str]:
     """Describe copy counts, groups and lengths that are overrepresented among extracted members.
 
@@ -200,7 +200,9 @@ def _mask_members_per_copies(members: Outcome) -> dict[str, Bools]:
     return {f"occur {count:,} times or more": times >= count for count in np.unique(times)[1:]}
 
 
-def _mask_members_per_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, Bools]:
+def _mask_members_per_group(
+    members: Outcome, facts: Mapping[str, SecretAttributes]
+) -> dict[str, Bools]:
     member_groups = []
     for id in members.ids:
         member_groups.append(facts[id].group if id in facts else None)
@@ -213,7 +215,7 @@ def _mask_members_per_group(members: Outcome, facts: Mapping[str, SecretFacts]) 
 
 
 def _mask_members_per_length(
-    members: Outcome, facts: Mapping[str, SecretFacts]
+    members: Outcome, facts: Mapping[str, SecretAttributes]
 ) -> dict[str, Bools]:
     # Unknown lengths count as 0. Split at the median; if it is the maximum, the upper half is
     # empty.

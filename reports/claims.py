@@ -29,110 +29,110 @@ def select_reported_claims(result: AuditResult) -> list[ClaimEvidence]:
     """Return the evidence on each model that has a claim, a nominal ε or an audit."""
     reported = []
     for target in result.targets:
-        stands = weigh_claim_against_audits(result, target)
-        if stands.has_anything_to_report:
-            reported.append(stands)
+        evidence = weigh_claim_against_audits(result, target)
+        if evidence.has_anything_to_report:
+            reported.append(evidence)
     return reported
 
 
-def describe_claim_verdict(stands: ClaimEvidence) -> str:
+def describe_claim_verdict(evidence: ClaimEvidence) -> str:
     """Return a sentence about a claim, its strongest audit, and the verdict.
 
-    stands: the evidence for and against the claim. Example: `DP-SGD: claimed ε 1.00 (...); audited
-    ε ≥ 0.42 (...), provable at best 5.79, and of the claimed ε 1 this audit could show at most
-    about 0.16 (...): consistent.`
+    evidence: the evidence for and against the claim. Example:
+    `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and of the claimed
+    ε 1 this audit could show at most about 0.16 (...): consistent.`
     """
-    parts = [f"{stands.target.title}: {_describe_claimed_epsilon(stands)}"]
-    for reason in stands.refuted:
+    parts = [f"{evidence.target.title}: {_describe_claimed_epsilon(evidence)}"]
+    for reason in evidence.refuted:
         parts.append(f"seen to fail ({reason})")
-    for bound in stands.bounds:
-        parts.append(_describe_audited_bound(stands, bound))
-    for other in stands.unheld:
+    for bound in evidence.bounds:
+        parts.append(_describe_audited_bound(evidence, bound))
+    for other in evidence.unheld:
         epsilon = phrases.format_number(other.audit.epsilon)
         parts.append(f"{other.row.attack} proves ε ≥ {epsilon}, {other.reason}")
-    if stands.verdict is None:
-        return f"{'; '.join(parts)}; {_describe_missing_audit(stands)}."
-    return f"{'; '.join(parts)}: {format_claim_verdict(stands)}."
+    if evidence.verdict is None:
+        return f"{'; '.join(parts)}; {_describe_missing_audit(evidence)}."
+    return f"{'; '.join(parts)}: {format_claim_verdict(evidence)}."
 
 
-def describe_claim_evidence(stands: ClaimEvidence) -> str:
+def describe_claim_evidence(evidence: ClaimEvidence) -> str:
     """Return `describe_claim_verdict`, or only a sentence on the missing audit if no audit ran."""
-    if stands.verdict is None and not stands.bounds and not stands.unheld:
-        return f"{stands.target.title}: {_describe_missing_audit(stands)}."
-    return describe_claim_verdict(stands)
+    if evidence.verdict is None and not evidence.bounds and not evidence.unheld:
+        return f"{evidence.target.title}: {_describe_missing_audit(evidence)}."
+    return describe_claim_verdict(evidence)
 
 
-def summarise_claim(stands: ClaimEvidence) -> str:
+def summarise_claim(evidence: ClaimEvidence) -> str:
     """Return a short summary of the claim.
 
     `PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not audited`
     """
-    claim = stands.target.claim
+    claim = evidence.target.claim
     covers = (
         (phrases.format_single_record_epsilon(claim), phrases.format_covered_tokens(claim))
         if claim
         else ()
     )
     reasons = ""
-    if stands.refuted:
-        reasons = f" ({'; '.join(stands.refuted)})"
-    opening = f"{stands.target.title}: {_describe_claimed_epsilon(stands)}"
-    return f"{'; '.join(filter(None, (opening, *covers, format_claim_verdict(stands))))}{reasons}"
+    if evidence.refuted:
+        reasons = f" ({'; '.join(evidence.refuted)})"
+    opening = f"{evidence.target.title}: {_describe_claimed_epsilon(evidence)}"
+    return f"{'; '.join(filter(None, (opening, *covers, format_claim_verdict(evidence))))}{reasons}"
 
 
-def format_claim_verdict(stands: ClaimEvidence) -> str:
+def format_claim_verdict(evidence: ClaimEvidence) -> str:
     """Return the verdict on a claim.
 
     After "consistent", add the smallest violation that the audit could detect.
     """
-    if stands.verdict is None:
+    if evidence.verdict is None:
         return "not audited"
-    if stands.verdict == CONSISTENT:
-        strongest = stands.most_sensitive_bound
+    if evidence.verdict == CONSISTENT:
+        strongest = evidence.most_sensitive_bound
     else:
         strongest = None
     power = ""
     if strongest is not None:
         power = f" ({describe_detection_power(strongest.audit, strongest.promised)})"
-    if stands.claimed is not None:
-        return f"{stands.verdict}{power}"
-    nominal = f"nominal ε {phrases.format_number(stands.nominal or math.nan)}"
-    if stands.verdict == CONTRADICTED:
+    if evidence.claimed is not None:
+        return f"{evidence.verdict}{power}"
+    nominal = f"nominal ε {phrases.format_number(evidence.nominal or math.nan)}"
+    if evidence.verdict == CONTRADICTED:
         return f"{nominal} contradicted"
-    return f"{nominal}: {stands.verdict}{power}"
+    return f"{nominal}: {evidence.verdict}{power}"
 
 
-def _describe_claimed_epsilon(stands: ClaimEvidence) -> str:
-    claim = stands.target.claim
-    nominal = stands.nominal
+def _describe_claimed_epsilon(evidence: ClaimEvidence) -> str:
+    claim = evidence.target.claim
+    nominal = evidence.nominal
     nominal_phrase = ""
     if nominal is not None:
         nominal_phrase = f"; nominal ε {phrases.format_number(nominal)}, which is no claim"
     if claim is None:
         return f"it claims no ε{nominal_phrase}"
     number = phrases.format_number
-    if stands.claimed is None:
+    if evidence.claimed is None:
         epsilon = "it claims no finite ε"
     else:
-        epsilon = f"claimed ε {number(stands.claimed)}"
+        epsilon = f"claimed ε {number(evidence.claimed)}"
     terms = f"{phrases.format_relation(claim.relation)}, {claim.unit}, δ {number(claim.delta)}"
     return f"{epsilon} ({terms}){nominal_phrase}"
 
 
-def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
+def _describe_audited_bound(evidence: ClaimEvidence, bound: BoundAgainstClaim) -> str:
     """Describe the lower bound on ε that an audit proved, and the significance level.
 
     If the claim promises a different ε for the audit's unit and relation, add this ε.
     """
     audit = bound.audit
     number = phrases.format_number
-    differs = stands.claimed is not None and bound.promised != stands.claimed
+    differs = evidence.claimed is not None and bound.promised != evidence.claimed
     against = ""
     if differs:
         against = f", against ε {number(bound.promised)} of one {audit.unit}"
     shared = ""
-    if len(stands.bounds) > 1:
-        shared = f", one of {len(stands.bounds)} audits"
+    if len(evidence.bounds) > 1:
+        shared = f", one of {len(evidence.bounds)} audits"
     # level: the part of LEVEL for this audit (Bonferroni over all audits of the model).
     game = (
         f"{bound.row.attack}, {phrases.format_relation(audit.relation)}, {audit.unit}, δ "
@@ -144,26 +144,26 @@ def _describe_audited_bound(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
     if bound.powerless_reason and audit.best > bound.promised:
         weak = f", but {bound.powerless_reason}"
     best = f"provable at best {number(audit.best)}{against}{weak}"
-    power = filter(None, (best, describe_audit_ceiling(audit, stands.target.claim)))
+    power = filter(None, (best, describe_audit_ceiling(audit, evidence.target.claim)))
     return f"audited ε ≥ {number(audit.epsilon)} ({game}), {', and '.join(power)}"
 
 
-def _describe_missing_audit(stands: ClaimEvidence) -> str:
+def _describe_missing_audit(evidence: ClaimEvidence) -> str:
     """Return why no audit can judge the claim, and the command that would audit the claim."""
-    if stands.bounds:  # audited, but with neither a claim nor a nominal ε
+    if evidence.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to compare it with"
     reasons = ""
-    if stands.unmeasured:
-        reasons = f" ({'; '.join(stands.unmeasured)})"
-    if stands.claimed is not None:
+    if evidence.unmeasured:
+        reasons = f" ({'; '.join(evidence.unmeasured)})"
+    if evidence.claimed is not None:
         subject = "this claim"
-    elif stands.nominal is not None:
+    elif evidence.nominal is not None:
         subject = "this ε"
     else:
         subject = "it"
     would = ""
-    if stands.usual:
-        would = f": `audit run --attack {stands.usual}` would"
+    if evidence.usual:
+        would = f": `audit run --attack {evidence.usual}` would"
     return f"{subject} was not audited{reasons}{would}"
 
 
@@ -174,9 +174,9 @@ def build_claim_audit_table(result: AuditResult) -> Table:
     audit has one row.
     """
     groups = []
-    for stands in select_reported_claims(result):
-        if stands.bounds or stands.unheld or stands.refuted:
-            groups.append(Group(stands.target.title, _build_claim_audit_rows(stands)))
+    for evidence in select_reported_claims(result):
+        if evidence.bounds or evidence.unheld or evidence.refuted:
+            groups.append(Group(evidence.target.title, _build_claim_audit_rows(evidence)))
     head = (
         "Claimed ε",
         "Nominal ε",
@@ -194,23 +194,23 @@ def build_claim_audit_table(result: AuditResult) -> Table:
     return Table("evidence-table", caption, head, groups, {0, 1, 3, 4, 5, 6})
 
 
-def _build_claim_audit_rows(stands: ClaimEvidence) -> list[tuple[str, ...]]:
+def _build_claim_audit_rows(evidence: ClaimEvidence) -> list[tuple[str, ...]]:
     number = phrases.format_number
     nothing = phrases.NOTHING
-    claimed = nothing if stands.claimed is None else number(stands.claimed)
-    nominal = nothing if stands.nominal is None else number(stands.nominal)
-    if stands.verdict or not stands.bounds:
-        end = format_claim_verdict(stands)
+    claimed = nothing if evidence.claimed is None else number(evidence.claimed)
+    nominal = nothing if evidence.nominal is None else number(evidence.nominal)
+    if evidence.verdict or not evidence.bounds:
+        end = format_claim_verdict(evidence)
     else:
         end = "nothing to hold it to"
     lines = []
-    for bound in stands.bounds:
+    for bound in evidence.bounds:
         lines.append((bound.row.attack, bound.audit, end))
-    for other in stands.unheld:
+    for other in evidence.unheld:
         lines.append((other.row.attack, other.audit, other.reason))
     rows: list[tuple[str, ...]] = []
     for attack, a, remark in lines:
-        ceiling = find_audit_ceiling(a, stands.target.claim)
+        ceiling = find_audit_ceiling(a, evidence.target.claim)
         rows.append(
             (
                 claimed,
@@ -223,6 +223,6 @@ def _build_claim_audit_rows(stands: ClaimEvidence) -> list[tuple[str, ...]]:
                 remark,
             )
         )
-    if stands.refuted and not stands.bounds:
+    if evidence.refuted and not evidence.bounds:
         rows.append((claimed, nominal, "seen to fail", *[nothing] * 4, end))
     return rows

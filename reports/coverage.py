@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from auditor.conclusions.strata import is_partly_asked, measure_weighted_share
+from auditor.conclusions.strata import has_unattacked_records, measure_weighted_share
 from auditor.core.counts import format_count
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
 from auditor.reports import escaping, phrases
@@ -135,7 +135,7 @@ def _has_run(finding: Finding) -> bool:
     return not finding.not_applicable or finding.seconds > 0
 
 
-def explain_missing_attack_rows(result: AuditResult) -> dict[str, str]:
+def explain_missing_attacks(result: AuditResult) -> dict[str, str]:
     """Return why an attack did not run, keyed by attack, for each attack that ran on no model."""
     ran = set()
     for f in result.findings:
@@ -184,17 +184,17 @@ def _count_population(strata: Sequence[Stratum]) -> int:
     return sum(stratum.population for stratum in strata)
 
 
-def _describe_asked_strata(strata: Sequence[Stratum], which: str) -> str:
+def _describe_asked_strata(strata: Sequence[Stratum], description: str) -> str:
     """Return how many records of these strata were queried: `all 12 that occur more than once`.
 
-    which: the words after "all": number and description of the records.
+    description: the words after "all": number and description of the records.
     """
     n_asked = sum(stratum.extracted.n for stratum in strata)
     if n_asked == _count_population(strata):
-        return f"all {which}"
+        return f"all {description}"
     if n_asked:
-        return f"{n_asked:,} of the {which}"
-    return f"none of the {which}"
+        return f"{n_asked:,} of the {description}"
+    return f"none of the {description}"
 
 
 def _describe_asked_population(counts: RecordCounts) -> str:
@@ -208,7 +208,7 @@ def format_weighted_share(finding: Finding) -> str:
     Return "" if all records were queried, or if records were not counted.
     """
     share = measure_weighted_share(finding)
-    if share is None or not is_partly_asked(finding):
+    if share is None or not has_unattacked_records(finding):
         return ""
     between = f"{phrases.format_percent(share.low)}% to {phrases.format_percent(share.high)}%"
     return f"of all {share.n:,} records {between} (95%, weighted by copies)"

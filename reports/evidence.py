@@ -206,7 +206,7 @@ def _list_titled_calibrations(
             name = f"{title} · {finding.attack}"
         # Rounding may push a sum of probabilities above 1.
         yield finding, name, detailed.calibrate_guess_scores(o.score.clip(max=1.0), o.hit)
-    chances = _list_calibration_chances(result, details, finding)
+    chances = _map_any_sample_probabilities(result, details, finding)
     # (members,), NaN if unknown
     foretold = np.array(list(map(chances.get, o.ids)), dtype=float)
     known = ~np.isnan(foretold)
@@ -218,7 +218,7 @@ def _list_titled_calibrations(
         )
 
 
-def _list_calibration_chances(
+def _map_any_sample_probabilities(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Mapping[str, float]:
     """Map each secret's id to the exact probability that at least one of the samples is the secret.

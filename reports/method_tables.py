@@ -243,11 +243,11 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
     yield make_table("rows-table", "Cost of each configuration", head, costs, {2, 3, 4})
     notes = []
     for note, titles in noted.items():
-        notes.append(f"{note}{_format_noted_rows(titles, titles_by_setting)}")
+        notes.append(f"{note}{_format_note_suffix(titles, titles_by_setting)}")
     yield Bullets(notes)
 
 
-def _format_noted_rows(
+def _format_note_suffix(
     titles: Sequence[str], titles_by_setting: Mapping[str, Sequence[str]]
 ) -> str:
     """Return a suffix for a note that names the attack results with this note.

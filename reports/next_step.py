@@ -28,7 +28,7 @@ def suggest_next_command(assessment: LeakAssessment, folder: Path) -> str:
     return signals.suggest_gate_command(assessment, [gated], quoted_folder)
 
 
-def build_resume_command(unasked: int, folder: Path) -> str:
+def format_resume_line(unasked: int, folder: Path) -> str:
     """Return the command that resumes the check, and how many records it will query."""
     rest = f"asks the {format_count(unasked, 'record')} that {'is' if unasked == 1 else 'are'} left"
     return (

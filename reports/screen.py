@@ -238,7 +238,7 @@ def _list_verbatim_extraction_lines(
     if len(tested) <= most:
         fitting = tested
     else:
-        fitting = sorted(tested, key=_key_worry)[: max(1, most - 1)]
+        fitting = sorted(tested, key=_key_severity)[: max(1, most - 1)]
     rows = []
     previous = None
     for s in tested:
@@ -272,7 +272,7 @@ def _list_verbatim_signals(assessment: LeakAssessment) -> list[LeakSignal]:
     return [s for s in assessment.signals if s.kind is VERBATIM and s.measured is not None]
 
 
-def _key_worry(signal: LeakSignal) -> tuple[bool, bool, float]:
+def _key_severity(signal: LeakSignal) -> tuple[bool, bool, float]:
     """Return a sort key: shown leaks first, then suspected leaks; larger numbers first in each."""
     assert signal.measured is not None
     return signal.status != SHOWN, not signal.suspected, -signal.measured.value
@@ -394,7 +394,7 @@ def _build_other_signals_screen_entry(
                 and target == best.target
             )
             if group[0].kind is not VERBATIM and not listed:
-                worst = min(map(_key_worry, group))[:2]
+                worst = min(map(_key_severity, group))[:2]
                 entries.append(
                     (
                         worst,
@@ -582,7 +582,7 @@ def _build_next_step_screen_entry(
         return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
     command = next_step.suggest_next_command(assessment, folder)
     if assessment.unasked and not any(map(assessment.list_shown_signals, assessment.targets)):
-        return ScreenEntry("NEXT", (next_step.build_resume_command(assessment.unasked, folder),), 2)
+        return ScreenEntry("NEXT", (next_step.format_resume_line(assessment.unasked, folder),), 2)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
     if signals.list_doubts(assessment):

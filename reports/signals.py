@@ -131,8 +131,8 @@ def format_suspicion(signal: LeakSignal) -> str:
 
 def format_corrected_interval(signal: LeakSignal) -> str:
     """Return `interval corrected for 5 numbers that share the level`, or "" if not corrected."""
-    if signal.looks > 1:
-        return f"interval corrected for {signal.looks} numbers that share the level"
+    if signal.n_tests > 1:
+        return f"interval corrected for {signal.n_tests} numbers that share the level"
     return ""
 
 
@@ -472,7 +472,7 @@ def _format_measured_signal(s: LeakSignal) -> str:
     corrected = _bracket_text(format_corrected_interval(s))
     if s.kind is PERSONAL:
         return phrases.format_counted_share(m) + corrected
-    if s.count or s.looks > 1 or not (m.unit == "share" or m.name == s.kind.main):
+    if s.count or s.n_tests > 1 or not (m.unit == "share" or m.name == s.kind.main):
         return describe_signal_number(s) + corrected
     if m.unit == "share":
         return phrases.format_share(m)

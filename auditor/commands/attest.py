@@ -40,5 +40,5 @@ def attest(
         ruling = attestations.judge_attestation(folder, path, key)
         typer.echo(ruling.reason)
         raise typer.Exit(int(ruling.verdict != "held"))
-    disk.replace_atomically(path, attestations.write_attestation(folder, sign))
+    disk.replace_atomically(path, attestations.build_attestation(folder, sign))
     typer.echo(f"attestation: {path} ({'signed' if sign else 'not signed: --sign KEY.pem'})")

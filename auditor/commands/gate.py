@@ -58,7 +58,7 @@ class GateLimitFlags:
             rules = (policies.NO_WORSE,)
         if self.inconclusive is not None:
             policy = replace(
-                policy, inconclusive=policies.parse_inconclusive_reading(self.inconclusive)
+                policy, inconclusive=policies.parse_inconclusive_treatment(self.inconclusive)
             )
         allowed = self.allow_not_applicable or policy.allow_not_applicable
         return replace(policy, rules=rules, allow_not_applicable=allowed)

@@ -155,7 +155,7 @@ def _check_each_attack_ran(folder: Path) -> None:
     from auditor.records.result_file import read_result
     from auditor.reports import coverage
 
-    if idle := coverage.explain_missing_attack_rows(read_result(folder)):
+    if idle := coverage.explain_missing_attacks(read_result(folder)):
         reasons = "; ".join(
             f"--attack {name} ran on no target: {reason}" for name, reason in idle.items()
         )

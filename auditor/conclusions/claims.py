@@ -153,7 +153,7 @@ def weigh_claim_against_audits(
     comparable: list[tuple[Finding, Audited, float]] = []
     unheld: list[UncomparableBound] = []
     for row, audit in _select_distinct_epsilon_audits(rows):
-        promised = _find_game_epsilon(
+        promised = _find_tested_epsilon(
             None if claimed is None else claim, row, audit, target.nominal_epsilon
         )
         if isinstance(promised, str):
@@ -200,7 +200,7 @@ def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, 
     return list(pairs.values())
 
 
-def _find_game_epsilon(
+def _find_tested_epsilon(
     claim: Claim | None, row: Finding, audit: Audited, nominal: float | None
 ) -> float | str:
     """Return the epsilon that an audit tests, or the reason why the audit tests none.

@@ -30,7 +30,7 @@ def is_auc_above_chance(m: Measurement) -> bool:
     return m.low > 0.5
 
 
-def has_unlike_sides(finding: Finding) -> bool:
+def has_unlike_nonmembers(finding: Finding) -> bool:
     """Test if members and non-members differ in kind.
 
     They do if a score that never queries the target separates members from non-members.
@@ -42,7 +42,7 @@ def has_unlike_sides(finding: Finding) -> bool:
     return False
 
 
-def list_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
+def list_nonmember_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     """Return one doubt if members and non-members differ in kind, otherwise ().
 
     They do if a score that never queries the target separates members from non-members.
@@ -175,14 +175,14 @@ def _describe_greedy_contradiction(
             level = m.name.removeprefix("discoverable_1_")
             # An equal number of secrets is assumed to be the secrets of greedy decoding.
             n_probable = 0
-            if level != m.name and _find_discoverable_level(level) > 0.5 and m.n == greedy.n:
+            if level != m.name and _parse_discoverable_level(level) > 0.5 and m.n == greedy.n:
                 n_probable = _count_hits(m)
             if (
                 n_probable > n_greedy
             ):  # above one half, every token of the suffix is the most probable token
                 yield (
                     f"{n_probable:,} of {m.n:,} suffixes have an extraction probability of "
-                    f"{_format_percent(_find_discoverable_level(level))} or more, and greedy "
+                    f"{_format_percent(_parse_discoverable_level(level))} or more, and greedy "
                     f"decoding, which must give these, gives {n_greedy:,}."
                 )
 
@@ -191,7 +191,7 @@ def _count_hits(share: Measurement) -> int:
     return round(share.value * share.n)
 
 
-def _find_discoverable_level(text: str) -> float:
+def _parse_discoverable_level(text: str) -> float:
     """Parse the probability in the name of a metric; return 0 if the text is not a number."""
     try:
         return float(text)

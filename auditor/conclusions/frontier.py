@@ -144,21 +144,21 @@ def _find_weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 
 
 def merge_frontier_models(
-    places: Sequence[Sequence[FrontierModel]],
+    models_by_point: Sequence[Sequence[FrontierModel]],
 ) -> list[FrontierModel]:
     """Merge the models of several grid points into one list.
 
     The list has one undefended model, then the distinct defended models of all points. Return [] if
-    the undefended models differ, because the points then attack different targets. places: for each
-    grid point, its undefended model, then its defended models.
+    the undefended models differ, because the points then attack different targets. models_by_point:
+    for each grid point, its undefended model, then its defended models.
     """
-    bases = [place[0] for place in places]
+    bases = [models[0] for models in models_by_point]
     base = max(bases, key=lambda model: len(model.heldout), default=None)
     if base is None or not all(map(base.is_same_model, bases)):
         return []
     defended: dict[tuple[str, str], FrontierModel] = {}
-    for place in places:
-        for model in place[1:]:
+    for models in models_by_point:
+        for model in models[1:]:
             defended.setdefault((model.name, model.label), model)
     return [base, *defended.values()]
 
@@ -174,17 +174,17 @@ def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
     """
     if len(models) < 3:
         return ()
-    models = _select_distinct_models(models)
+    models = _make_labels_distinct(models)
     ratio = _measure_perplexity_ratios(models)
     frontiers = []
-    for metric, row in _list_frontier_rows(models[0]):
+    for metric, row in _list_frontier_cells(models[0]):
         curve = _build_metric_frontier(models, metric, row, ratio)
         if len(curve.points) > 2:
             frontiers.append(curve)
     return tuple(frontiers)
 
 
-def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierModel]:
+def _make_labels_distinct(models: Sequence[FrontierModel]) -> list[FrontierModel]:
     """Return the models with distinct labels.
 
     If two defenses have the same title, the name of the defense is added to the labels of both.
@@ -202,7 +202,7 @@ def _select_distinct_models(models: Sequence[FrontierModel]) -> list[FrontierMod
     return renamed
 
 
-def _list_frontier_rows(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
+def _list_frontier_cells(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     """Yield (metric, (setting, attack)) for each frontier to build.
 
     If a metric was measured with white-box access, its text-only settings are left out. A metric of
@@ -234,15 +234,15 @@ def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Mea
     Both perplexities are of the same held-out texts; models without these texts are omitted.
     """
     # Ratios are paired by text over all seeds: each seed needs the same number of texts.
-    tokens = _map_heldout_losses(models[0], "tokens")
+    tokens = _map_heldout_column(models[0], "tokens")
     if not tokens or len(set(map(len, tokens.values()))) > 1:
         return {}
     labels = []
     nll = []  # (models, seeds, texts): summed nats
     for m in models:
-        if _map_heldout_losses(m, "tokens") == tokens:
+        if _map_heldout_column(m, "tokens") == tokens:
             labels.append(m.label)
-            losses = _map_heldout_losses(m, "perplexity")
+            losses = _map_heldout_column(m, "perplexity")
             nll.append([losses[seed] for seed in tokens])
     # nll[0] is the undefended model, which is always comparable with itself.
     ratios = frontier.estimate_perplexity_ratios(
@@ -253,7 +253,7 @@ def _measure_perplexity_ratios(models: Sequence[FrontierModel]) -> dict[str, Mea
     return dict(zip(labels, ratios, strict=True))
 
 
-def _map_heldout_losses(model: FrontierModel, column: str) -> dict[int, tuple[float, ...]]:
+def _map_heldout_column(model: FrontierModel, column: str) -> dict[int, tuple[float, ...]]:
     """Return one column of the numbers about held-out texts (`FrontierModel.heldout`), keyed by
     seed.
     """

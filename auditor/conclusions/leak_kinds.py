@@ -45,7 +45,7 @@ class LeakReading:
         either_way: True for an AUC: it shows a leak if it is above or below one half.
         part: group of the data that the number covers; "" for all data.
         count: repeat count of the secrets that the number covers; "" for all secrets.
-        looks: how many numbers are tested at one shared significance level.
+        n_tests: how many numbers are tested at one shared significance level.
         max_provable: largest value that an audit could have proved.
         blind: the same number, computed from the data without a model.
     """
@@ -58,7 +58,7 @@ class LeakReading:
     either_way: bool = False
     part: str = ""
     count: str = ""
-    looks: int = 1
+    n_tests: int = 1
     max_provable: float = math.nan
     blind: Measurement | None = None
 
@@ -87,8 +87,8 @@ class LeakReading:
 
     @property
     def corrected(self) -> Measurement:
-        """The number with its interval corrected for `looks` tests; this interval decides."""
-        return widen_leak_measurement(self.measured, self.looks)
+        """The number with its interval corrected for `n_tests` tests; this interval decides."""
+        return widen_leak_measurement(self.measured, self.n_tests)
 
     @property
     def is_shown(self) -> bool:
@@ -115,7 +115,7 @@ class LeakReading:
         if not math.isnan(self.max_provable):
             return self.max_provable
         if m.unit == "share":
-            return _find_smallest_leak_share(m.n, self.baseline, self.looks)
+            return _find_smallest_leak_share(m.n, self.baseline, self.n_tests)
         if isinstance(self.baseline, Measurement):
             if self.excess is None:
                 margin = m.value - m.low
@@ -127,13 +127,13 @@ class LeakReading:
         return self._baseline_value + m.value - m.low
 
 
-def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
+def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, n_tests: int) -> float:
     """Return the smallest share of n secrets that is significantly above the baseline.
 
-    Return NaN if even a share of 1 is not. looks: how many numbers share the significance level.
+    Return NaN if even a share of 1 is not. n_tests: how many numbers share the significance level.
     """
 
-    factor = _compute_look_factor(looks)
+    factor = _compute_widening_factor(n_tests)
 
     def above(k: int) -> bool:
         if isinstance(baseline, Measurement):
@@ -191,19 +191,19 @@ class LeakKind:
 
 
 def read_nonmember_leaks(
-    finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
+    finding: Finding, name: str, *, can_show_leak: bool = True, are_lower_bounds: bool = False
 ) -> Iterator[LeakReading]:
     """Yield a metric of the finding, with the metric of its non-members as the baseline.
 
-    name: name of the metric. alone: whether the number can show a leak by itself. bounds: True if
-    the numbers of members and of non-members are both lower bounds. Their difference would not be a
-    bound, and is left out.
+    name: name of the metric. can_show_leak: whether the number can show a leak by itself.
+    are_lower_bounds: True if the numbers of members and of non-members are both lower bounds. Their
+    difference would not be a bound, and is left out.
     """
     m = finding.measurement(name)
     if not is_measured(m):
         return
     # Compare lower bounds with lower bounds: the upper bound of a beam search may be near 1.
-    if bounds:
+    if are_lower_bounds:
         upper = name
     else:
         upper = name_upper_bound_metric(name) or name
@@ -211,12 +211,12 @@ def read_nonmember_leaks(
     floor = floor if is_measured(floor) else None
     excess = finding.measurement(name_excess_metric(name))
     if excess is None or math.isnan(excess.low):
-        bounded = bounds or AT_LEAST in name
+        bounded = are_lower_bounds or AT_LEAST in name
         if floor is None or bounded:
             excess = None
         else:
             excess = subtract_nonmember_mean(name_excess_metric(name), m, floor)
-    yield LeakReading(m, floor, excess if floor is not None else None, can_show_leak=alone)
+    yield LeakReading(m, floor, excess if floor is not None else None, can_show_leak=can_show_leak)
 
 
 def read_repeat_leaks(
@@ -230,7 +230,7 @@ def read_repeat_leaks(
     for count, m in finding.by_repeats.items():
         if count.isdecimal():
             shares[count] = m
-    for count, reading in _read_shared_level(finding, shares, baseline, name):
+    for count, reading in _read_part_leaks(finding, shares, baseline, name):
         yield replace(reading, count=count)
 
 
@@ -241,11 +241,11 @@ def read_group_leaks(
 
     The numbers share one significance level. Yield nothing for fewer than two groups.
     """
-    for group, reading in _read_shared_level(finding, finding.by_group, baseline, name):
+    for group, reading in _read_part_leaks(finding, finding.by_group, baseline, name):
         yield replace(reading, part=f"group {group}")
 
 
-def _read_shared_level(
+def _read_part_leaks(
     finding: Finding,
     shares: Mapping[str, Measurement],
     baseline: Measurement | float | None,
@@ -261,38 +261,38 @@ def _read_shared_level(
     for part, m in shares.items():
         if m.name == name and is_measured(m):
             measured[part] = m
-    n_looks = len(measured)
-    if baseline is None or n_looks < 2:
+    n_tests = len(measured)
+    if baseline is None or n_tests < 2:
         return
     for part, m in measured.items():
         excess = None
         if isinstance(baseline, Measurement):
-            wide = widen_leak_measurement(m, n_looks)
+            wide = widen_leak_measurement(m, n_tests)
             excess = subtract_nonmember_mean(name_excess_metric(name), wide, baseline)
-        yield part, LeakReading(m, baseline, excess, looks=n_looks)
+        yield part, LeakReading(m, baseline, excess, n_tests=n_tests)
 
 
 def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
     """Correct the numbers so that all share one significance level (Bonferroni)."""
     # k readings that already share a level count as a single test.
-    levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.can_show_leak))
+    levels = math.ceil(sum(1 / reading.n_tests for reading in readings if reading.can_show_leak))
     adjusted = []
     for reading in readings:
         if reading.excess is None:
             excess = None
         else:
             excess = widen_leak_measurement(reading.excess, levels)
-        adjusted.append(replace(reading, excess=excess, looks=levels * reading.looks))
+        adjusted.append(replace(reading, excess=excess, n_tests=levels * reading.n_tests))
     return adjusted
 
 
-def widen_leak_measurement(m: Measurement, looks: int) -> Measurement:
-    """Widen a 95% interval for `looks` tests (Bonferroni), as if the number were normally
+def widen_leak_measurement(m: Measurement, n_tests: int) -> Measurement:
+    """Widen a 95% interval for `n_tests` tests (Bonferroni), as if the number were normally
     distributed.
     """
-    if looks < 2:
+    if n_tests < 2:
         return m
-    scale = _compute_look_factor(looks)
+    scale = _compute_widening_factor(n_tests)
     low = m.value - scale * (m.value - m.low)
     high = m.value + scale * (m.high - m.value)
     if m.unit in (*SHARES, AUC) and not find_metric(m.name).signed:
@@ -302,7 +302,7 @@ def widen_leak_measurement(m: Measurement, looks: int) -> Measurement:
 
 
 @cache
-def _compute_look_factor(looks: int) -> float:
-    """Return the factor that widens a 95% interval for `looks` tests (Bonferroni)."""
+def _compute_widening_factor(n_tests: int) -> float:
+    """Return the factor that widens a 95% interval for `n_tests` tests (Bonferroni)."""
     tail = (1 - CONFIDENCE) / 2
-    return compute_normal_quantile(tail / max(1, looks)) / compute_normal_quantile(tail)
+    return compute_normal_quantile(tail / max(1, n_tests)) / compute_normal_quantile(tail)

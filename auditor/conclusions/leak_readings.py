@@ -15,7 +15,7 @@ from auditor.conclusions.claims import BOUNDS, BOUNDS_OF_TOKENS
 from auditor.conclusions.disagreements import (
     ANY,
     EXACT,
-    has_unlike_sides,
+    has_unlike_nonmembers,
     is_auc_above_chance,
     is_measured,
 )
@@ -60,7 +60,7 @@ CHANCE_BITS = 1 / math.log(2)
 
 def _read_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
     yield from _read_record_leaks(finding, RECALL, documents.RECALL)
-    yield from read_nonmember_leaks(finding, ANY, alone=False)
+    yield from read_nonmember_leaks(finding, ANY, can_show_leak=False)
     yield from _read_copies_leaks(finding)
     yield from read_group_leaks(finding, _find_baseline(finding), RECALL)
 
@@ -100,7 +100,7 @@ def _find_baseline(finding: Finding) -> Measurement | float:
 
 def _read_near_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
     yield from _read_record_leaks(finding, NEAR, documents.NEAR)
-    yield from read_nonmember_leaks(finding, NEAR_PROBABILITY, bounds=True)
+    yield from read_nonmember_leaks(finding, NEAR_PROBABILITY, are_lower_bounds=True)
 
 
 def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
@@ -123,7 +123,7 @@ def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
                 name = extracted
             else:
                 name = m.name
-            yield from read_nonmember_leaks(finding, name, alone=False)
+            yield from read_nonmember_leaks(finding, name, can_show_leak=False)
     yield from read_repeat_leaks(finding, finding.measurement(name_nonmember_metric(EXACT)), EXACT)
 
 
@@ -236,7 +236,7 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
     strongest, by_copies = _find_strongest_aucs(finding)
     blind = finding.measurement(name_auc("blind"))
     adjusted = finding.measurement(ADJUSTED_AUC)
-    if strongest is None or has_unlike_sides(finding):
+    if strongest is None or has_unlike_nonmembers(finding):
         if is_measured(adjusted):
             yield LeakReading(adjusted, 0.5, either_way=True, blind=blind)
         yield from people_readings  # this score compares no records
@@ -326,7 +326,7 @@ def _read_untargeted_leaks(finding: Finding) -> Iterator[LeakReading]:
             can_show_leak=floor is None,
         )
     if finding.measurement(name_nonmember_metric(MEMORISED)) is None:
-        yield from read_nonmember_leaks(finding, GENERATIONS, alone=False)
+        yield from read_nonmember_leaks(finding, GENERATIONS, can_show_leak=False)
 
 
 UNTARGETED = LeakKind(

@@ -26,7 +26,7 @@ from auditor.records.table import (
     MEASURED,
     TABLE,
     Column,
-    attribute_table_errors,
+    convert_table_errors,
     read_secrets_table,
 )
 from auditor.statistics import documents, metrics, roc
@@ -53,7 +53,7 @@ _OF_KIND = f"{RECALL}(kind="  # of personal data
 _ASKED = "asked"  # column of secrets without any other number
 
 
-def list_secret_facts(
+def list_secret_attributes(
     secrets: Sequence[Secret],
 ) -> tuple[tuple[str, ...], tuple[bool, ...], tuple[int | None, ...]]:
     """Return three tuples: the id, the membership and the repeat count of each secret."""
@@ -249,12 +249,11 @@ class ValuesBySecret:
             id: x for id, member, times, x in rows if member == members and count in (None, times)
         }
 
-    def keep_one_metric(self, name: str, others: bool) -> ValuesBySecret:
-        """Return results with only this metric, of the members only.
-
-        others: True to keep the non-members as well.
+    def keep_one_metric(self, name: str, keep_nonmembers: bool) -> ValuesBySecret:
+        """Return the results with only this metric, without the non-members unless
+        `keep_nonmembers`.
         """
-        indices = np.flatnonzero(self.member | others)
+        indices = np.flatnonzero(self.member | keep_nonmembers)
         ids = tuple(self.ids[i] for i in indices)
         repeats = tuple(self.repeats[i] for i in indices)
         return ValuesBySecret(
@@ -322,7 +321,7 @@ def read_values_by_secret(folder: Path) -> dict[CellKey, ValuesBySecret]:
     cells: dict[CellKey, list[Column]] = {}
     for column in read_secrets_table(folder, MEASURED):
         cells.setdefault(column.cell, []).append(column)
-    with attribute_table_errors(folder / TABLE):
+    with convert_table_errors(folder / TABLE):
         return {cell: _build_values_by_secret(columns) for cell, columns in cells.items()}
 
 

@@ -22,7 +22,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
 from auditor.records import attacked_secrets, table
-from auditor.records.attacked_secrets import SecretFacts
+from auditor.records.attacked_secrets import SecretAttributes
 from auditor.records.table import Column, SuffixLogProbs
 from auditor.statistics import documents, intervals
 
@@ -43,7 +43,7 @@ class SecretDetails:
             prefix, keyed by cell and quantity.
     """
 
-    secrets: tuple[SecretFacts, ...] = ()
+    secrets: tuple[SecretAttributes, ...] = ()
     values_by_cell: Mapping[CellKey, ValuesBySecret] = field(default_factory=dict)
     tokens: Mapping[str, SuffixLogProbs] = field(default_factory=dict)
     heldout: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class SecretDetails:
     records: Mapping[CellKey, Mapping[str, Column]] = field(default_factory=dict)
 
 
-def build_fact_columns(
+def build_attribute_columns(
     secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the columns of `secrets.json`, keyed by name: attributes of the secrets, without text.
@@ -86,7 +86,7 @@ def map_aliases(folder: Path) -> dict[str, str]:
     """Return the alias that reports use for each secret, keyed by secret id."""
     return {
         id: secret.alias
-        for id, secret in (attacked_secrets.read_secret_facts(folder) or {}).items()
+        for id, secret in (attacked_secrets.read_secret_attributes(folder) or {}).items()
     }
 
 
@@ -105,7 +105,7 @@ def read_secret_details(folder: Path) -> SecretDetails:
             id: -math.log2(p) if p > 0 else math.inf
             for id, p in zip(observed.ids, observed.values, strict=True)
         }
-    facts = tuple((attacked_secrets.read_secret_facts(folder) or {}).values())
+    facts = tuple((attacked_secrets.read_secret_attributes(folder) or {}).values())
     return SecretDetails(
         facts,
         rows,

@@ -16,7 +16,7 @@ from typing import Literal
 from auditor.conclusions.disagreements import (
     is_measured,
     list_contradiction_doubts,
-    list_mismatch_doubts,
+    list_nonmember_doubts,
 )
 from auditor.conclusions.leak_kinds import LeakKind, LeakReading, adjust_leak_readings
 from auditor.conclusions.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL, VERBATIM
@@ -63,7 +63,7 @@ class LeakSignal:
         blind: the same number, computed from the data without a model.
         worst_stratum: the copied records with the number of copies that leaks most.
         worst_group: name and extracted share of the group of the data that leaks most.
-        looks: how many numbers are tested at one shared significance level.
+        n_tests: how many numbers are tested at one shared significance level.
         excess: the number minus the number for non-members, if this difference decides.
         can_show_leak: whether the number can show a leak by itself.
     """
@@ -84,7 +84,7 @@ class LeakSignal:
     # the number of copies with the largest extracted share, among copied records
     worst_stratum: Stratum | None = None
     worst_group: tuple[str, Measurement] | None = None  # of the data's groups, by name
-    looks: int = 1
+    n_tests: int = 1
     excess: Measurement | None = None
     can_show_leak: bool = True
 
@@ -191,7 +191,7 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
     for finding in result.findings:
         names[finding.target] = None
     greedy = _build_greedy_signal(result).measured
-    of_data = (*list_mismatch_doubts(result), *result.benchmark.doubts)
+    of_data = (*list_nonmember_doubts(result), *result.benchmark.doubts)
     signals: list[LeakSignal] = []
     contradictory = {}
     doubts = {}
@@ -307,9 +307,9 @@ def _build_signal(
     raises suspicion, then the highest number. If all are zero, take the widest interval.
     """
     first = {name: i for i, (name, _) in enumerate(kind.limits)}
-    least = min(reading.looks for reading in readings)
+    least = min(reading.n_tests for reading in readings)
 
-    def place(reading: LeakReading) -> tuple[bool, bool, bool, bool, int, float, float]:
+    def rank(reading: LeakReading) -> tuple[bool, bool, bool, bool, int, float, float]:
         m = reading.corrected
         # Rank AUCs by the near end of their interval: a small group's AUC is often far from one
         # half by chance.
@@ -323,18 +323,18 @@ def _build_signal(
             not reading.is_shown,
             not (reading.is_shown or reading.is_suspected),
             not reading.can_show_leak,
-            reading.looks > least,
+            reading.n_tests > least,
             first.get(m.name, len(first)),
             -size,
             -m.n if size else -m.high,
         )
 
-    best = min(readings, key=place)
+    best = min(readings, key=rank)
     return LeakSignal(
         *(kind, target, setting, SHOWN if best.is_shown else NOT_SHOWN),
         *(best.corrected, best.baseline, best.row),
         suspected=best.is_suspected and not best.is_shown,
-        looks=best.looks,
+        n_tests=best.n_tests,
         smallest_detectable=best.smallest_detectable_value,
         part=best.part,
         count=best.count,
@@ -381,7 +381,7 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
 
 def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
     """Return why no attack or probe measured this kind of leak; "" if the plan has none for it."""
-    unlike = kind.alike and list_mismatch_doubts(result)
+    unlike = kind.alike and list_nonmember_doubts(result)
     measuring = result.list_measuring_methods(*kind.measured_by)
     reasons = dict[str, None]()  # an ordered set
     for f in rows:

@@ -19,7 +19,7 @@ def count_stratum_hits(stratum: Stratum) -> int:
     return 0
 
 
-def is_partly_asked(finding: Finding) -> bool:
+def has_unattacked_records(finding: Finding) -> bool:
     """Test if a limit or lack of time left some attackable records unattacked."""
     return any(stratum.extracted.n < stratum.population for stratum in finding.strata)
 

@@ -96,7 +96,7 @@ def _read_erasure_digests(folder: Path) -> dict[str, str]:
     return from_json(dict[str, str], stated.get("digests"), str(folder / ERASURE))
 
 
-def write_attestation(folder: Path, key: Path | None) -> str:
+def build_attestation(folder: Path, key: Path | None) -> str:
     """Return the statement as JSON, in a signed envelope if a private key is given."""
     if (folder / ERASURE).is_file():
         statement = build_erasure_statement(folder)

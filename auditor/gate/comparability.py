@@ -178,7 +178,7 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
     for finding in result.findings:
         if finding.cell_key in base_findings:
             yield from _list_attack_obstacles(finding, base_findings[finding.cell_key])
-            yield from _list_barring_secrets(run, base, finding.cell_key)
+            yield from _list_secret_obstacles(run, base, finding.cell_key)
 
 
 def _list_attack_obstacles(finding: Finding, base: Finding) -> Iterator[str]:
@@ -196,7 +196,7 @@ def _list_attack_obstacles(finding: Finding, base: Finding) -> Iterator[str]:
     yield from _describe_comparison_obstacle(f"access of {title}", finding.access, base.access)
 
 
-def _list_barring_secrets(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> Iterator[str]:
+def _list_secret_obstacles(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> Iterator[str]:
     """Yield a phrase if both runs have results of this cell, but of different secrets.
 
     Different secrets are allowed if a run stopped early.

@@ -28,7 +28,7 @@ from auditor.records.attacked_secrets import (
     SECRETS,
     AnsweredSecretIds,
     Answers,
-    SecretFacts,
+    SecretAttributes,
 )
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.table import TABLE as _WHERE
@@ -145,7 +145,7 @@ def _check_planned_secrets(
 
 
 def _describe_secret_mismatch(
-    values_by_secret: ValuesBySecret, secrets: Mapping[str, SecretFacts]
+    values_by_secret: ValuesBySecret, secrets: Mapping[str, SecretAttributes]
 ) -> str:
     """Describe how the secrets of an attack or probe differ from the run's secrets.
 

@@ -678,18 +678,15 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     )
 
 
-def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
-    """Judge a target's claim from its audits: contradicted, consistent, or undecidable.
-
-    stands: the evidence for and against the claim.
-    """
-    claimed = stands.claimed
+def _judge_epsilon_claim(row: CellKey, rule: Rule, evidence: claims.ClaimEvidence) -> Ruling:
+    """Judge a target's claim by its audits: contradicted, consistent, or undecidable."""
+    claimed = evidence.claimed
     assert claimed is not None  # `_build_claim_case` checks it
     audit_notes = []
     most = math.nan
     high = math.nan
     n = 0
-    for bound in stands.bounds:
+    for bound in evidence.bounds:
         most = max(bound.audit.epsilon, most)  # NaN only before the first
         high = math.inf  # no audit bounds epsilon from above
         n += bound.audit.canaries
@@ -701,28 +698,28 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
             note += f", against {bound.promised:.4g}"
         if bound.powerless_reason and bound.audit.best > bound.promised:
             note += f", but {bound.powerless_reason}"
-        ceiling = describe_audit_ceiling(bound.audit, stands.target.claim)
+        ceiling = describe_audit_ceiling(bound.audit, evidence.target.claim)
         if ceiling:
             note += f", and {ceiling}"
         audit_notes.append(note)
-    for other in stands.unheld:
+    for other in evidence.unheld:
         audit_notes.append(f"{other.row.attack} ({other.row.setting}) is {other.reason}")
-    missing = () if stands.bounds else stands.unmeasured
-    summary = "; ".join((*stands.refuted, *audit_notes, *missing)) or "no audit was run"
+    missing = () if evidence.bounds else evidence.unmeasured
+    summary = "; ".join((*evidence.refuted, *audit_notes, *missing)) or "no audit was run"
     verdict: Verdict = "inconclusive"  # too weak to tell, or not audited
-    if stands.verdict in (claims.CONTRADICTED, claims.CONSISTENT):
-        if stands.verdict == claims.CONTRADICTED:
+    if evidence.verdict in (claims.CONTRADICTED, claims.CONSISTENT):
+        if evidence.verdict == claims.CONTRADICTED:
             verdict = "failed"
         else:
             verdict = "held"
-    strongest, missed = stands.most_sensitive_bound if verdict == "held" else None, None
+    strongest, missed = evidence.most_sensitive_bound if verdict == "held" else None, None
     if strongest is not None:
         missed = find_detectable_epsilon(strongest.audit, strongest.promised, SURE)
         summary += f"; {describe_detection_power(strongest.audit, strongest.promised, SURE)}"
-    reason = f"claimed epsilon {claimed:.4g}: {stands.verdict or 'not audited'} ({summary})"
+    reason = f"claimed epsilon {claimed:.4g}: {evidence.verdict or 'not audited'} ({summary})"
     return Ruling(
         *(*row, rule.metric_with_part, claimed, most, high, verdict, reason, str(rule), most, n),
-        unmeasured=stands.verdict is None,
+        unmeasured=evidence.verdict is None,
         missed=missed,
     )
 

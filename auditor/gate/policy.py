@@ -41,7 +41,7 @@ from typing import Any, get_args
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import SettingName
-from auditor.gate.rulings import Reading
+from auditor.gate.rulings import Treatment
 from auditor.statistics.audited import MAIN
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.metrics import LEAKS, RECALL, SHARES, find_metric
@@ -149,7 +149,7 @@ NOTHING = Required()
 @dataclass(frozen=True)
 class Policy:
     rules: tuple[Rule, ...] = ()
-    inconclusive: Reading = "report"
+    inconclusive: Treatment = "report"
     # pass even if a requested attack never applied
     allow_not_applicable: bool = False
     require: Required = NOTHING
@@ -175,7 +175,7 @@ class _RuleTable:
 
 @dataclass(frozen=True)
 class _PolicyFile:
-    inconclusive: Reading = "report"
+    inconclusive: Treatment = "report"
     allow_not_applicable: bool = False
     rules: tuple[str, ...] = ()
     rule: tuple[_RuleTable, ...] = ()
@@ -229,8 +229,8 @@ def _check_require_table(required: Required, table: Mapping[str, Any], where: st
         raise AuditError(f"{where}: expected max_age in days, above 0, got {required.max_age!r}")
 
 
-def parse_inconclusive_reading(value: str) -> Reading:
-    if value not in get_args(Reading):
+def parse_inconclusive_treatment(value: str) -> Treatment:
+    if value not in get_args(Treatment):
         raise AuditError(f"expected --inconclusive to be report, pass or fail, got {value!r}")
     return value  # type: ignore[return-value]
 

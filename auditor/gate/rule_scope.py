@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from auditor.conclusions.disagreements import has_unlike_sides
+from auditor.conclusions.disagreements import has_unlike_nonmembers
 from auditor.core.errors import make_unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.plan_parts import name_deployed_form
@@ -79,7 +79,7 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
         or overall is None
     ):
         return rule
-    if has_unlike_sides(finding) and finding.measurement(ADJUSTED_AUC) is not None:
+    if has_unlike_nonmembers(finding) and finding.measurement(ADJUSTED_AUC) is not None:
         return replace(rule, metric=ADJUSTED_AUC)
     group_aucs = {}
     for count, m in finding.by_repeats.items():

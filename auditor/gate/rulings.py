@@ -9,7 +9,7 @@ from typing import Literal
 from auditor.core.nouns import CellKey
 
 Verdict = Literal["held", "failed", "inconclusive"]
-Reading = Literal["report", "pass", "fail"]  # the treatment of an inconclusive ruling
+Treatment = Literal["report", "pass", "fail"]  # the treatment of an inconclusive ruling
 WHOLE_RUN = CellKey("", "", "")
 EXIT_CODES: dict[Verdict, int] = {"held": 0, "failed": 1, "inconclusive": 4}
 
@@ -84,7 +84,7 @@ class Decision:
     run: str
     baseline: str
     rulings: tuple[Ruling, ...]
-    inconclusive: Reading = "report"
+    inconclusive: Treatment = "report"
     about: str = ""  # the judged model, the date, and whether it is the model on this machine
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:

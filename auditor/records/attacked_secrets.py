@@ -27,7 +27,7 @@ _ANSWER = re.compile(
 Answers = Mapping[CellKey, frozenset[str]]
 
 
-class SecretFacts(NamedTuple):
+class SecretAttributes(NamedTuple):
     """Attributes of a secret that may be published.
 
     Args:
@@ -71,7 +71,7 @@ class AnsweredSecretIds:
     """
 
     plan: Mapping[str, Any] | None = None
-    secrets: Mapping[str, SecretFacts] | None = None
+    secrets: Mapping[str, SecretAttributes] | None = None
     guesses: Answers | None = None
     observations: Answers | None = None
 
@@ -99,10 +99,10 @@ def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
     if guesses is not None or observations is not None:  # a run of one kind has a single journal
         guesses = guesses or {}
         observations = observations or {}
-    return AnsweredSecretIds(plan, read_secret_facts(folder), guesses, observations)
+    return AnsweredSecretIds(plan, read_secret_attributes(folder), guesses, observations)
 
 
-def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
+def read_secret_attributes(folder: Path) -> dict[str, SecretAttributes] | None:
     """Return the secrets' publishable attributes, keyed by id; None if their file is missing.
 
     Raise AuditError if the file is invalid.
@@ -111,7 +111,7 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
     if not path.exists():
         return None
     columns = read_json_object(path, "the secrets of a run")
-    names = [*SecretFacts._fields]
+    names = [*SecretAttributes._fields]
     # A file has both columns of a pair or neither; every other column is required.
     for pair in (("document", "at"), ("user", "user_trained")):
         if columns.keys().isdisjoint(pair):
@@ -119,11 +119,11 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
                 names.remove(name)
     try:
         n_secrets = len(columns["id"])
-        for name in {*SecretFacts._fields}.difference(names):
-            columns[name] = [SecretFacts._field_defaults[name]] * n_secrets
+        for name in {*SecretAttributes._fields}.difference(names):
+            columns[name] = [SecretAttributes._field_defaults[name]] * n_secrets
         # tuples by `_make`: a run may have a million secrets
-        rows = zip(*(columns[name] for name in SecretFacts._fields), strict=True)
-        facts_by_id = dict(zip(columns["id"], map(SecretFacts._make, rows), strict=True))
+        rows = zip(*(columns[name] for name in SecretAttributes._fields), strict=True)
+        facts_by_id = dict(zip(columns["id"], map(SecretAttributes._make, rows), strict=True))
         has_repeats = len(facts_by_id) < n_secrets
     except (KeyError, TypeError, ValueError):
         raise AuditError(

@@ -230,30 +230,30 @@ class RunFolder:
         item: Item = from_json(kind, read_json_object(path, description), str(path))
         return item
 
-    def save_secret_facts(self, facts: dict[str, Any]) -> None:
+    def save_secret_attributes(self, facts: dict[str, Any]) -> None:
         """Save the publishable attributes of each secret, without text.
 
-        facts: a column per attribute, from `secret_details.build_fact_columns`.
+        facts: a column per attribute, from `secret_details.build_attribute_columns`.
         """
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
-    def read_probe_facts(self, cell: CellKey) -> dict[str, float]:
-        """Return the numbers that `save_probe_facts` saved; {} if there are none.
+    def read_probe_numbers(self, cell: CellKey) -> dict[str, float]:
+        """Return the numbers that `save_probe_numbers` saved; {} if there are none.
 
         cell: target, setting and probe.
         """
-        return self._read_all_probe_facts().get(str(cell), {})
+        return self._read_all_probe_numbers().get(str(cell), {})
 
-    def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
+    def save_probe_numbers(self, cell: CellKey, facts: Mapping[str, float]) -> None:
         """Save numbers that a probe measured over all secrets together, keyed by name.
 
         cell: target, setting and probe.
         """
         if facts:
-            known = {**self._read_all_probe_facts(), str(cell): dict(facts)}
+            known = {**self._read_all_probe_numbers(), str(cell): dict(facts)}
             disk.replace_atomically(self.path / _FACTS, json.dumps(to_json(known)))
 
-    def _read_all_probe_facts(self) -> dict[str, dict[str, float]]:
+    def _read_all_probe_numbers(self) -> dict[str, dict[str, float]]:
         return (
             self._read_optional_json(
                 _FACTS, dict[str, dict[str, float]], "what probes found of each cell"

@@ -242,12 +242,12 @@ def _decode_observation(record: dict[str, Any]) -> tuple[CellKey, Observation]:
     return CellKey.parse_cell_key(record["cell"]), Observation(observation.secret, values)
 
 
-def _encode_token_log_probs(target: str, reading: TokenLogProbs) -> dict[str, Any]:
+def _encode_token_log_probs(target: str, record: TokenLogProbs) -> dict[str, Any]:
     # Round when writing: the first run and a resumed run then read equal numbers.
     return {
         "target": target,
-        "secret": reading.secret,
-        "log_probs": to_json([round(x, 4) for x in reading.log_probs]),
+        "secret": record.secret,
+        "log_probs": to_json([round(x, 4) for x in record.log_probs]),
     }
 
 

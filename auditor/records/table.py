@@ -211,7 +211,7 @@ def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> 
     path = folder / TABLE
     if not path.exists():
         return []
-    with attribute_table_errors(path), _open_current_table(path) as file:
+    with convert_table_errors(path), _open_current_table(path) as file:
         # a list: a generator would raise only after the block
         return list(_join_column_parts(_list_column_parts(file, kind, quantity)))
 
@@ -314,7 +314,7 @@ def _list_ids(secrets: pa.ChunkedArray) -> list[str]:
 
 
 @contextmanager
-def attribute_table_errors(path: Path) -> Iterator[None]:
+def convert_table_errors(path: Path) -> Iterator[None]:
     """Turn errors within the block into an AuditError: the file is unreadable or damaged."""
     try:
         yield
@@ -367,12 +367,12 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
         return iter(self.ids)
 
     def __getitem__(self, secret: str) -> tuple[float, ...]:
-        place = self._places[secret]
-        return tuple(self.nats[self._begins[place] : self.ends[place]].tolist())
+        index = self._indices[secret]
+        return tuple(self.nats[self._begins[index] : self.ends[index]].tolist())
 
     @cached_property
-    def _places(self) -> dict[str, int]:
-        return {id: place for place, id in enumerate(self.ids)}
+    def _indices(self) -> dict[str, int]:
+        return {id: index for index, id in enumerate(self.ids)}
 
     @cached_property
     def _begins(self) -> Ints:
@@ -388,8 +388,8 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
 
         Secrets are given by their indices.
         """
-        places = np.flatnonzero(self.lengths > position)
-        return places, self.nats[self._begins[places] + position]
+        indices = np.flatnonzero(self.lengths > position)
+        return indices, self.nats[self._begins[indices] + position]
 
     @cached_property
     def sums(self) -> Floats:
@@ -399,8 +399,8 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
         """
         totals = np.zeros(len(self.ids))
         for position in range(int(self.lengths.max(initial=0))):
-            places, terms = self.take_position(position)
-            totals[places] += terms
+            indices, terms = self.take_position(position)
+            totals[indices] += terms
         return totals
 
 
@@ -409,7 +409,7 @@ def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
     path = folder / TABLE
     if not path.exists():
         return {}
-    with attribute_table_errors(path), _open_current_table(path) as file:
+    with convert_table_errors(path), _open_current_table(path) as file:
         log_probs: dict[str, SuffixLogProbs] = {}
         parts = _list_column_parts(file, TOKENS)
         for (_, target, *_), group in itertools.groupby(parts, key=operator.itemgetter(0)):
@@ -462,7 +462,7 @@ def read_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
     """
     path = folder / TABLE
     categories = [*_NAMES, "secret"]
-    with attribute_table_errors(path), _open_current_table(path, categories) as file:
+    with convert_table_errors(path), _open_current_table(path, categories) as file:
         frame = file.read(_build_secrets_schema().names).to_pandas()
         # A categorical column: `map` calls the function once per secret, not per row.
         row_aliases = frame["secret"].map(lambda id: aliases.get(id, id))

@@ -465,9 +465,9 @@ class ProbeCell(Cell):
         # some of the secrets do not hold for more secrets.
         saved_facts = {}
         if not self.audit.population:
-            saved_facts = facts or folder.read_probe_facts(self.key)
+            saved_facts = facts or folder.read_probe_numbers(self.key)
         facts |= saved_facts or probe.facts(self.view, secrets, values)
-        folder.save_probe_facts(self.key, facts)
+        folder.save_probe_numbers(self.key, facts)
         observations = probe.add_joint_values(self.view, secrets, values)
         # In the journal the last record of a secret counts.
         if observations is not values:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from auditor.conclusions.outcomes import ValuesBySecret, list_secret_facts
+from auditor.conclusions.outcomes import ValuesBySecret, list_secret_attributes
 from auditor.core.arrays import Floats
 from auditor.core.nouns import CellKey, Secret, Tokens
 from auditor.core.result import Finding, Measurement, StoppedEarly
@@ -95,7 +95,7 @@ class PerSecretCollector:
                 secret id.
         """
         row = self._keep_cell_row(key, build_outcome_row(outcome, kinds, probable))
-        self.answers[key] = row.keep_one_metric(RECALL, others=False)
+        self.answers[key] = row.keep_one_metric(RECALL, keep_nonmembers=False)
         self._columns += row.list_columns(key)
         self._attacks.append(key)
         return row
@@ -123,7 +123,7 @@ class PerSecretCollector:
             self.scored[key] = ScoredRow(row.ids, score_records(secrets), candidates)
         if main.name in row.values:
             # A canary's exposure is a rank among never inserted texts: it needs no baseline.
-            answers = row.keep_one_metric(main.name, others=probe.of == "secrets")
+            answers = row.keep_one_metric(main.name, keep_nonmembers=probe.of == "secrets")
             if answers.member.any() and np.isfinite(answers.values[main.name]).all():
                 self.answers[key] = answers
 
@@ -204,7 +204,7 @@ def build_observation_row(
     numbers = {}
     for name, values in probe.per_secret_values(secrets, observations).items():
         numbers[name] = np.asarray(values, dtype=float)
-    ids, member, repeats = list_secret_facts(secrets)
+    ids, member, repeats = list_secret_attributes(secrets)
     return ValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)
 
 

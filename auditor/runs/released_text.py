@@ -25,7 +25,7 @@ from auditor.benchmarks.data.occurrences import count_text_occurrences
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.benchmarks.data.words import is_mostly_unspaced, is_whole_word_somewhere
 from auditor.conclusions import secret_details
-from auditor.conclusions.outcomes import ValuesBySecret, list_secret_facts
+from auditor.conclusions.outcomes import ValuesBySecret, list_secret_attributes
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import (
@@ -217,12 +217,12 @@ def audit_released_text(
         with clock.timed_stage("canaries"):
             finding, coins = _build_epsilon_finding(release, release.manifest, rows)
             findings.append(finding)
-    facts = secret_details.build_fact_columns(
+    facts = secret_details.build_attribute_columns(
         (*secrets, *coins),
         aliases.salt_fingerprint(aliases.load_alias_salt()),
         {canary.id for canary in coins},
     )
-    folder.save_secret_facts(facts)
+    folder.save_secret_attributes(facts)
     table.write_secrets_table(folder.path, rows.columns)
     private_texts.write_secret_texts(
         folder.path, rows.shown, rows.guesses, release.words.words_of_ids
@@ -297,7 +297,7 @@ class _ReleasedTextResults:
 
         values: arrays of shape (secrets,), keyed by name.
         """
-        ids, member, times = list_secret_facts(secrets)
+        ids, member, times = list_secret_attributes(secrets)
         observations = []
         for id, row in zip(ids, np.transpose([*values.values()]).tolist(), strict=True):
             observations.append(Observation(id, dict(zip(values, row, strict=True))))

@@ -135,8 +135,8 @@ def _measure_audit(
     collector = PerSecretCollector(folder)
     # Do not count while preparing: a check counts only the secrets queried so far.
     benchmark.notes += audit.personal_data_of_secrets.notes
-    folder.save_secret_facts(
-        secret_details.build_fact_columns(
+    folder.save_secret_attributes(
+        secret_details.build_attribute_columns(
             (*benchmark.secrets, *benchmark.canaries),
             aliases.salt_fingerprint(aliases.load_alias_salt()),
             {canary.id for canary in benchmark.canaries},

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from auditor.conclusions.outcomes import ValuesBySecret, read_values_by_secret
 from auditor.conclusions.secret_details import (
     SecretDetails,
-    build_fact_columns,
+    build_attribute_columns,
     calibrate_guess_scores,
     compute_survival_function,
     measure_length_accuracy,
@@ -28,7 +28,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses, Secret
 from auditor.core.result import SCHEMA_VERSION
 from auditor.records import table
-from auditor.records.attacked_secrets import SecretFacts
+from auditor.records.attacked_secrets import SecretAttributes
 from auditor.records.table import HELDOUT, MEASURED, OBSERVED, TABLE, TOKENS, Column
 from auditor.statistics import judging
 
@@ -82,13 +82,13 @@ def folder(path: Path) -> Path:
         Column(HELDOUT, target, "tokens", ["heldout-0", "heldout-1"], [3, 4]),
     ]
     table.write_secrets_table(path, columns)
-    (path / "secrets.json").write_text(json.dumps(build_fact_columns(SECRETS, "salt")))
+    (path / "secrets.json").write_text(json.dumps(build_attribute_columns(SECRETS, "salt")))
     return path
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = read_secret_details(folder(tmp_path))
-    assert found.secrets[1] == SecretFacts("s1", "as1", True, 4, 4, "note")
+    assert found.secrets[1] == SecretAttributes("s1", "as1", True, 4, 4, "note")
     row = found.values_by_cell["undefended", "white-box", "a"]
     assert (
         row.score_is_probability
@@ -275,7 +275,7 @@ def test_the_tail_of_exposures() -> None:
 
 
 def test_a_row_of_non_members_alone_has_no_lengths() -> None:
-    found = SecretDetails((SecretFacts("s3", "as3", False, 0, 4),), {})
+    found = SecretDetails((SecretAttributes("s3", "as3", False, 0, 4),), {})
     assert (
         measure_length_accuracy(
             found,

@@ -236,7 +236,7 @@ def test_a_number_that_shares_its_level_is_shown_with_the_interval_that_decides(
         row(probability("extraction_probability", 0.05, 0.04, N), strangers), by_repeats=by_repeats
     )
     found = signal(run(whole), "probability")
-    assert found.status == SHOWN and found.count == "16" and found.looks == 2
+    assert found.status == SHOWN and found.count == "16" and found.n_tests == 2
     assert found.measured is not None
     assert found.measured.low == pytest.approx(0.3 - 0.2 * 2.2414 / 1.96, abs=1e-3)
 

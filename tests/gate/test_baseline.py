@@ -602,6 +602,6 @@ def test_a_run_that_stopped_before_another_is_compared_on_what_both_asked(
             SimpleNamespace(outcomes={row: SimpleNamespace(ids=tuple(ids), anytime=anytime)})
             for ids in (mine, theirs)
         ]
-        assert len(list(comparability._list_barring_secrets(*runs, row))) == (
+        assert len(list(comparability._list_secret_obstacles(*runs, row))) == (
             told if anytime else 1
         )

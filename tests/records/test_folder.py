@@ -450,14 +450,14 @@ def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(
         "s1": second,
         "s2": other,
     }
-    third.save_probe_facts(CellKey("t", "white-box", "p"), {"games": 200.0, "covered": math.inf})
-    third.save_probe_facts(CellKey("t", "white-box", "q"), {})
+    third.save_probe_numbers(CellKey("t", "white-box", "p"), {"games": 200.0, "covered": math.inf})
+    third.save_probe_numbers(CellKey("t", "white-box", "q"), {})
     assert mode(folder.path / "facts.json") == 0o600
-    assert third.read_probe_facts(CellKey("t", "white-box", "p")) == {
+    assert third.read_probe_numbers(CellKey("t", "white-box", "p")) == {
         "games": 200.0,
         "covered": math.inf,
     }
-    assert third.read_probe_facts(CellKey("t", "white-box", "q")) == {}
+    assert third.read_probe_numbers(CellKey("t", "white-box", "q")) == {}
     third.discard_if_empty()
     assert file.exists()
 

@@ -30,7 +30,7 @@ from auditor.core.result import (
     Measurement,
     TargetRecord,
 )
-from auditor.records.attacked_secrets import SecretFacts
+from auditor.records.attacked_secrets import SecretAttributes
 from auditor.reports import html
 from auditor.statistics import judging
 from tests.conftest import methods
@@ -371,7 +371,7 @@ def detailed_run(
     rng = np.random.default_rng(0)
     member = np.arange(n) % 5 != 4
     told = tuple(
-        SecretFacts(
+        SecretAttributes(
             f"id-{i}",
             name.format(i),
             bool(member[i]),

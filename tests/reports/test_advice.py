@@ -13,7 +13,7 @@ from auditor.conclusions.secret_details import SecretDetails
 from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult
-from auditor.records.attacked_secrets import SecretFacts
+from auditor.records.attacked_secrets import SecretAttributes
 from auditor.reports import advice, signals
 from auditor.statistics.judging import Outcome
 
@@ -44,7 +44,7 @@ def details(result: AuditResult, **rows: Outcome) -> SecretDetails:
     """Outcomes of the strongest undefended row's attack and setting, by target."""
     keys = {name: CellKey(name.replace("_", "-"), "white-box", "ethicist") for name in rows}
     facts = tuple(
-        SecretFacts(id, f"s{i}", True, TIMES[i], 8, "ward" if i >= 60 else "desk")
+        SecretAttributes(id, f"s{i}", True, TIMES[i], 8, "ward" if i >= 60 else "desk")
         for i, id in enumerate(IDS)
     )
     return SecretDetails(

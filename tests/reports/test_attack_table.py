@@ -13,7 +13,7 @@ from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records.attacked_secrets import SecretFacts
+from auditor.records.attacked_secrets import SecretAttributes
 from auditor.reports import screen
 from auditor.reports.attack_table import compare_attacks
 from auditor.statistics.compare import paired_difference
@@ -73,7 +73,9 @@ def test_records_in_parts_are_paired_by_record(
         CellKey("undefended", "white-box", name): kept({"recall": np.array(hit, float)}, 6)
         for name, hit in hits.items()
     }
-    secrets = tuple(SecretFacts(f"{i}", f"s{i}", True, document=f"d{i // 2}") for i in range(6))
+    secrets = tuple(
+        SecretAttributes(f"{i}", f"s{i}", True, document=f"d{i // 2}") for i in range(6)
+    )
     details = SecretDetails(secrets, rows)
     _, second = compare_attacks(run, details, "undefended", "white-box")
     assert second.difference is not None and second.difference.value == pytest.approx(2 / 3)

@@ -252,13 +252,11 @@ def test_an_attack_that_ran_on_another_target_only_is_said(result: AuditResult) 
 def test_an_attack_without_any_row_is_named(result: AuditResult) -> None:
     row = verbatim_row(result)
     lost = replace(row, attack="lost", measurements=(), not_applicable="why", seconds=0.0)
-    assert coverage.explain_missing_attack_rows(replace(result, findings=(row, lost))) == {
+    assert coverage.explain_missing_attacks(replace(result, findings=(row, lost))) == {
         "lost": "why"
     }
     elsewhere = replace(row, attack="lost", target="pmixed", not_applicable="")
-    assert (
-        coverage.explain_missing_attack_rows(replace(result, findings=(row, lost, elsewhere))) == {}
-    )
+    assert coverage.explain_missing_attacks(replace(result, findings=(row, lost, elsewhere))) == {}
     # Answers that tell nothing, as samples that are equal for all canaries: the attack ran.
     untold = replace(lost, not_applicable="expected scores that distinguish canaries", seconds=0.1)
-    assert coverage.explain_missing_attack_rows(replace(result, findings=(row, untold))) == {}
+    assert coverage.explain_missing_attacks(replace(result, findings=(row, untold))) == {}

@@ -16,7 +16,7 @@ from rich.console import Console
 from auditor.core.nouns import CellKey
 from auditor.core.result import Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
-from auditor.gate.rulings import Decision, Reading, Ruling, Verdict
+from auditor.gate.rulings import Decision, Ruling, Treatment, Verdict
 from auditor.reports import comparison, decision, html, markdown
 
 HOSTILE = "<script>|`*]](x)\x1b[31m\x00\u202e&\"'\ud800\ufffe=1+1\n# x"
@@ -43,7 +43,7 @@ VERDICTS = st.lists(st.sampled_from(["held", "failed", "inconclusive"]), max_siz
 
 
 @given(VERDICTS, st.sampled_from(["report", "pass", "fail"]))
-def test_all_outputs_come_from_one_decision(outcomes: list[Any], reading: Reading) -> None:
+def test_all_outputs_come_from_one_decision(outcomes: list[Any], reading: Treatment) -> None:
     made = Decision("run", "base", tuple(ruling(o) for o in outcomes), reading)
     bad = (
         any(o == "failed" or (o == "inconclusive" and reading == "fail") for o in outcomes)
@@ -64,7 +64,7 @@ def test_all_outputs_come_from_one_decision(outcomes: list[Any], reading: Readin
 
 
 @given(VERDICTS, st.sampled_from(["report", "pass", "fail"]))
-def test_junit_reasons_are_both_attribute_and_text(outcomes: list[Any], reading: Reading) -> None:
+def test_junit_reasons_are_both_attribute_and_text(outcomes: list[Any], reading: Treatment) -> None:
     """GitHub's readers show the attribute, GitLab's the text of the element."""
     made = Decision("run", "base", tuple(ruling(o) for o in outcomes), reading)
     suite = ET.fromstring(decision.render_decision_junit_xml(made))

@@ -16,7 +16,7 @@ from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
-from auditor.records.attacked_secrets import SecretFacts
+from auditor.records.attacked_secrets import SecretAttributes
 from auditor.reports import html, table_of_contents
 from auditor.reports.blocks import Bullets, Document, Figure, Forest, ForestSpan, Paragraph, Table
 from auditor.reports.plots import render_plot_svg
@@ -228,7 +228,7 @@ def test_the_probe_foretells_what_sampling_finds(
 
 
 def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
-    told = tuple(SecretFacts(f"c{i}", f"a{i}", i < 8, 1, 6) for i in range(10))
+    told = tuple(SecretAttributes(f"c{i}", f"a{i}", i < 8, 1, 6) for i in range(10))
     bits = {f"c{i}": float(i) for i in range(9)} | {"c9": math.nan}
     row = ("undefended", "white-box", "extraction-probability")
     doc = table_of_contents.build_page_document(
@@ -252,7 +252,7 @@ def test_exposures_that_nothing_was_learned_from_stay_within_their_band(
     with_probe: AuditResult,
 ) -> None:
     told, row = (
-        tuple(SecretFacts(f"c{i}", f"a{i}", True, 1, 6) for i in range(64)),
+        tuple(SecretAttributes(f"c{i}", f"a{i}", True, 1, 6) for i in range(64)),
         ("undefended", "white-box", "extraction-probability"),
     )
     # each rank once: the null, met everywhere

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from auditor.conclusions.outcomes import ValuesBySecret, list_secret_facts
+from auditor.conclusions.outcomes import ValuesBySecret, list_secret_attributes
 from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
 from auditor.plugins.probe import Observed, Probe
@@ -89,7 +89,7 @@ def test_columns_of_a_probe_share_their_facts_and_only_gaps_have_their_own() -> 
         Observation(secret.id, numbers) for secret, numbers in zip(SECRETS, values, strict=True)
     ]
     other = CellKey("undefended", "white-box", "other")
-    ids, member, repeats = list_secret_facts(SECRETS)
+    ids, member, repeats = list_secret_attributes(SECRETS)
     row = ValuesBySecret(ids, np.array(member), repeats, {})
     p, q = _build_observation_columns(other, row, Observed(observations))
     assert p.ids is ids and p.member is row.member and p.repeats is repeats
