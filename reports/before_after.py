@@ -57,7 +57,7 @@ class BeforeAfter:
         """Return the comparison of the undefended model only, because the later run has no
         defenses.
         """
-        lines = tuple(line for line in self.compared.lines if line.row.target == UNDEFENDED)
+        lines = tuple(line for line in self.compared.lines if line.cell.target == UNDEFENDED)
         return Comparison(("before", "after"), self.compared.secrets, lines)
 
 
@@ -87,10 +87,10 @@ def format_mitigation_lines(change: BeforeAfter) -> Iterator[str]:
 
 
 def _build_metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
-    before, after = line.cells
+    before, after = line.comparands
     name = (
-        f"{phrases.format_metric(line.metric)} ({make_printable_line(line.row.attack)}, "
-        f"{line.row.setting})"
+        f"{phrases.format_metric(line.metric)} ({make_printable_line(line.cell.attack)}, "
+        f"{line.cell.setting})"
     )
     if after.delta:
         delta = phrases.format_difference(after.delta)
@@ -205,8 +205,8 @@ def build_mitigation_document(comparison: BeforeAfter) -> Document:
     expected = FactList("", _build_comparison_facts(comparison))
     deltas = []
     for line in undefended.lines:
-        if line.cells[1].delta is not None:
-            deltas.append(line.cells[1].delta)
+        if line.comparands[1].delta is not None:
+            deltas.append(line.comparands[1].delta)
     # Each has its own 95% interval: of twenty unchanged rows, expect one to count.
     less = sum(change.high < 0 for change in deltas)
     more = sum(change.low > 0 for change in deltas)

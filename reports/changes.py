@@ -21,7 +21,7 @@ def write_headline(comparison: Comparison) -> str:
     """Return a summary of changes: `1 of 4 configurations leak more, 0 less, 3 show no change;
     ...`
     """
-    counts = Counter(_format_change_direction(line.cells[-1]) for line in comparison.lines)
+    counts = Counter(_format_change_direction(line.comparands[-1]) for line in comparison.lines)
     rows = format_count(len(comparison.lines), "configuration leaks", "configurations leak")
     parts = [f"{counts[_MORE]} of {rows} more", f"{counts[_LESS]} less"]
     if counts[_SAME]:
@@ -33,7 +33,7 @@ def write_headline(comparison: Comparison) -> str:
 
 def format_change_counts(comparison: Comparison) -> str:
     """Return the counts of changes as `1 more, 0 less, 3 no change shown`, for narrow columns."""
-    counts = Counter(_format_change_direction(line.cells[-1]) for line in comparison.lines)
+    counts = Counter(_format_change_direction(line.comparands[-1]) for line in comparison.lines)
     parts = [f"{counts[_MORE]} more", f"{counts[_LESS]} less"]
     for label in (_SAME, _UNKNOWN):
         if counts[label]:
@@ -54,18 +54,19 @@ def build_paired_change_table(comparison: Comparison) -> Table:
 def sort_rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
     """Return the rows in table order, which begins with rows whose leakage increased."""
     return sorted(
-        comparison.lines, key=lambda line: _ORDER.index(_format_change_direction(line.cells[-1]))
+        comparison.lines,
+        key=lambda line: _ORDER.index(_format_change_direction(line.comparands[-1])),
     )
 
 
 def _build_baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
-    before = line.cells[0]
-    now = line.cells[-1]
+    before = line.comparands[0]
+    now = line.comparands[-1]
     if now.delta:
         difference = phrases.format_difference(now.delta)
     else:
         difference = make_printable_line(now.reason or before.reason)
-    name = make_printable_line(line.row.title)
+    name = make_printable_line(line.cell.title)
     metric = phrases.format_metric(make_printable_line(line.metric))
     numbers = (
         phrases.format_measurement_value(before.measured),

@@ -49,7 +49,7 @@ def describe_claim_verdict(evidence: ClaimEvidence) -> str:
         parts.append(_describe_audited_bound(evidence, bound))
     for other in evidence.unheld:
         epsilon = phrases.format_number(other.audit.epsilon)
-        parts.append(f"{other.row.attack} proves ε ≥ {epsilon}, {other.reason}")
+        parts.append(f"{other.cell.attack} proves ε ≥ {epsilon}, {other.reason}")
     if evidence.verdict is None:
         return f"{'; '.join(parts)}; {_describe_missing_audit(evidence)}."
     return f"{'; '.join(parts)}: {format_claim_verdict(evidence)}."
@@ -135,7 +135,7 @@ def _describe_audited_bound(evidence: ClaimEvidence, bound: BoundAgainstClaim) -
         shared = f", one of {len(evidence.bounds)} audits"
     # level: the part of LEVEL for this audit (Bonferroni over all audits of the model).
     game = (
-        f"{bound.row.attack}, {phrases.format_relation(audit.relation)}, {audit.unit}, δ "
+        f"{bound.cell.attack}, {phrases.format_relation(audit.relation)}, {audit.unit}, δ "
         f"{number(audit.delta)}, {audit.right:,} of {audit.guesses:,} guesses right, "
         f"{audit.canaries_or_games_label}, one-sided {100 * (1 - audit.level):.4g}%{shared}"
     )
@@ -205,9 +205,9 @@ def _build_claim_audit_rows(evidence: ClaimEvidence) -> list[tuple[str, ...]]:
         end = "nothing to hold it to"
     lines = []
     for bound in evidence.bounds:
-        lines.append((bound.row.attack, bound.audit, end))
+        lines.append((bound.cell.attack, bound.audit, end))
     for other in evidence.unheld:
-        lines.append((other.row.attack, other.audit, other.reason))
+        lines.append((other.cell.attack, other.audit, other.reason))
     rows: list[tuple[str, ...]] = []
     for attack, a, remark in lines:
         ceiling = find_audit_ceiling(a, evidence.target.claim)

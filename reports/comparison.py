@@ -38,7 +38,7 @@ def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
         blocks.append(rows)
     for line, rows in zip(comparison.lines, blocks, strict=True):
         yield Text(
-            f"{make_printable_line(line.row.title)}: {phrases.format_metric(line.metric)}",
+            f"{make_printable_line(line.cell.title)}: {phrases.format_metric(line.metric)}",
             style="bold cyan",
         )
         table = RichTable.grid(padding=(0, 2))
@@ -69,13 +69,13 @@ def render_comparison_csv(comparison: Comparison) -> str:
 
 def _build_comparison_csv_rows(comparison: Comparison) -> Iterator[tuple[object, ...]]:
     for line in comparison.lines:
-        for i, (name, cell) in enumerate(zip(comparison.runs, line.cells, strict=True)):
+        for i, (name, cell) in enumerate(zip(comparison.runs, line.comparands, strict=True)):
             m = cell.measured
             d = cell.delta
             numbers = (m.value, m.low, m.high, m.n) if m else (None,) * 4
             deltas = (d.value, d.low, d.high) if d else (None,) * 3
             yield (
-                *line.row,
+                *line.cell,
                 line.metric,
                 name,
                 *numbers,
@@ -90,8 +90,8 @@ def build_paired_table(comparison: Comparison) -> Table:
     body = []
     for line in comparison.lines:
         metric = phrases.format_metric(make_printable_line(line.metric))
-        row = [make_printable_line(line.row.title), metric]
-        for i in range(len(line.cells)):
+        row = [make_printable_line(line.cell.title), metric]
+        for i in range(len(line.comparands)):
             row.append("; ".join(filter(None, _format_run_table_cells(line, i, "difference "))))
         body.append(tuple(row))
     head = ("Row", "Metric", *map(make_printable_line, comparison.runs))
@@ -124,7 +124,7 @@ def _format_run_table_cells(
 
     If no difference exists, the second cell says why. Only the best run has a mark.
     """
-    cell = line.cells[i]
+    cell = line.comparands[i]
     if cell.delta:
         delta = f"{description}{phrases.format_difference(cell.delta)}"
     else:

@@ -81,16 +81,19 @@ class _ShownRun:
             decisions.append(f"{decision.verdict}: {described}{remark}")
         return make_printable_line("; ".join(decisions))
 
-    def describe_change(self, row: CellKey, metric: str) -> str:
+    def describe_change(self, cell: CellKey, metric: str) -> str:
         """Return the change of a metric since the previous run, or why the change is unknown.
 
-        row: the key of an attack result: model, access and attack.
+        cell: model, access and attack.
         """
         for line in self.change.lines if self.change else ():
             # Comparisons hold raw names, `result` has cleaned names.
-            cleaned = CellKey(*map(make_printable_line, line.row)), make_printable_line(line.metric)
-            if cleaned == (row, metric):
-                before, now = line.cells[0], line.cells[-1]
+            cleaned = (
+                CellKey(*map(make_printable_line, line.cell)),
+                make_printable_line(line.metric),
+            )
+            if cleaned == (cell, metric):
+                before, now = line.comparands[0], line.comparands[-1]
                 if now.delta:
                     return phrases.format_difference(now.delta)
                 reason = now.reason or (before.reason if before.measured is None else "")

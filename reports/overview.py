@@ -15,7 +15,7 @@ def _build_changes_since_blocks(since: Comparison) -> list[Block]:
     """
     spans = []
     for line in changes.sort_rows_leaking_more_first(since):
-        delta = line.cells[-1].delta
+        delta = line.comparands[-1].delta
         spans.append(build_forest_span(delta) if delta else None)
     note = Paragraph(
         "Left of the middle line less leaks than before, right of it more; a bar that "

@@ -319,7 +319,7 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
     used = set()
     highest: dict[str, Measurement] = {}
     for s in signals:
-        used.add(s.row)
+        used.add(s.cell)
         if isinstance(s.baseline, Measurement):
             known = highest.setdefault(s.target, s.baseline)
             highest[s.target] = max(known, s.baseline, key=lambda m: m.value)
@@ -481,7 +481,7 @@ def _build_personal_data_screen_entry(
     shown_rows = set()
     for s in assessment.signals:
         if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN:
-            shown_rows.add(s.row)
+            shown_rows.add(s.cell)
     if shown_rows and best.cell_key not in shown_rows:  # another attack extracts them
         best = next(finding for finding in result.findings if finding.cell_key in shown_rows)
     if shown_rows:

@@ -35,13 +35,13 @@ class BoundAgainstClaim:
     """Lower bound on epsilon from an audit, next to the epsilon that the claim promises.
 
     Args:
-        row: cell (target, setting and probe) of the audit.
+        cell: target, setting and probe of the audit.
         audit: the audit, recomputed at its share of the significance level.
         promised: claimed epsilon at the audit's delta, for its neighbouring relation and privacy
             unit (such as a record or a user).
     """
 
-    row: CellKey
+    cell: CellKey
     audit: Audited
     promised: float
 
@@ -58,12 +58,12 @@ class UncomparableBound:
     For example, the audit is about one record, but the claim is about one shard.
 
     Args:
-        row: cell (target, setting and probe) of the audit.
+        cell: target, setting and probe of the audit.
         audit: the audit.
         reason: phrase that says why the audit cannot test the claim.
     """
 
-    row: CellKey
+    cell: CellKey
     audit: Audited
     reason: str
 

@@ -40,7 +40,7 @@ class LeakReading:
         measured: the number with its interval.
         baseline: the same number for non-members or by chance; None if unknown.
         excess: the number minus the number for non-members, with an interval.
-        row: cell (target, setting, attack or probe) of the measurement.
+        cell: target, setting, and attack or probe of the measurement.
         can_show_leak: False if the number can raise suspicion but not show a leak.
         either_way: True for an AUC: it shows a leak if it is above or below one half.
         part: group of the data that the number covers; "" for all data.
@@ -53,7 +53,7 @@ class LeakReading:
     measured: Measurement
     baseline: Measurement | float | None = None
     excess: Measurement | None = None
-    row: CellKey | None = None
+    cell: CellKey | None = None
     can_show_leak: bool = True
     either_way: bool = False
     part: str = ""

@@ -53,7 +53,7 @@ class LeakSignal:
         status: whether the leak is shown, not shown, or not tested.
         measured: the deciding number.
         baseline: the same number for non-members or by chance; None if unknown.
-        row: cell (target, setting, attack or probe) of the number.
+        cell: target, setting, and attack or probe of the number.
         suspected: True if the number suggests but does not show a leak, for example because it is
             not significant.
         smallest_detectable: smallest number that would show a leak; NaN if unknown.
@@ -74,7 +74,7 @@ class LeakSignal:
     status: Status
     measured: Measurement | None = None
     baseline: Measurement | float | None = None
-    row: CellKey | None = None
+    cell: CellKey | None = None
     suspected: bool = False
     smallest_detectable: float = math.nan
     part: str = ""
@@ -233,7 +233,7 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
                 if finding.not_applicable:
                     continue
                 for reading in kind.read_numbers(finding):
-                    readings.append((kind, setting, replace(reading, row=finding.cell_key)))
+                    readings.append((kind, setting, replace(reading, cell=finding.cell_key)))
     if result.family == RELEASED_TEXT:
         shared = adjust_leak_readings([reading for *_, reading in readings])
         for i, reading in enumerate(shared):
@@ -293,7 +293,7 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
     if isinstance(floor, Measurement) and m.value <= floor.value:
         return signal
     for row in rows:
-        if row.cell_key == signal.row and row.decodes_greedily:
+        if row.cell_key == signal.cell and row.decodes_greedily:
             return replace(signal, status=SHOWN, suspected=False, smallest_detectable=1 / m.n)
     return signal
 
@@ -332,7 +332,7 @@ def _build_signal(
     best = min(readings, key=rank)
     return LeakSignal(
         *(kind, target, setting, SHOWN if best.is_shown else NOT_SHOWN),
-        *(best.corrected, best.baseline, best.row),
+        *(best.corrected, best.baseline, best.cell),
         suspected=best.is_suspected and not best.is_shown,
         n_tests=best.n_tests,
         smallest_detectable=best.smallest_detectable_value,

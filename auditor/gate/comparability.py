@@ -196,21 +196,21 @@ def _list_attack_obstacles(finding: Finding, base: Finding) -> Iterator[str]:
     yield from _describe_comparison_obstacle(f"access of {title}", finding.access, base.access)
 
 
-def _list_secret_obstacles(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> Iterator[str]:
+def _list_secret_obstacles(run: RunOutcomes, base: RunOutcomes, cell: CellKey) -> Iterator[str]:
     """Yield a phrase if both runs have results of this cell, but of different secrets.
 
     Different secrets are allowed if a run stopped early.
     """
-    outcome = run.outcomes.get(row)
-    base_outcome = base.outcomes.get(row)
+    outcome = run.outcomes.get(cell)
+    base_outcome = base.outcomes.get(cell)
     if outcome is None or base_outcome is None:
-        return  # a missing measurement: the caller that reads the row reports it
+        return  # a missing measurement: the caller that reads the cell reports it
     new = set(outcome.ids)
     old = set(base_outcome.ids)
     if (outcome.anytime or base_outcome.anytime) and (new <= old or old <= new):
         return  # one run stopped earlier than the other
     if new != old:
-        yield f"secrets of {row.title}: {len(new - old)} only here, {len(old - new)} only there"
+        yield f"secrets of {cell.title}: {len(new - old)} only here, {len(old - new)} only there"
 
 
 def _describe_comparison_obstacle(description: str, value: Any, other_value: Any) -> Iterator[str]:

@@ -44,16 +44,16 @@ class ComparisonRow:
     """One metric of one cell (target, setting, attack or probe), for all compared runs.
 
     Args:
-        row: the cell.
+        cell: target, setting, and attack or probe.
         metric: name of the metric.
-        cells: each run's value, in the order of the runs.
+        comparands: each run's value, in the order of the runs.
         best_run: index of the run that leaks significantly less than all others; None if no run
             does.
     """
 
-    row: CellKey
+    cell: CellKey
     metric: str
-    cells: tuple[Comparand, ...]
+    comparands: tuple[Comparand, ...]
     best_run: int | None = None
 
 
@@ -90,8 +90,8 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
         if name not in known:
             raise make_unknown_name_error("metric", name, known)
     lines = list[ComparisonRow]()
-    for row, row_findings in findings.items():
-        lines += _compare_rows(runs, row, row_findings, metrics)
+    for cell, cell_findings in findings.items():
+        lines += _compare_cell(runs, cell, cell_findings, metrics)
     record = runs[0].result.benchmark
     secrets = (
         f"{record.name}: {format_count(record.members, 'member')}, "
@@ -105,27 +105,27 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     )
 
 
-def _compare_rows(
+def _compare_cell(
     runs: Sequence[RunOutcomes],
-    row: CellKey,
+    cell: CellKey,
     findings: Sequence[Finding | None],
     metrics: Sequence[str],
 ) -> Iterator[ComparisonRow]:
     """Yield a comparison for each metric that at least one run measured in this cell.
 
-    row: the cell. findings: the finding of this cell in each run; None if the run has none.
-    metrics: the metrics to compare; if empty, the main metric of each finding.
+    cell: target, setting, and attack or probe. findings: the finding of this cell in each run; None
+    if the run has none. metrics: the metrics to compare; if empty, the main metric of each finding.
     """
     main_metrics = dict[str, None]()
     for finding in findings:
         if finding and finding.main:
             main_metrics[finding.main.name] = None
     for metric in metrics or main_metrics:
-        cells = []
+        comparands = []
         for i, finding in enumerate(findings):
-            cells.append(_compare_runs(runs, i, row, metric, finding))
-        if any(cell.measured for cell in cells):
-            yield ComparisonRow(row, metric, tuple(cells))
+            comparands.append(_compare_runs(runs, i, cell, metric, finding))
+        if any(comparand.measured for comparand in comparands):
+            yield ComparisonRow(cell, metric, tuple(comparands))
 
 
 def _mark_least_leaking_runs(
@@ -148,7 +148,7 @@ def _mark_least_leaking_runs(
 
 
 def _compare_runs(
-    runs: Sequence[RunOutcomes], i: int, row: CellKey, metric: str, finding: Finding | None
+    runs: Sequence[RunOutcomes], i: int, cell: CellKey, metric: str, finding: Finding | None
 ) -> Comparand:
     if finding is None:
         return Comparand(None, reason="not in this run")
@@ -157,8 +157,8 @@ def _compare_runs(
         return Comparand(None, reason=finding.not_applicable or f"has no {metric}")
     if i == 0:
         return Comparand(measured)
-    first = runs[0].outcomes.get(row)
-    outcome = runs[i].outcomes.get(row)
+    first = runs[0].outcomes.get(cell)
+    outcome = runs[i].outcomes.get(cell)
     if first is None or outcome is None:
         return Comparand(measured, reason="nothing to pair")
     difference = outcomes.compare_metric_by_secret(metric, None, outcome, first)
@@ -171,8 +171,8 @@ def _compare_runs(
 
 def _find_least_leaking_run(line: ComparisonRow) -> int:
     values = []
-    for cell in line.cells:
-        values.append(cell.measured.value if cell.measured else math.inf)
+    for comparand in line.comparands:
+        values.append(comparand.measured.value if comparand.measured else math.inf)
     # whether min() returns a NaN depends on its position
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
 
@@ -184,13 +184,13 @@ def _compare_rivals(
 
     candidate: index of the candidate run. Return [] if any run cannot be compared with it.
     """
-    outcome = runs[candidate].outcomes.get(line.row)
+    outcome = runs[candidate].outcomes.get(line.cell)
     excesses: list[BoundedNumber] = []
     for i, run in enumerate(runs):
         if i == candidate:
             continue
-        other = run.outcomes.get(line.row)
-        if outcome is None or other is None or line.cells[i].measured is None:
+        other = run.outcomes.get(line.cell)
+        if outcome is None or other is None or line.comparands[i].measured is None:
             return []  # without a measurement there is no best run
         # rival minus candidate: above 0 if the rival leaks more
         difference = outcomes.compare_metric_by_secret(line.metric, None, other, outcome)

@@ -78,10 +78,10 @@ def read_run(folder: Path) -> RunOutcomes:
     result = result_file.read_result(folder)
     rows = outcomes.read_values_by_secret(folder)
     for finding in result.findings:
-        row = finding.cell_key
-        if finding.stopped and row in rows:
+        cell = finding.cell_key
+        if finding.stopped and cell in rows:
             # the run stopped depending on its results: only anytime-valid bounds hold
-            rows[row] = replace(rows[row], anytime=True)
+            rows[cell] = replace(rows[cell], anytime=True)
     answered_ids = attacked_secrets.read_answered_secret_ids(folder)
     edits = manifest.find_folder_edits(folder)
     return RunOutcomes(str(folder), result, rows, answered_ids, edits)
@@ -139,8 +139,8 @@ def apply_policy(
 def _judge_contradictions(run: RunOutcomes, description: str) -> list[Ruling]:
     rule = f"{description} agrees with itself"
     rulings = []
-    for row, fault in find_result_contradictions(run.result, run.outcomes, run.listed):
-        rulings.append(make_ruling(f"the result contradicts itself: {fault}", rule, row=row))
+    for cell, fault in find_result_contradictions(run.result, run.outcomes, run.listed):
+        rulings.append(make_ruling(f"the result contradicts itself: {fault}", rule, cell=cell))
     return rulings
 
 
@@ -163,13 +163,17 @@ def _judge_unapplied_attacks(
     for target in targets:
         for method in dict.fromkeys(result.plan.get("attack", ())):
             rows = result.select_findings(target, attack=method)
-            if rows and attack in (None, method) and all(row.not_applicable for row in rows):
+            if (
+                rows
+                and attack in (None, method)
+                and all(finding.not_applicable for finding in rows)
+            ):
                 reason = (
                     f"requested and never applied ({rows[-1].not_applicable}); "
                     "--allow-not-applicable lets it pass"
                 )
-                row = CellKey(target, "", method)
-                rulings.append(make_ruling(reason, "every attack applies", row=row))
+                cell = CellKey(target, "", method)
+                rulings.append(make_ruling(reason, "every attack applies", cell=cell))
     return rulings
 
 
@@ -202,8 +206,8 @@ def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
     for rule in policy.rules:
         scope = (rule.target, rule.setting, rule.attack)
         check_rule_scope_names_exist(scope, rows)
-        for row in rows:
-            if all(name in (None, part) for name, part in zip(scope, row, strict=True)):
+        for cell in rows:
+            if all(name in (None, part) for name, part in zip(scope, cell, strict=True)):
                 break
         else:
             title = CellKey(*(part or "" for part in scope)).title
@@ -250,8 +254,8 @@ def judge_rules(
             tuple(scope.values()), [finding.cell_key for finding in result.findings]
         )
         for name in [scope["target"]] if scope["target"] else list_judged_targets(result, rule):
-            row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
-            cases += _list_target_cases(result, row, rule, values_by_cell, baseline)
+            cell = CellKey(name, scope["setting"] or "", scope["attack"] or "")
+            cases += _list_target_cases(result, cell, rule, values_by_cell, baseline)
     # numbers of copies with a separate rule
     counts = set()
     tests = []
@@ -268,22 +272,22 @@ def judge_rules(
 
 def _list_target_cases(
     result: AuditResult,
-    row: CellKey,
+    cell: CellKey,
     rule: Rule,
     values_by_cell: Mapping[CellKey, ValuesBySecret] | None,
     baseline: RunOutcomes | None,
 ) -> Iterator[_Case]:
     """Yield the cases of a rule on one target.
 
-    row: target, setting and attack; "" for any setting or any attack.
+    cell: target, setting and attack; "" for any setting or any attack.
     """
-    setting = row.setting or None
-    attack = row.attack or None
+    setting = cell.setting or None
+    attack = cell.attack or None
     if rule.of_claim:
-        yield _build_claim_case(result, row.target, rule, setting, attack)
+        yield _build_claim_case(result, cell.target, rule, setting, attack)
         return
     rows = []
-    for finding in result.select_findings(row.target, setting, attack):
+    for finding in result.select_findings(cell.target, setting, attack):
         if not finding.not_applicable:
             rows.append(finding)
     pairs = pair_rule_rows(rule, rows, result)
@@ -291,9 +295,9 @@ def _list_target_cases(
         yield _build_case(finding, row_rule, values_by_cell, baseline)
     if not pairs:  # another target's rows do not cover this target
         reason = "this run has no forms: --forms names them"
-        if row.target:
+        if cell.target:
             reason = "no row was measured"
-        yield _Case(row, rule, reason)
+        yield _Case(cell, rule, reason)
 
 
 @dataclass(frozen=True)
@@ -329,7 +333,7 @@ class _Case:
     """One rule on one cell (target, setting, attack or probe), with the evidence to judge by.
 
     Args:
-        row: the cell.
+        cell: target, setting, and attack or probe.
         rule: the rule.
         evidence: the limited number, a lower bound of epsilon (`Audited`), or the target's claim.
             If there is no evidence, a text that gives the reason.
@@ -338,7 +342,7 @@ class _Case:
         is_of_parts: whether the secrets are parts of records.
     """
 
-    row: CellKey
+    cell: CellKey
     rule: Rule
     evidence: _Number | Audited | _Claimed | str
     finding: Finding | None = None  # of an absolute limit
@@ -353,10 +357,10 @@ def _build_claim_case(
     The target's audits share the significance level. setting, attack: if given, only audits with
     these names count.
     """
-    row = CellKey(name, setting or "", attack or "")
+    cell = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
     if target is None or not result.select_findings(name):
-        return _Case(row, rule, "no row was measured")
+        return _Case(cell, rule, "no row was measured")
     # a function of the level: Holm needs all cases to determine it
     weigh_claim = partial(
         claims.weigh_claim_against_audits, result, target, setting=setting, attack=attack
@@ -367,9 +371,9 @@ def _build_claim_case(
         if nominal_epsilon is not None:
             nominal = f" (its nominal epsilon {nominal_epsilon:.4g} is none)"
         return _Case(
-            row, rule, f"it claims no epsilon{nominal}: there is nothing to compare it with"
+            cell, rule, f"it claims no epsilon{nominal}: there is nothing to compare it with"
         )
-    return _Case(row, rule, _Claimed(weigh_claim))
+    return _Case(cell, rule, _Claimed(weigh_claim))
 
 
 def _build_case(
@@ -524,17 +528,17 @@ def _build_limit_evidence(
 
 
 def _compute_paired_difference(
-    row: CellKey,
+    cell: CellKey,
     rule: Rule,
     values_by_cell: Mapping[CellKey, ValuesBySecret],
     baseline: RunOutcomes | None,
 ) -> _Number | str:
     if rule.against_undefended:
-        if row.target == UNDEFENDED:
+        if cell.target == UNDEFENDED:
             return "it is the undefended model's own row: forms and defenses are compared with it"
         row_values, base_values, other = (
-            values_by_cell.get(row),
-            values_by_cell.get(row._replace(target=UNDEFENDED)),
+            values_by_cell.get(cell),
+            values_by_cell.get(cell._replace(target=UNDEFENDED)),
             "the undefended model",
         )
         if (
@@ -546,8 +550,8 @@ def _compute_paired_difference(
     else:
         assert baseline is not None  # `apply_policy` checks it
         row_values, base_values, other = (
-            values_by_cell.get(row),
-            baseline.outcomes.get(row),
+            values_by_cell.get(cell),
+            baseline.outcomes.get(cell),
             "the baseline",
         )
     if row_values is None or base_values is None:
@@ -579,11 +583,11 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
     """
     limit, metric, words = case.rule.limit, case.rule.metric_with_part, str(case.rule)
     if isinstance(case.evidence, str):
-        return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.evidence, words)
+        return Ruling(*case.cell, metric, limit, math.nan, math.nan, "failed", case.evidence, words)
     if isinstance(case.evidence, Audited):
-        return _judge_epsilon_bound(case.row, case.rule, repeat_audit(case.evidence, level))
+        return _judge_epsilon_bound(case.cell, case.rule, repeat_audit(case.evidence, level))
     if isinstance(case.evidence, _Claimed):
-        return _judge_epsilon_claim(case.row, case.rule, case.evidence.list_evidence(level))
+        return _judge_epsilon_claim(case.cell, case.rule, case.evidence.list_evidence(level))
     bounds = case.evidence.evidence
     # Holm's level is only for lower bounds: a false pass needs an error of every rule (Berger
     # 1982), a false alarm only one error
@@ -592,7 +596,7 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
         explanation = (
             f"the result contradicts itself: {case.evidence.words} with bounds that are no numbers"
         )
-        return Ruling(*case.row, metric, limit, low, high, "failed", explanation, words)
+        return Ruling(*case.cell, metric, limit, low, high, "failed", explanation, words)
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"
     if case.rule.is_paired_difference:
         allowed = "allowed"
@@ -618,7 +622,7 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
         reason = f"{reason}; a true {high:.4g} or more is missed at most once in twenty"
         missed = high
     return Ruling(
-        *(*case.row, metric, limit, low, high, verdict, reason, words),
+        *(*case.cell, metric, limit, low, high, verdict, reason, words),
         *(bounds.value, bounds.n, unmeasured, missed),
     )
 
@@ -643,7 +647,7 @@ def _find_strata_objection(case: _Case, counts_with_a_rule: Collection[int]) -> 
     return objections.find_strata_objection(finding, rule.limit, counts_with_a_rule)
 
 
-def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
+def _judge_epsilon_bound(cell: CellKey, rule: Rule, audit: Audited) -> Ruling:
     """Judge a limit on an audited lower bound of epsilon.
 
     A bound below the limit is inconclusive if the audit could not have exceeded the limit.
@@ -664,7 +668,7 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     else:
         missed = None
     return Ruling(
-        *row,
+        *cell,
         rule.metric_with_part,
         limit,
         audit.epsilon,
@@ -678,7 +682,7 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     )
 
 
-def _judge_epsilon_claim(row: CellKey, rule: Rule, evidence: claims.ClaimEvidence) -> Ruling:
+def _judge_epsilon_claim(cell: CellKey, rule: Rule, evidence: claims.ClaimEvidence) -> Ruling:
     """Judge a target's claim by its audits: contradicted, consistent, or undecidable."""
     claimed = evidence.claimed
     assert claimed is not None  # `_build_claim_case` checks it
@@ -691,7 +695,7 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, evidence: claims.ClaimEvidenc
         high = math.inf  # no audit bounds epsilon from above
         n += bound.audit.canaries
         note = (
-            f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of "
+            f"{bound.cell.attack} ({bound.cell.setting}) {bound.audit.epsilon:.4f} of "
             f"{bound.audit.best:.4f} provable"
         )
         if bound.promised != claimed:
@@ -703,7 +707,7 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, evidence: claims.ClaimEvidenc
             note += f", and {ceiling}"
         audit_notes.append(note)
     for other in evidence.unheld:
-        audit_notes.append(f"{other.row.attack} ({other.row.setting}) is {other.reason}")
+        audit_notes.append(f"{other.cell.attack} ({other.cell.setting}) is {other.reason}")
     missing = () if evidence.bounds else evidence.unmeasured
     summary = "; ".join((*evidence.refuted, *audit_notes, *missing)) or "no audit was run"
     verdict: Verdict = "inconclusive"  # too weak to tell, or not audited
@@ -718,7 +722,7 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, evidence: claims.ClaimEvidenc
         summary += f"; {describe_detection_power(strongest.audit, strongest.promised, SURE)}"
     reason = f"claimed epsilon {claimed:.4g}: {evidence.verdict or 'not audited'} ({summary})"
     return Ruling(
-        *(*row, rule.metric_with_part, claimed, most, high, verdict, reason, str(rule), most, n),
+        *(*cell, rule.metric_with_part, claimed, most, high, verdict, reason, str(rule), most, n),
         unmeasured=evidence.verdict is None,
         missed=missed,
     )

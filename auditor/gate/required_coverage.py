@@ -30,7 +30,7 @@ def judge_required_attacks(
 def _judge_required_attack(
     run: RunOutcomes, required: Required, target: str, attack: str
 ) -> Ruling:
-    row = CellKey(target, required.access or "", attack)
+    cell = CellKey(target, required.access or "", attack)
     place = ""
     if required.access:
         place = f" at {required.access} access"
@@ -44,7 +44,7 @@ def _judge_required_attack(
         reason = (
             f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{place}"
         )
-        return make_ruling(reason, rule, row=row)
+        return make_ruling(reason, rule, cell=cell)
     enough = (required.secrets, required.nonmembers)
     counts = [_count_attacked_secrets(run, key) for key in applied]
     # a single row needs enough members and non-members: counts of several rows do not add up
@@ -56,8 +56,8 @@ def _judge_required_attack(
     )
     if members < required.secrets or nonmembers < required.nonmembers:
         reason = f"{coverage}; required are {required.secrets} and {required.nonmembers}"
-        return make_ruling(reason, rule, row=row)
-    return make_ruling(coverage, rule, "held", row)
+        return make_ruling(reason, rule, cell=cell)
+    return make_ruling(coverage, rule, "held", cell)
 
 
 def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:

@@ -59,14 +59,14 @@ class Ruling:
 
 
 def make_ruling(
-    reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN
+    reason: str, rule: str, verdict: Verdict = "failed", cell: CellKey = WHOLE_RUN
 ) -> Ruling:
     """Return a ruling without a metric. reason: reason for the verdict. rule: the rule as a
     sentence.
 
     By default, the ruling is about the whole run.
     """
-    return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
+    return Ruling(*cell, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def test_the_same_audit_under_two_settings_is_one() -> None:
     twice = stands(claim(1.0), row(LEAKS, setting="text-only"), row(LEAKS))
     assert [bound.audit for bound in twice.bounds] == [LEAKS]
     outside = row(LEAKS, setting="text-only", claim_applies=False, claim_reason="distribution")
-    assert stands(claim(1.0), outside, row(LEAKS)).bounds[0].row.setting == "white-box"
+    assert stands(claim(1.0), outside, row(LEAKS)).bounds[0].cell.setting == "white-box"
 
 
 @pytest.mark.parametrize(

@@ -538,14 +538,14 @@ def test_plans_are_read_or_refused() -> None:
 def test_best_is_marked_only_where_it_is_significant() -> None:
     a, b, c = (run(hits(200, range(k)), f"r{k}") for k in (80, 78, 20))
     (line,) = compare_finished_runs([a, b, c]).lines
-    assert line.best_run == 2 and [cell.delta is None for cell in line.cells] == [
+    assert line.best_run == 2 and [cell.delta is None for cell in line.comparands] == [
         True,
         False,
         False,
     ]
-    assert line.cells[2].delta is not None and line.cells[2].delta.high < 0
+    assert line.comparands[2].delta is not None and line.comparands[2].delta.high < 0
     # the first
-    assert [cell.delta.value for cell in line.cells if cell.delta] == pytest.approx(
+    assert [cell.delta.value for cell in line.comparands if cell.delta] == pytest.approx(
         [-2 / 200, -60 / 200]
     )
     (line,) = compare_finished_runs([a, b]).lines
@@ -567,7 +567,7 @@ def test_runs_that_cannot_be_compared_are_refused() -> None:
 def test_a_row_one_run_lacks_is_said_and_never_best() -> None:
     a, b = run(hits(200, range(80)), "a"), run(hits(200, range(80)), "b", findings=())
     (line,) = compare_finished_runs([a, b]).lines
-    assert line.best_run is None and line.cells[1].reason == "not in this run"
+    assert line.best_run is None and line.comparands[1].reason == "not in this run"
 
 
 def test_a_form_is_held_against_the_undefended_model_of_the_same_run() -> None:

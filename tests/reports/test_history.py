@@ -119,9 +119,9 @@ def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apar
     first, change = found.lines[0].changes
     assert first is None and change is not None
     (moved,) = [
-        line for line in change.lines if line.row == ("undefended", "white-box", "ethicist")
+        line for line in change.lines if line.cell == ("undefended", "white-box", "ethicist")
     ]
-    assert moved.cells[-1].delta is not None and moved.cells[-1].delta.high < 0
+    assert moved.comparands[-1].delta is not None and moved.comparands[-1].delta.high < 0
 
 
 def test_every_two_runs_of_a_line_can_be_compared(made: Maker) -> None:
