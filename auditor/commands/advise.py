@@ -57,4 +57,4 @@ def _describe_last_checkpoint(folder: Path, at_most: str | None) -> str:
         raise AuditError(
             f"expected --max NAME=LIMIT, as recall=0.05, for a line of checkpoints, got {at_most}"
         ) from None
-    return checkpoints.describe_last_checkpoint(sweep.read_sweep_places(folder), name, most)
+    return checkpoints.describe_last_checkpoint(sweep.read_study_points(folder), name, most)

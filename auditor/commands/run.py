@@ -261,7 +261,7 @@ def _print_grid_run(
         command = sweep.read_command_that_started_sweep(resume)
     with console.open_progress_terminal(verbose, console.resume_grid_hint(folder)) as reporter:
         failures = sweep.run_sweep_points(points, folder, reporter, command)
-    places = sweep.read_sweep_places(folder)
+    places = sweep.read_study_points(folder)
     table = sweep.build_sweep_table(f"{format_count(len(points), 'run')} in {folder}", places)
     sweep.write_sweep_table_files(folder, table)
     console.print_table(table)

@@ -13,7 +13,7 @@ from auditor.gate.history import build_run_history
 from auditor.records.result_file import RESULT
 from auditor.reports import phrases
 from auditor.reports.history import render_history_page
-from auditor.studies.ledger import Place, measure_seed_mean
+from auditor.studies.ledger import StudyPoint, measure_seed_mean
 
 _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
 
@@ -35,18 +35,18 @@ def find_checkpoints(folder: Path) -> list[str]:
     return [str(steps[step]) for step in sorted(steps)]
 
 
-def write_checkpoint_history(folder: Path, places: Sequence[Place]) -> None:
+def write_checkpoint_history(folder: Path, points: Sequence[StudyPoint]) -> None:
     """Write `history.html` about a sweep's finished runs, ordered by step.
 
     Write nothing if the sweep's runs do not audit checkpoints.
     """
-    if any(_checkpoint_step(place) is not None and place.cells for place in places):
+    if any(_checkpoint_step(point) is not None and point.cells for point in points):
         runs = [path.parent for path in sorted(folder.glob(f"*/{RESULT}"))]
         page = render_history_page(build_run_history(runs, "checkpoint"), folder)
         disk.replace_atomically(folder / "history.html", page)
 
 
-def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) -> str:
+def describe_last_checkpoint(points: Sequence[StudyPoint], name: str, most: float) -> str:
     """Return a sentence about the last checkpoint that leaks little enough.
 
     A checkpoint does if the whole interval of its metric is at most a limit. All earlier
@@ -54,12 +54,12 @@ def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) ->
     runs do not audit checkpoints, or if no run has the metric.
     """
     bounds: dict[int, Measurement] = {}
-    for place in places:
+    for point in points:
         rows = []
-        for cell in place.cells:
+        for cell in point.cells:
             if any(name in measured for measured in cell.measured.values()):
                 rows.append(measure_seed_mean(name, cell))
-        step = _checkpoint_step(place)
+        step = _checkpoint_step(point)
         if rows and step is not None:
             # The row with the most leakage decides.
             bounds[step] = max(rows, key=lambda m: m.high)
@@ -84,6 +84,6 @@ def describe_last_checkpoint(places: Sequence[Place], name: str, most: float) ->
     )
 
 
-def _checkpoint_step(place: Place) -> int | None:
-    match = _NAME.fullmatch(Path(str(place.at.get("model", ""))).name)
+def _checkpoint_step(point: StudyPoint) -> int | None:
+    match = _NAME.fullmatch(Path(str(point.at.get("model", ""))).name)
     return int(match[1]) if match else None

@@ -43,7 +43,7 @@ _CELL = ("target", "setting", "attack")
 
 
 @dataclass(frozen=True)
-class Place:
+class StudyPoint:
     """Results of one point of a grid (a variant and swept values), for all seeds.
 
     Args:
@@ -239,17 +239,17 @@ def measure_seed_mean(name: str, cell: Replicates) -> Measurement:
 # -----------------------------------------------------------------------------------------------
 
 
-def check_paper_claim_places_are_planned(
-    statement: PaperClaimStatement, places: Sequence[Place]
+def check_claim_points_are_planned(
+    statement: PaperClaimStatement, points: Sequence[StudyPoint]
 ) -> None:
     """Raise AuditError if a claim names a grid point, attack or metric that is not in the plan."""
     for _, term in statement.signed_terms:
-        for place in _find_term_places(term, places, statement.id):
-            _find_term_attack(term, place, statement.id)
+        for point in _find_term_points(term, points, statement.id):
+            _find_term_attack(term, point, statement.id)
 
 
 def build_ledger_row(
-    plan: str, statement: PaperClaimStatement, places: Sequence[Place]
+    plan: str, statement: PaperClaimStatement, points: Sequence[StudyPoint]
 ) -> LedgerRow:
     """Return a claim's row of the ledger, computed from the grid points of the claim's plan."""
     base = LedgerRow(
@@ -259,12 +259,12 @@ def build_ledger_row(
         parts = []
         subjects = set()
         for sign, term in statement.signed_terms:
-            claim_places = _find_term_places(term, places, statement.id)
-            for place in claim_places:
-                cell = _collect_term_replicates(term, place, statement.id)
-                # A term of several places is their mean.
-                parts.append(WeightedMetric(sign / len(claim_places), term.metric, cell))
-                subjects.add(place.subject)
+            claim_points = _find_term_points(term, points, statement.id)
+            for point in claim_points:
+                cell = _collect_term_replicates(term, point, statement.id)
+                # A term of several points is their mean.
+                parts.append(WeightedMetric(sign / len(claim_points), term.metric, cell))
+                subjects.add(point.subject)
         contrast = measure_seed_contrast(statement.id, parts)
     except (NotRun, AuditError) as why:
         return replace(base, note=str(why))
@@ -309,56 +309,56 @@ def format_study_seed_ranges(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def list_swept_options(places: Sequence[Place]) -> list[str]:
+def list_swept_options(points: Sequence[StudyPoint]) -> list[str]:
     """Return each option that any of the grid points sets, without repetition."""
     options = dict[str, None]()
-    for place in places:
-        options |= dict.fromkeys(place.at)
+    for point in points:
+        options |= dict.fromkeys(point.at)
     return list(options)
 
 
-def _find_term_places(term: Term, places: Sequence[Place], id: str) -> list[Place]:
-    variants = {place.variant for place in places}
+def _find_term_points(term: Term, points: Sequence[StudyPoint], id: str) -> list[StudyPoint]:
+    variants = {point.variant for point in points}
     if term.variant is not None and term.variant not in variants:
         raise make_unknown_name_error(f"variant in claim {id!r}:", term.variant, variants)
-    matching = [place for place in places if term.variant in (None, place.variant)]
-    swept = list_swept_options(places)
+    matching = [point for point in points if term.variant in (None, point.variant)]
+    swept = list_swept_options(points)
     for key, value in term.at.items():
         if key == "at" and len(swept) == 1:
             key = swept[0]
         if key not in swept:
             raise make_unknown_name_error(f"swept key in claim {id!r}:", key, swept)
-        values = list(dict.fromkeys(place.at[key] for place in places if key in place.at))
+        values = list(dict.fromkeys(point.at[key] for point in points if key in point.at))
         # In the order of the plan's sweep, not by size.
         indices = {"first": 0, "middle": len(values) // 2, "last": -1}
         if value in indices:
             value = values[indices[value]]
-        matching = [place for place in matching if place.at.get(key) == value]
+        matching = [point for point in matching if point.at.get(key) == value]
         if not matching:
             raise AuditError(f"claim {id!r}: the plan has no point at {key} = {value!r}")
     return matching
 
 
-def _find_term_attack(term: Term, place: Place, id: str) -> str:
+def _find_term_attack(term: Term, point: StudyPoint, id: str) -> str:
     attack = term.cell.get("attack")
-    if attack is None and len(place.attacks) > 1:
+    if attack is None and len(point.attacks) > 1:
         raise AuditError(
-            f"claim {id!r}: {place.variant!r} runs {', '.join(place.attacks)}; name one of them"
+            f"claim {id!r}: {point.variant!r} runs {', '.join(point.attacks)}; name one of them"
         )
-    if attack is not None and attack not in place.attacks:
-        raise make_unknown_name_error(f"attack in claim {id!r}:", attack, place.attacks)
-    return attack or place.attacks[0]
+    if attack is not None and attack not in point.attacks:
+        raise make_unknown_name_error(f"attack in claim {id!r}:", attack, point.attacks)
+    return attack or point.attacks[0]
 
 
-def _collect_term_replicates(term: Term, place: Place, id: str) -> Replicates:
+def _collect_term_replicates(term: Term, point: StudyPoint, id: str) -> Replicates:
     # Keys of a claim equal the names of a cell's attributes: target, setting, attack.
-    criteria = {**term.cell, "attack": _find_term_attack(term, place, id)}
+    criteria = {**term.cell, "attack": _find_term_attack(term, point, id)}
     matching = []
-    for cell in place.cells:
+    for cell in point.cells:
         if all(getattr(cell, key) == value for key, value in criteria.items()):
             matching.append(cell)
     if not matching:
-        raise NotRun(place.failure or f"{place.variant or 'the plan'} has no row {criteria}")
+        raise NotRun(point.failure or f"{point.variant or 'the plan'} has no row {criteria}")
     if len(matching) > 1:
         rows = ", ".join(f"{cell.target}/{cell.setting}" for cell in matching)
         raise AuditError(f"claim {id!r} fits several rows ({rows}): name a target and a setting")

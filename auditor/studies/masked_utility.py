@@ -41,7 +41,7 @@ from auditor.runs.plan_grid import GridPoint, expand_plan_grid
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import prepare_selection
 from auditor.statistics import bootstrap
-from auditor.studies.ledger import Place
+from auditor.studies.ledger import StudyPoint
 from auditor.studies.masked_texts import MaskedTexts, MaskingOptions
 
 NAME = "utility"  # the only "attack" in the ledger's cells
@@ -172,10 +172,10 @@ class Utility:
     # File name -> SHA-256, e.g. "model/model.safetensors"; empty in the lab.
     weights: dict[str, str] = field(default_factory=dict)
 
-    def list_places(self) -> list[Place]:
+    def list_points(self) -> list[StudyPoint]:
         """Return each row as a grid point for the ledger, the undefended model first."""
         about = f"{Path(self.model).name} (masked) on {self.data}"
-        places = []
+        points = []
         for row in self.rows:
             cell = Replicates(
                 row.target, "", NAME, measured={self.seed: row.measured}, options=row.options
@@ -184,8 +184,8 @@ class Utility:
                 variant = UNDEFENDED
             else:
                 variant = ""
-            places.append(Place(variant, row.at, (NAME,), (cell,), subject=about))
-        return places
+            points.append(StudyPoint(variant, row.at, (NAME,), (cell,), subject=about))
+        return points
 
 
 def write_utility_result(folder: Path, result: Utility) -> None:

@@ -17,7 +17,7 @@ from auditor.reports.training_curve import Curve, Panel, draw_training_curve
 from auditor.runs.plan_grid import GridPoint, expand_plan_grid, merge_raw_plans
 from auditor.runs.reporter import Reporter
 from auditor.studies import ledger, masked_utility, published_promises, sweep
-from auditor.studies.ledger import LedgerRow, Place
+from auditor.studies.ledger import LedgerRow, StudyPoint
 from auditor.studies.papers import PUBLISHED, UTILITY, Paper
 from auditor.studies.published_promises import PublishedPromise
 
@@ -84,10 +84,10 @@ def reproduce_paper_plans(
     claims = {}
     for plan in paper.plans_at_scale(scale):
         claims[plan] = list_claim_statements(paper, plan, scale)
-    # Refuse a claim about a place absent from the plan before hours of runs.
+    # Refuse a claim about a point absent from the plan before hours of runs.
     for plan, study in kinds.items():
         for statement in claims[plan]:
-            ledger.check_paper_claim_places_are_planned(statement, study.planned_places())
+            ledger.check_claim_points_are_planned(statement, study.planned_points())
     run_tables = list[tables.RowTable]()
     failures = dict[str, str]()
     for plan, study in kinds.items():
@@ -98,12 +98,12 @@ def reproduce_paper_plans(
     entries = []
     for plan in claims:
         # From the folder, not from memory: plans that ran earlier count as well.
-        places = _read_plan_places(out / plan)
-        if places is None and plan in kinds:
-            places = kinds[plan].planned_places()  # the plan failed; the points hold the reason
-        if places is not None:
+        points = _read_plan_points(out / plan)
+        if points is None and plan in kinds:
+            points = kinds[plan].planned_points()  # the plan failed; the points hold the reason
+        if points is not None:
             for statement in claims[plan]:
-                entries.append(ledger.build_ledger_row(plan, statement, places))
+                entries.append(ledger.build_ledger_row(plan, statement, points))
     if any(claims.values()):
         write_ledger_files(out, paper, scale, entries, other)
     _write_sections_page(out, paper)
@@ -129,8 +129,8 @@ class RunStudy:
         self.title = title
         self.grid = grid
 
-    def planned_places(self) -> list[Place]:
-        return sweep.plan_sweep_places(self.grid)
+    def planned_points(self) -> list[StudyPoint]:
+        return sweep.plan_study_points(self.grid)
 
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
@@ -147,7 +147,7 @@ class RunStudy:
         return self._write_sweep_tables(folder), failures
 
     def _write_sweep_tables(self, folder: Path) -> list[tables.RowTable]:
-        table = sweep.build_sweep_table(self.title, sweep.read_sweep_places(folder))
+        table = sweep.build_sweep_table(self.title, sweep.read_study_points(folder))
         compared = sweep.build_sweep_frontiers(folder)
         sweep.write_sweep_table_files(folder, table)
         frontier.write_frontier_files(folder, compared)
@@ -163,7 +163,7 @@ class ClaimStudy:
     def __init__(self, claim: PublishedPromise) -> None:
         self.claim = claim
 
-    def planned_places(self) -> list[Place]:
+    def planned_points(self) -> list[StudyPoint]:
         return []
 
     def run_study_into_folder(
@@ -189,11 +189,11 @@ class UtilityStudy:
         self.failure = ""
         plan.list_defenses()  # refuse bad options before any plan runs
 
-    def planned_places(self) -> list[Place]:
-        places = []
-        for place in sweep.plan_sweep_places(self.plan.grid):
-            places.append(replace(place, attacks=(masked_utility.NAME,), failure=self.failure))
-        return places
+    def planned_points(self) -> list[StudyPoint]:
+        points = []
+        for point in sweep.plan_study_points(self.plan.grid):
+            points.append(replace(point, attacks=(masked_utility.NAME,), failure=self.failure))
+        return points
 
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
@@ -210,21 +210,21 @@ class UtilityStudy:
             try:
                 result = masked_utility.measure_utility_points(self.plan, reporter, command)
             except AuditError as why:
-                # The planned places have the reason: claims about them are not run.
+                # The planned points have the reason: claims about them are not run.
                 self.failure = str(why)
-                table = sweep.build_sweep_table(self.title, self.planned_places(), headings)
+                table = sweep.build_sweep_table(self.title, self.planned_points(), headings)
                 return [table], {"all": self.failure}
             masked_utility.write_utility_result(folder, result)
-        places = result.list_places()
-        table = sweep.build_sweep_table(self.title, places, headings, "\n".join(result.notes))
+        points = result.list_points()
+        table = sweep.build_sweep_table(self.title, points, headings, "\n".join(result.notes))
         sweep.write_sweep_table_files(folder, table)
-        disk.replace_atomically(folder / "utility.svg", _draw_perplexities(places))
+        disk.replace_atomically(folder / "utility.svg", _draw_perplexities(points))
         return [table], {}
 
 
-def _draw_perplexities(places: Sequence[Place]) -> str:
+def _draw_perplexities(study_points: Sequence[StudyPoint]) -> str:
     """Return an SVG that plots perplexity against epsilon, and against the mean epsilon."""
-    measured = [next(iter(place.cells[0].measured.values())) for place in places]
+    measured = [next(iter(study_point.cells[0].measured.values())) for study_point in study_points]
     curves = []
     for name in ("epsilon", "epsilon_mean"):
         points = []
@@ -238,14 +238,14 @@ def _draw_perplexities(places: Sequence[Place]) -> str:
     return draw_training_curve([panel])
 
 
-def _read_plan_places(folder: Path) -> list[Place] | None:
+def _read_plan_points(folder: Path) -> list[StudyPoint] | None:
     """Return the grid points of a plan's folder with their results; None if the plan was not
     run.
     """
     if (folder / sweep.SWEEP).is_file():
-        return sweep.read_sweep_places(folder)
+        return sweep.read_study_points(folder)
     if (folder / masked_utility.RESULT).is_file():
-        return masked_utility.read_utility_result(folder).list_places()[1:]
+        return masked_utility.read_utility_result(folder).list_points()[1:]
     return None
 
 

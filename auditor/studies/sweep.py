@@ -34,7 +34,7 @@ from auditor.runs.run import prepare_selection, run_audit
 from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
 from auditor.studies.ledger import (
-    Place,
+    StudyPoint,
     format_study_seed_ranges,
     list_swept_options,
     measure_seed_mean,
@@ -275,18 +275,20 @@ def _read_recorded_sweep_points(folder: Path) -> tuple[_RecordedPoint, ...]:
     return points
 
 
-def plan_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
+def plan_study_points(points: Sequence[GridPoint]) -> list[StudyPoint]:
     """Return the points of a grid before any run; runs that differ only in the seed form one
     point."""
     first: dict[str, GridPoint] = {}
     for point in points:
         first.setdefault(point.name_without_seed, point)
-    return [Place(point.variant, point.at, tuple(point.plan["attack"])) for point in first.values()]
+    return [
+        StudyPoint(point.variant, point.at, tuple(point.plan["attack"])) for point in first.values()
+    ]
 
 
-def read_sweep_places(folder: Path) -> list[Place]:
+def read_study_points(folder: Path) -> list[StudyPoint]:
     """Return a sweep folder's points in the plan's order, with the results of all seeds."""
-    return [_build_sweep_place(points, folder) for points in _group_recorded_points(folder)]
+    return [_build_study_point(points, folder) for points in _group_recorded_points(folder)]
 
 
 def build_sweep_frontiers(folder: Path) -> tuple[Frontier, ...]:
@@ -314,7 +316,7 @@ def _list_finished_runs(points: Sequence[_RecordedPoint], folder: Path) -> Runs:
     return runs
 
 
-def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
+def _build_study_point(points: Sequence[_RecordedPoint], folder: Path) -> StudyPoint:
     finished = _list_finished_runs(points, folder)
     failure = next(
         (recorded.failure for recorded in points if recorded.failure),
@@ -327,7 +329,7 @@ def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
             about = f"{Path(model).name} on {about}"
     first = points[0]
     cells = tuple(read_replicates(finished))
-    return Place(first.variant, first.at, tuple(first.plan["attack"]), cells, failure, about)
+    return StudyPoint(first.variant, first.at, tuple(first.plan["attack"]), cells, failure, about)
 
 
 # --- the table
@@ -335,7 +337,10 @@ def _build_sweep_place(points: Sequence[_RecordedPoint], folder: Path) -> Place:
 
 
 def build_sweep_table(
-    title: str, places: Sequence[Place], headings: Mapping[str, str] | None = None, note: str = ""
+    title: str,
+    points: Sequence[StudyPoint],
+    headings: Mapping[str, str] | None = None,
+    note: str = "",
 ) -> tables.RowTable:
     """Return a table of means over seeds, with a row for each point, target, setting and attack.
 
@@ -345,10 +350,10 @@ def build_sweep_table(
     the main metrics of probes, and all other metrics that differ between rows. note: remark below
     the table.
     """
-    columns = headings or _sweep_table_metric_headings(places)
-    rows = list(_build_sweep_table_rows(places, columns))
+    columns = headings or _sweep_table_metric_headings(points)
+    rows = list(_build_sweep_table_rows(points, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
-    keys = list_swept_options(places)
+    keys = list_swept_options(points)
     # In the order of `machine_readable_cells`.
     bounds = []
     for name in (*columns, DIFFERENCE):
@@ -373,7 +378,7 @@ def build_sweep_table(
     )
 
 
-def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
+def _sweep_table_metric_headings(points: Sequence[StudyPoint]) -> dict[str, str]:
     """Return headings, keyed by metric, for attack metrics, main numbers of probes and varying
     numbers.
     """
@@ -383,8 +388,8 @@ def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
         names = varying if metric.varies else headings
         names[metric.name] = metric.short
     values_by_name: dict[str, set[float]] = {}
-    for place in places:
-        for cell in place.cells:
+    for point in points:
+        for cell in point.cells:
             for measured in cell.measured.values():
                 for name, m in measured.items():
                     values_by_name.setdefault(name, set()).add(m.value)
@@ -401,7 +406,7 @@ def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _SweepTableRow:
-    place: Place
+    point: StudyPoint
     cell: Replicates | None
     numbers: tuple[Measurement | None, ...]  # of the columns, and DIFFERENCE
     failure: str
@@ -417,7 +422,7 @@ class _SweepTableRow:
         """Target, setting and attack; only the plan's attacks if results are missing."""
         if self.cell:
             return self.cell.target, self.cell.setting, self.cell.attack
-        return "", "", ", ".join(self.place.attacks)
+        return "", "", ", ".join(self.point.attacks)
 
     def terminal_cells(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         """Return the cells of this row for readers.
@@ -426,7 +431,7 @@ class _SweepTableRow:
         numbers to show; a column without numbers is left out.
         """
         target, setting, attack = self.cell_key
-        cells = [name_grid_point(self.place.variant, self.place.at) or "plan"]
+        cells = [name_grid_point(self.point.variant, self.point.at) or "plan"]
         if several:
             cells.append(", ".join(filter(None, (target, setting))))
         cells.append(attack)
@@ -444,22 +449,22 @@ class _SweepTableRow:
             bounds += (m.value, m.low, m.high) if m else (None, None, None)
             if m and n is None:
                 n = m.n
-        at = map(self.place.at.get, keys)
-        return (self.place.variant, *at, *self.cell_key, self.seeds_label, n, *bounds, self.failure)
+        at = map(self.point.at.get, keys)
+        return (self.point.variant, *at, *self.cell_key, self.seeds_label, n, *bounds, self.failure)
 
 
 def _build_sweep_table_rows(
-    places: Sequence[Place], columns: Mapping[str, str]
+    points: Sequence[StudyPoint], columns: Mapping[str, str]
 ) -> Iterator[_SweepTableRow]:
     nothing = (None,) * (len(columns) + 1)
     # By setting: differences compare only equal access and decoding.
     first: dict[str, Replicates] = {}
-    for place in places:
-        if not place.cells:
-            yield _SweepTableRow(place, None, nothing, f"failed: {place.failure}")
-        for cell in place.cells:
+    for point in points:
+        if not point.cells:
+            yield _SweepTableRow(point, None, nothing, f"failed: {point.failure}")
+        for cell in point.cells:
             if not cell.measured:
-                yield _SweepTableRow(place, cell, nothing, f"not applicable: {cell.not_applicable}")
+                yield _SweepTableRow(point, cell, nothing, f"not applicable: {cell.not_applicable}")
                 continue
             numbers: list[Measurement | None] = []
             for name in columns:
@@ -474,7 +479,7 @@ def _build_sweep_table_rows(
             if seeds and base is not cell:
                 parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
                 difference = measure_seed_contrast(DIFFERENCE, parts)
-            yield _SweepTableRow(place, cell, (*numbers, difference), place.failure)
+            yield _SweepTableRow(point, cell, (*numbers, difference), point.failure)
 
 
 def _has_sweep_cell_metric(cell: Replicates, name: str) -> bool:

@@ -266,7 +266,7 @@ def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(
         "-o",
         tmp_path,
     )
-    (place,) = sweep.read_sweep_places(tmp_path)
+    (place,) = sweep.read_study_points(tmp_path)
     (cell,) = place.cells
     grows = [
         WeightedMetric(sign, f"exposure(count={count})", cell)

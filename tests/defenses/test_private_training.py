@@ -896,7 +896,7 @@ def test_the_lab_trains_its_defenses_on_demand(
     (tmp_path / "plan.toml").write_text(f"{options}[lab_recipe]\n{fields}")
     out = tmp_path / "sweep"
     check_command("run", "--config", tmp_path / "plan.toml", "-o", out)
-    (place,) = sweep.read_sweep_places(out)
+    (place,) = sweep.read_study_points(out)
     cells = {(cell.target, cell.setting): cell for cell in place.cells if cell.measured}
     assert {target for target, _ in cells} == {
         "undefended",

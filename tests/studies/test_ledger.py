@@ -19,9 +19,9 @@ from auditor.studies.ledger import (
     NOT_RUN,
     REFUTED,
     UNDECIDED,
-    Place,
+    StudyPoint,
     build_ledger_row,
-    check_paper_claim_places_are_planned,
+    check_claim_points_are_planned,
     format_study_seed_ranges,
     judge_paper_claim,
     parse_paper_claim_expectation,
@@ -70,12 +70,12 @@ def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, ValuesBySecret]
     return dict.fromkeys(range(seeds), ValuesBySecret.from_judged_guesses(one))
 
 
-def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any) -> Place:
+def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any) -> StudyPoint:
     cells = tuple(
         Replicates("undefended", "white-box", attack, solved(hits), options={"samples": 10})
         for attack in attacks
     )
-    return Place(variant, at, attacks, cells, subject="lab")
+    return StudyPoint(variant, at, attacks, cells, subject="lab")
 
 
 def claim(**more: Any) -> Any:
@@ -123,12 +123,12 @@ def test_ends_of_a_sweep_and_sums() -> None:
 
 
 def test_no_numbers_no_verdict() -> None:
-    failed = Place("b", {}, ("a",), failure="it broke")
+    failed = StudyPoint("b", {}, ("a",), failure="it broke")
     ruled = build_ledger_row(
         "t", claim(of={"variant": "a"}, minus={"variant": "b"}), [place("a", 60), failed]
     )
     assert (ruled.verdict, ruled.note, ruled.ours) == (NOT_RUN, "it broke", None)
-    row = Place(
+    row = StudyPoint(
         "b",
         {},
         ("a",),
@@ -142,7 +142,7 @@ def test_the_last_of_a_sweep_is_the_planned_one_even_if_it_failed() -> None:
     places = [
         place("v", 10, n=1),
         place("v", 40, n=2),
-        Place("v", {"n": 3}, ("a",), failure="out of memory"),
+        StudyPoint("v", {"n": 3}, ("a",), failure="out of memory"),
     ]
     assert (
         build_ledger_row("t", claim(of={"at": "last"}, minus={"at": "first"}), places).note
@@ -163,7 +163,7 @@ def test_the_last_of_a_sweep_is_the_planned_one_even_if_it_failed() -> None:
 def test_claims_about_what_is_not_planned_are_refused(term: dict[str, Any], message: str) -> None:
     places = [place("a", 60, n=1), place("two", 30, ("x", "y"), n=2)]
     with pytest.raises(AuditError, match=message):
-        check_paper_claim_places_are_planned(claim(of=term), places)
+        check_claim_points_are_planned(claim(of=term), places)
 
 
 @pytest.mark.parametrize(

@@ -505,7 +505,7 @@ def test_every_claim_names_points_and_metrics_that_exist(
         else {*masked_utility.HEADINGS, "perplexity_over_vocabulary", "slowdown"}
     )
     for statement in statements:
-        ledger.check_paper_claim_places_are_planned(statement, kind.planned_places())
+        ledger.check_claim_points_are_planned(statement, kind.planned_points())
         for _, term in statement.signed_terms:
             named = term.metric.split("(")[0]
             assert named in known, (statement.id, term.metric)
@@ -514,7 +514,7 @@ def test_every_claim_names_points_and_metrics_that_exist(
 
 @pytest.mark.parametrize(("paper", "plan", "scale"), ALL)
 def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scale: str) -> None:
-    assert make_small_study(paper, plan, scale).planned_places()
+    assert make_small_study(paper, plan, scale).planned_points()
     for point in grid(paper, plan, scale):
         made = make_plan(point.plan, {})
         running.prepare_selection(made)
@@ -542,9 +542,9 @@ def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_
         "short",
         "misspelt",
     ]
-    places = reproduce.make_study(paper, "table", "small", {}).planned_places()
+    places = reproduce.make_study(paper, "table", "small", {}).planned_points()
     with pytest.raises(AuditError, match="shrot"):
-        ledger.check_paper_claim_places_are_planned(small[-1], places)
+        ledger.check_claim_points_are_planned(small[-1], places)
 
 
 def test_ids_are_unique_in_a_paper() -> None:
@@ -725,6 +725,6 @@ def test_a_defense_without_options_has_its_place() -> None:
         masked_utility.UtilityRow(name, {}, options, {m.name: m}) for name, options in names.items()
     )
     result = masked_utility.Utility("m", "d", rows, (), "", "", "", 3, {}, {}, 0.0)
-    cells = [cell for place in result.list_places() for cell in place.cells]
+    cells = [cell for place in result.list_points() for cell in place.cells]
     assert [cell.target for cell in cells] == list(names)
     assert cells[1].measured == {3: {"perplexity": m}}
