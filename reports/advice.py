@@ -264,8 +264,8 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
 def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> str:
     """Describe the highest limit on copies whose predicted recall is within `VERBATIM.limits`.
 
-    If none is, describe the lowest limit on copies. Return "" if copy counts are unknown, if the
-    attack used parts of documents, or if nothing was extracted.
+    If no limit on copies reaches this recall, describe the lowest limit. Return "" if copy counts
+    are unknown, if the attack used parts of documents, or if nothing was extracted.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]):

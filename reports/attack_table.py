@@ -38,7 +38,8 @@ class AttackRow:
 
     main: the attack's main number; None if the attack did not run.
     difference: the main number minus that of the first attack.
-    base: the name of the first attack; is_own: whether a plug-in defines this attack.
+    base: the name of the first attack.
+    is_own: whether a plug-in defines this attack.
     """
 
     finding: Finding

@@ -107,8 +107,8 @@ def list_missing_attacks(result: AuditResult) -> list[str]:
     """Return `Ethicist did not run on Undefended, white-box: WHY.` for each attack that did not
     run.
 
-    If the attack ran at another access level, report only the widest level. If it ran at none, the
-    sentence names no access level.
+    The sentence names no access level if the attack ran at no access level. If the attack ran at
+    one level, it is reported only if it did not run at the widest level.
     """
     ran = set()
     for f in result.findings:

@@ -54,7 +54,8 @@ class _ShownRun:
     """A run on the page.
 
     change: comparison of the previous run with this run, or None.
-    result: the cleaned result; label: the run's date, commit or checkpoint.
+    result: the cleaned result.
+    label: the run's date, commit or checkpoint.
     """
 
     entry: HistoryEntry

@@ -179,7 +179,10 @@ def _draw_position_probability_figures(
 
 
 def _build_suffix_length_table(result: AuditResult, details: SecretDetails) -> Table:
-    """Return a table of the mean probability of a whole suffix by length, if lengths differ."""
+    """Return a table of the mean probability of a whole suffix, by length of the suffix.
+
+    A model whose suffixes are all about equally long has no rows.
+    """
     groups: list[Group] = []
     for target in result.targets:
         if (suffixes := details.tokens.get(target.name)) is None:

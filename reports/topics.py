@@ -26,8 +26,10 @@ BEFORE = "Since the last run"
 class ReportMaterial:
     """The inputs from which sections are built.
 
-    result: the cleaned result; details: values stored per secret.
-    comparison: comparison of an earlier run with this run; texts: private text, keyed by secret id.
+    result: the cleaned result.
+    details: values stored per secret.
+    comparison: comparison of an earlier run with this run.
+    texts: private text, keyed by secret id.
     """
 
     result: AuditResult
@@ -43,8 +45,10 @@ Maker = Callable[[ReportMaterial], Iterable[Block]]  # no block with content: no
 class Topic:
     """A section of the report, registered in `TOPICS` of a module of this package.
 
-    make: builds the section's blocks; brief: builds the Markdown report's blocks, if different.
-    part: the part of the page, one for each kind of reader; place: the position in this part.
+    make: builds the section's blocks.
+    brief: builds the Markdown report's blocks, if different.
+    part: the part of the page, one for each kind of reader.
+    place: the position in this part.
     turn: the position in the Markdown report, or 0 to leave the section out. If sections do not
     fit, the last are omitted.
     """

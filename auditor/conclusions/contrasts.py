@@ -1,9 +1,9 @@
 """Compute means over seeds and differences of runs that attacked the same secrets.
 
-Each interval resamples the secrets, not the seeds. All runs and seeds of a contrast use the same
-resamples, which cancels shared variation (a paired bootstrap). Seeds change the attack's draws, not
-the target. The interval therefore covers other secrets, at the mean of these seeds. Functions are
-pure and need neither torch nor files.
+All runs and seeds of a contrast use the same resamples of the secrets (a paired bootstrap), so that
+variation that they share cancels. The seeds are not resampled: they change the attack's draws but
+not the target. An interval therefore says how the result may differ for other secrets, if the seeds
+stay the same. Functions are pure and need neither torch nor files.
 """
 
 from __future__ import annotations

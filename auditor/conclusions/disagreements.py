@@ -78,7 +78,11 @@ def list_nonmember_doubts(result: AuditResult) -> tuple[Doubt, ...]:
 
 
 def _describe_adjustment(result: AuditResult) -> str:
-    """Describe the AUC that decides on membership, or explain that no AUC can be trusted."""
+    """Return a clause about the adjusted AUC, which decides if members and non-members differ in
+    kind.
+
+    If no adjusted AUC was measured, the clause says that no membership number can be trusted.
+    """
     adjusted = []
     reason = ""
     for finding in result.findings:

@@ -1,7 +1,8 @@
-"""Compare models' leakage at equal perplexity, over a run's defenses or the runs of a grid.
+"""Compare models' leakage at equal perplexity.
 
-Every comparison uses the secrets attacked on all models and the held-out texts that all models
-predict. The mean over seeds is taken in each resample of secrets, as in conclusions/contrasts.py.
+The models are the defended models of one run, or of all runs of a grid. Every comparison uses the
+secrets attacked on all models and the held-out texts that all models predict. The mean over seeds
+is taken in each resample of secrets, as in conclusions/contrasts.py.
 """
 
 from __future__ import annotations

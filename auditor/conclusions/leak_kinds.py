@@ -70,7 +70,7 @@ class LeakReading:
 
     @property
     def is_above_baseline(self) -> bool:
-        """True if the number is significantly above its baseline, given both intervals.
+        """True if the number is significantly above its baseline, given the intervals of both.
 
         If `either_way`, also True if the number is significantly below the baseline.
         """

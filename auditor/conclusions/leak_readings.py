@@ -254,11 +254,12 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
-    """Return the strongest score's AUC, then its AUCs by number of copies if there are several.
+    """Return the AUC of the strongest score, then its AUCs by number of copies if there are
+    several.
 
-    Intervals allow for the choice of the strongest score. Runs of older versions recorded the AUC
-    of a score chosen beforehand; for them, choose the strongest with a Bonferroni correction, which
-    is wider.
+    The intervals take into account that the strongest score was chosen among several. Older
+    versions recorded the AUC of a score that was fixed beforehand. In their results, the strongest
+    score is chosen here with a Bonferroni correction, so its interval is wider.
     """
     main = finding.measurement(name_auc(""))
     if not is_measured(main):

@@ -97,10 +97,10 @@ class ValuesBySecret:
         kinds: Mapping[str, Sequence[float] | NDArray[Any]] | None = None,
         score_is_probability: bool = False,
     ) -> ValuesBySecret:
-        """Build the results from an attack's judged guesses, with all numbers whose means are
-        metrics.
+        """Build the results from an attack's judged guesses.
 
-        kinds, score_is_probability: as in the class.
+        The values include every metric that is a mean over secrets. kinds, score_is_probability: as
+        in the class.
         """
         per_secret_metrics = sorted(
             (m for m in metrics.METRICS if m.per_secret and m.values),

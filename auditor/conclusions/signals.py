@@ -1,9 +1,9 @@
 """Decide for each kind of leak whether the leak is shown, not shown, or not tested.
 
 Every text on leakage (headline, verdict, screen, page, advice, next command, EDPB answers, history)
-takes its decision from this module and only words the decision. `shows_no_leakage` has three
-conditions. No signal is above its baseline, the measurements agree, and nothing may have hidden a
-leak from the audit.
+takes its decision from this module, and only puts the decision into words. `shows_no_leakage` has
+three conditions. No signal is above its baseline, the measurements agree, and nothing may have
+hidden a leak from the audit.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ def _build_signal(
 
 
 def _build_greedy_signal(result: AuditResult) -> LeakSignal:
-    """Return the signal of greedy decoding over all repeat counts, of the undefended model only.
+    """Return the signal of greedy decoding of the undefended model, over all its secrets.
 
     A single hit shows a leak, unless non-members have at least the same share of hits.
     """

@@ -650,7 +650,8 @@ def _find_strata_objection(case: _Case, counts_with_a_rule: Collection[int]) -> 
 def _judge_epsilon_bound(cell: CellKey, rule: Rule, audit: Audited) -> Ruling:
     """Judge a limit on an audited lower bound of epsilon.
 
-    A bound below the limit is inconclusive if the audit could not have exceeded the limit.
+    If the bound is below the limit, the verdict is held only if the audit was strong enough to find
+    a bound above the limit. Otherwise, the verdict is inconclusive.
     """
     limit = rule.limit
     weak = explain_powerless_audit(audit, limit)

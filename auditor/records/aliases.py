@@ -1,9 +1,9 @@
 """Name secrets in reports by aliases: short keyed digests of their content.
 
-Inside a run, secrets keep the benchmark's ids, on which randomness and pairing depend. Therefore no
-number depends on the salt, which is the key of the digests. With the same salt, a record has the
-same alias in every run. Someone without the salt cannot use an alias to confirm a guess of the
-record.
+The key of the digests is called the salt. With the same salt, a record has the same alias in every
+run. Someone without the salt cannot use an alias to confirm a guess of the record. During a run,
+secrets have other ids, which the benchmark gives them. Random draws and pairing use these ids, so
+that no number depends on the salt.
 """
 
 from __future__ import annotations

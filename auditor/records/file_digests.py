@@ -94,9 +94,9 @@ def check_model_files_unchanged(
 ) -> None:
     """Raise AuditError, which names the file, if a file changed, vanished or appeared.
 
-    recorded: earlier digests; None if there are none. now: current digests. description: source of
-    the earlier digests, for the message. If a model has no files at all in `recorded` or in `now`,
-    the model is skipped.
+    recorded, now: earlier and current SHA-256 of each file, keyed by `role/file`; `recorded` is
+    None if no digests were recorded. A model is skipped if `recorded` or `now` has none of its
+    files. description: source of the earlier digests, for the message.
     """
     if recorded is None:
         if now:
@@ -119,7 +119,8 @@ def find_changed_files(
 ) -> Iterator[tuple[str, str]]:
     """Yield (file, description of the change) for each changed file.
 
-    If a model has no files at all in `recorded` or in `now`, the model is skipped.
+    recorded, now: SHA-256 of each file, keyed by `role/file`. A model is skipped if `recorded` or
+    `now` has none of its files.
     """
     shared_roles = list_model_roles(recorded) & list_model_roles(now)
     for name in sorted({*recorded, *now}):

@@ -384,9 +384,11 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
         return self.ends - self._begins
 
     def take_position(self, position: int) -> tuple[Ints, Floats]:
-        """Return the secrets that have a token at this position (from 0), and these tokens' nats.
+        """Return two arrays about the secrets whose suffix has a token at this position (from
+        0).
 
-        Secrets are given by their indices.
+        The first has the indices of these secrets, the second the log-probabilities of these
+        tokens.
         """
         indices = np.flatnonzero(self.lengths > position)
         return indices, self.nats[self._begins[indices] + position]

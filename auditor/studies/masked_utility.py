@@ -274,7 +274,6 @@ def _describe_masked_texts(texts: MaskedTexts) -> str:
 
 
 def _load_masked_texts(plan: Plan, options: MaskingOptions, reporter: Reporter) -> MaskedTexts:
-    """Load the masked models and the texts to predict."""
     if plan.target.uses_builtin_lab:
         lab = LABS[plan.target.lab](build_lab_recipe(plan), None, reporter.progress)
         models = MaskedLab(lab)
