@@ -250,10 +250,11 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
 def _format_note_suffix(
     titles: Sequence[str], titles_by_setting: Mapping[str, Sequence[str]]
 ) -> str:
-    """Return a suffix for a note that names the attack results with this note.
+    """Return a suffix that says which attack results a note belongs to.
 
-    titles: titles of these results. titles_by_setting: titles of all results with a certain access,
-    keyed by the suffix for these, such as ` (white-box)`; the suffix for all results is "".
+    titles: titles of these results. titles_by_setting: groups of titles that have a shorter suffix:
+    "" for the group of all results, ` (white-box)` for the group of all white-box results. The keys
+    are the suffixes.
     """
     for setting, setting_titles in titles_by_setting.items():
         if titles == setting_titles:

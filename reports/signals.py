@@ -377,7 +377,7 @@ def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
 
 
 def title_signal_target(result: AuditResult, target: str) -> str:
-    """Return the model's title, or "Undefended" for an undefended model without a record."""
+    """Return the model's title; without one, return "Undefended" or the model's name."""
     record = phrases.find_reported_target(result, target)
     if record:
         return record.title

@@ -271,9 +271,11 @@ def _assess_greedy_decoding(
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
-    """Add the number of copies and the group of records that leak most to a verbatim signal.
+    """Return a verbatim signal that also says which records leak most.
 
-    If the attack decodes greedily, a single extracted record shows a leak.
+    These are the records with a certain number of copies (`worst_stratum`), and the records of a
+    certain group (`worst_group`). If the attack decodes greedily, a single extracted record shows a
+    leak.
     """
     rows = [row for row in rows if row.setting == signal.setting]
     groups = filter(None, map(find_worst_group, rows))

@@ -32,10 +32,10 @@ _WORD = re.compile(r"[\w-]+")
 
 
 def load_alias_salt() -> bytes:
-    """Return $AUDIT_SALT if set, otherwise the user's salt, created once in the cache folder.
+    """Return $AUDIT_SALT if it is set, otherwise the user's salt.
 
-    Only its owner can read the file with this salt. Raise AuditError if the salt is too short or
-    cannot be stored.
+    The user's salt is created once, in a file of the cache folder that only its owner can read.
+    Raise AuditError if the salt is too short or cannot be stored.
     """
     env_salt = os.environ.get(SALT)
     if env_salt is not None:

@@ -44,8 +44,8 @@ class FolderEdits:
     def describe_edits(self, is_whole: bool = True) -> list[str]:
         """Return a sentence for each change.
 
-        is_whole: False if the folder may lack files, as a baseline in CI does, which is stored as
-        only two files. Missing files are then not reported.
+        is_whole: whether the folder should have all files of a run. If not, missing files are not
+        reported. In CI, for example, the folder of a baseline has only two files.
         """
         if is_whole:
             gone = [f"{name} is gone" for name in self.gone]
