@@ -94,7 +94,7 @@ def _measure_leak_change(details: SecretDetails, full: Finding, name: str) -> Me
     # Changes are paired by secret: rows about different secrets have no change.
     if form_values is None or base is None or set(form_values.ids) != set(base.ids):
         return None
-    difference = outcomes.compare_metric_by_secret(full.main.name, None, form_values, base)
+    difference = outcomes.compare_paired_metric(full.main.name, None, form_values, base)
     if isinstance(difference, str):
         return None
     return bounds.make_measurement(f"{full.main.name}_difference", difference, full.main.unit)

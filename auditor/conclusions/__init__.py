@@ -1,2 +1,2 @@
-"""What is concluded from a finished run: outcomes, claims, signals, differences. Knows no file
+"""Draw conclusions from a finished run: outcomes, claims, signals, differences. Knows no file
 format."""

@@ -75,8 +75,8 @@ class ClaimEvidence:
     Args:
         target: record of the target.
         claimed: epsilon for the claim's neighbouring relation; None if no finite claim exists.
-        nominal: epsilon that a paper would print; None if there is no such number. It promises
-            nothing, but the audits test it if `claimed` is None.
+        nominal: epsilon that a paper would print, which promises nothing; None if unknown. The
+            audits test it if `claimed` is None.
         bounds: audits that test the claim.
         unheld: audits that cannot test the claim.
         refuted: sentences about violations of the claim that were found without an audit.
@@ -205,9 +205,9 @@ def _find_tested_epsilon(
 ) -> float | str:
     """Return the epsilon that an audit tests, or the reason why the audit tests none.
 
-    This is the claimed epsilon for the audit's delta, neighbouring relation and privacy unit. If
-    `claim` is None, because no finite claim exists, this is `nominal` instead. If `nominal` is None
-    too, this is infinity.
+    The audit tests the claimed epsilon for its delta, neighbouring relation and privacy unit. If no
+    finite claim exists (`claim` is None), the audit tests `nominal`, or infinity without a
+    `nominal`.
     """
     if claim is None:
         return math.inf if nominal is None else nominal

@@ -312,7 +312,7 @@ class RunOutcomes:
     edits: FolderEdits | None = NO_EDITS  # since the run ended; None: no manifest
 
 
-def read_values_by_secret(folder: Path) -> dict[CellKey, ValuesBySecret]:
+def read_secret_values(folder: Path) -> dict[CellKey, ValuesBySecret]:
     """Read the results by secret of a run folder; {} if the folder has no table.
 
     A key names target, setting, and attack or probe. Raise AuditError like
@@ -322,10 +322,10 @@ def read_values_by_secret(folder: Path) -> dict[CellKey, ValuesBySecret]:
     for column in read_secrets_table(folder, MEASURED):
         cells.setdefault(column.cell, []).append(column)
     with convert_table_errors(folder / TABLE):
-        return {cell: _build_values_by_secret(columns) for cell, columns in cells.items()}
+        return {cell: _build_secret_values(columns) for cell, columns in cells.items()}
 
 
-def _build_values_by_secret(columns: Sequence[Column]) -> ValuesBySecret:
+def _build_secret_values(columns: Sequence[Column]) -> ValuesBySecret:
     """Build the results of one cell from the columns of `ValuesBySecret.list_columns`.
 
     Columns that no run writes raise ValueError, KeyError or another error of that kind.
@@ -400,7 +400,7 @@ def bound_roc_metric(metric: str, row: ValuesBySecret | None) -> BoundedNumber |
     return share_level(bounds, len(list_strongest_score_columns(row.values)))
 
 
-def compare_metric_by_secret(
+def compare_paired_metric(
     metric: str, count: int | None, new: ValuesBySecret, base: ValuesBySecret
 ) -> BoundedNumber | str:
     """Return the metric of `new` minus the metric of `base`, paired by secret.

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from auditor.conclusions.outcomes import ValuesBySecret, read_values_by_secret
+from auditor.conclusions.outcomes import ValuesBySecret, read_secret_values
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
 from auditor.records.table import read_heldout_losses
@@ -65,7 +65,7 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
     judged = {}
     heldout = {}
     for seed, (_, folder) in runs.items():
-        judged[seed] = read_values_by_secret(folder)
+        judged[seed] = read_secret_values(folder)
         heldout[seed] = read_heldout_losses(folder)
     for key, findings in by_key.items():
         target = key.target
@@ -111,7 +111,7 @@ def _list_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
 
     Epsilons are exact, so their intervals have no width. A defense may lower the likelihood of
     members more than the likelihood of non-members. Each likelihood change is the part of this
-    effect that is due to one cause: `likelihood_mixing` is the part due to mixing.
+    effect with a single cause: `likelihood_mixing` is caused by mixing.
     """
     if target.perplexity:
         yield target.perplexity

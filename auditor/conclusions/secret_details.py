@@ -93,7 +93,7 @@ def map_aliases(folder: Path) -> dict[str, str]:
 def read_secret_details(folder: Path) -> SecretDetails:
     """Read a run folder's results for each secret. Raise AuditError for a malformed file."""
     rows = {}
-    for cell, row in outcomes.read_values_by_secret(folder).items():
+    for cell, row in outcomes.read_secret_values(folder).items():
         if row.values:
             rows[cell] = row
     records: dict[CellKey, dict[str, Column]] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from auditor.conclusions.outcomes import ValuesBySecret, read_values_by_secret
+from auditor.conclusions.outcomes import ValuesBySecret, read_secret_values
 from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
 from auditor.records.table import read_heldout_losses
 from auditor.statistics.frontier import estimate_perplexity_ratios
@@ -38,7 +38,7 @@ def summarise_unlearning(
     setting = "text-only"
     if result.select_findings(setting="white-box"):
         setting = "white-box"
-    rows_by_cell = read_values_by_secret(folder)
+    rows_by_cell = read_secret_values(folder)
     target = models[AFTER]
     numbers = list[GroupRecall]()
     for finding in result.select_findings(target, setting):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from auditor.attacks.identifiers import Identifiers
-from auditor.conclusions.outcomes import ValuesBySecret, read_values_by_secret
+from auditor.conclusions.outcomes import ValuesBySecret, read_secret_values
 from auditor.core.disk import open_scratch_folder
 from auditor.erasure.layers import CANNOT_TELL, LayerVerdict, judge_places
 from auditor.erasure.records import ErasureRecords
@@ -66,7 +66,7 @@ def judge_model(
 def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iterator[LayerVerdict]:
     findings = {finding.attack: finding for finding in run.result.findings}
     rows = {}
-    for cell, row in read_values_by_secret(run.folder).items():
+    for cell, row in read_secret_values(run.folder).items():
         rows[cell.attack] = row
     readers = {
         "extraction-probability": _find_completed,

@@ -161,7 +161,7 @@ def _compare_runs(
     outcome = runs[i].outcomes.get(cell)
     if first is None or outcome is None:
         return Comparand(measured, reason="nothing to pair")
-    difference = outcomes.compare_metric_by_secret(metric, None, outcome, first)
+    difference = outcomes.compare_paired_metric(metric, None, outcome, first)
     if isinstance(difference, str):
         return Comparand(measured, reason=difference)
     return Comparand(
@@ -193,7 +193,7 @@ def _compare_rivals(
         if outcome is None or other is None or line.comparands[i].measured is None:
             return []  # without a measurement there is no best run
         # rival minus candidate: above 0 if the rival leaks more
-        difference = outcomes.compare_metric_by_secret(line.metric, None, other, outcome)
+        difference = outcomes.compare_paired_metric(line.metric, None, other, outcome)
         if isinstance(difference, str):
             return []
         excesses.append(difference)

@@ -76,7 +76,7 @@ def read_run(folder: Path) -> RunOutcomes:
     from auditor.records import attacked_secrets, manifest, result_file
 
     result = result_file.read_result(folder)
-    rows = outcomes.read_values_by_secret(folder)
+    rows = outcomes.read_secret_values(folder)
     for finding in result.findings:
         cell = finding.cell_key
         if finding.stopped and cell in rows:
@@ -556,7 +556,7 @@ def _compute_paired_difference(
         )
     if row_values is None or base_values is None:
         return f"{'this run' if row_values is None else other} has no outcomes of this row to pair"
-    difference = outcomes.compare_metric_by_secret(rule.metric, rule.count, row_values, base_values)
+    difference = outcomes.compare_paired_metric(rule.metric, rule.count, row_values, base_values)
     if isinstance(difference, str):
         return difference
     return _Number(

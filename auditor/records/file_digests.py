@@ -94,9 +94,9 @@ def check_model_files_unchanged(
 ) -> None:
     """Raise AuditError, which names the file, if a file changed, vanished or appeared.
 
-    recorded, now: earlier and current SHA-256 of each file, keyed by `role/file`; `recorded` is
-    None if no digests were recorded. A model is skipped if `recorded` or `now` has none of its
-    files. description: source of the earlier digests, for the message.
+    recorded, now: earlier and current SHA-256 of each file, keyed by `role/file`; without earlier
+    digests, `recorded` is None. A model is skipped if `recorded` or `now` has none of its files.
+    description: source of the earlier digests, for the message.
     """
     if recorded is None:
         if now:

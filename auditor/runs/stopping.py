@@ -14,7 +14,7 @@ from typing import TypeVar
 from auditor.conclusions.outcomes import (
     RunOutcomes,
     ValuesBySecret,
-    compare_metric_by_secret,
+    compare_paired_metric,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Query, Secret
@@ -96,7 +96,7 @@ class StoppingRule:
         elif self.base is None:
             return ""
         else:
-            evidence = compare_metric_by_secret(rule.metric, rule.count, row, self.base)
+            evidence = compare_paired_metric(rule.metric, rule.count, row, self.base)
         if evidence is None or isinstance(evidence, str):
             return ""
         # As in the gate: a single wrong rule is a false alarm, so its level is divided; a false

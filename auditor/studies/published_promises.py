@@ -60,7 +60,7 @@ class PromiseCheck:
         claimed: claimed loss, in nats.
         order: order of the Rényi divergence; None if both losses are epsilons at a delta.
         count: number of tokens, or of other units, over which both losses are summed.
-        unit: noun for one of these units, such as "token".
+        unit: singular noun for the unit, for example "token".
         ours: whether this is the control, which uses this program's accounting.
         is_uncounted: whether the check is shown only for comparison, because its claimed loss is
             computed differently from the published loss.

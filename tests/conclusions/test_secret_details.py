@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.conclusions.outcomes import ValuesBySecret, read_values_by_secret
+from auditor.conclusions.outcomes import ValuesBySecret, read_secret_values
 from auditor.conclusions.secret_details import (
     SecretDetails,
     build_attribute_columns,
@@ -115,7 +115,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) -> None:
     asked = ValuesBySecret(("b", "a"), np.array([True, False]), (None, 2), {})
     table.write_secrets_table(tmp_path, asked.list_columns(EXPOSURE))
-    (again,) = read_values_by_secret(tmp_path).values()
+    (again,) = read_secret_values(tmp_path).values()
     assert (again.ids, again.member.tolist(), again.repeats, again.values) == (
         ("b", "a"),
         [True, False],

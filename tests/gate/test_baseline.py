@@ -15,7 +15,7 @@ import pytest
 from auditor.conclusions.outcomes import (
     RunOutcomes,
     ValuesBySecret,
-    compare_metric_by_secret,
+    compare_paired_metric,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
@@ -206,13 +206,13 @@ def test_the_order_of_the_secrets_does_not_matter() -> None:
     )
     differences = []
     for values in (turned, rows):
-        difference = compare_metric_by_secret("recall", None, values, base.outcomes[ROW])
+        difference = compare_paired_metric("recall", None, values, base.outcomes[ROW])
         assert not isinstance(difference, str)
         differences.append(make_measurement("difference", difference))
     assert differences[0] == differences[1]
-    assert compare_metric_by_secret("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
+    assert compare_paired_metric("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
     assert (
-        compare_metric_by_secret("recall", 3, rows, base.outcomes[ROW])
+        compare_paired_metric("recall", 3, rows, base.outcomes[ROW])
         == "no secret stood in the data 3 times"
     )
 
@@ -229,12 +229,12 @@ def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None
         for by in (0, 3)
     ]
     auc, rate = (
-        compare_metric_by_secret(metric, 16, sides[1], sides[0])
+        compare_paired_metric(metric, 16, sides[1], sides[0])
         for metric in ("membership_auc", "tpr_at_1pct_fpr")
     )
     assert not isinstance(auc, str) and auc.low(0.025) > 0 and auc.n == 75 + 50
     assert not isinstance(rate, str) and rate.n == 75
-    assert isinstance(compare_metric_by_secret("membership_auc", 3, *sides), str)
+    assert isinstance(compare_paired_metric("membership_auc", 3, *sides), str)
 
 
 def test_by_repeat_count() -> None:
@@ -407,7 +407,7 @@ def test_what_cannot_be_paired_fails() -> None:
     assert verdicts(new, base, "any_of_k not worse than baseline by 1") == ["failed"]
     lost = np.full(200, math.nan)
     assert "not a number" in str(
-        compare_metric_by_secret(
+        compare_paired_metric(
             "p", None, per_secret(hits(200), p=lost), per_secret(hits(200), p=np.zeros(200))
         )
     )

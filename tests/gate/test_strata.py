@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from auditor.conclusions.outcomes import read_values_by_secret
+from auditor.conclusions.outcomes import read_secret_values
 from auditor.core.result import AuditResult, Stratum
 from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
@@ -24,7 +24,7 @@ N = 400
 def ruling(folder: Path, strata: tuple[Stratum, ...], *rules: Rule) -> Ruling:
     result: AuditResult = read_result(folder)
     result = replace(result, findings=(replace(result.findings[0], strata=strata),))
-    return judge_rules(result, rules, read_values_by_secret(folder), None)[0]
+    return judge_rules(result, rules, read_secret_values(folder), None)[0]
 
 
 def stratum(copies: int, population: int, asked: int, hits: int) -> Stratum:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from auditor.attacks.likelihood_ranking import PerplexityRanking
-from auditor.conclusions.outcomes import read_values_by_secret
+from auditor.conclusions.outcomes import read_secret_values
 from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult
@@ -84,7 +84,7 @@ def checked(
 
 def numbers_of_each_record(folder: Path) -> Numbers:
     """By cell and quantity, the number of each record."""
-    rows = read_values_by_secret(folder)
+    rows = read_secret_values(folder)
     return {
         (str(cell), name): dict(zip(row.ids, values.tolist(), strict=True))
         for cell, row in rows.items()

@@ -72,7 +72,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
             kept.order_metric_values(True, None),
             kept.order_metric_values(False, None),
         ) == (measured.value, 30)
-        same = outcomes.compare_metric_by_secret(new.name, None, kept, kept)
+        same = outcomes.compare_paired_metric(new.name, None, kept, kept)
         assert not isinstance(same, str) and (same.value, same.n) == (0, 30)
         assert same.high(0.05) == bound_discordant_pairs(0, 0, 30).high(0.05)
         seeds = Replicates("t", "s", "a", {0: kept})
@@ -175,7 +175,7 @@ def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     kept = outcomes.ValuesBySecret(
         ("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])}
     )
-    found = outcomes.compare_metric_by_secret("taste", None, kept, kept)
+    found = outcomes.compare_paired_metric("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0
     row = Finding("t", "white-box", "mine", {}, (), "", None, "", measurements=(m,))
     assert phrases.format_baseline_excess_cells(row) == ("taste 0.500 [0.400–0.600]", "–", "–")

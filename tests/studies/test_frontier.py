@@ -19,7 +19,7 @@ from auditor.conclusions.frontier import (
     list_frontier_models,
     merge_frontier_models,
 )
-from auditor.conclusions.outcomes import read_values_by_secret
+from auditor.conclusions.outcomes import read_secret_values
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.plan import Plan
@@ -177,7 +177,7 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
 
 
 def test_aucs_are_those_of_the_scores_that_were_kept(single: Path) -> None:
-    row = read_values_by_secret(single)[CellKey("mine", "white-box", "membership")]
+    row = read_secret_values(single)[CellKey("mine", "white-box", "membership")]
     scores, member = row.values["membership_score"], row.member
     found = read_result(single).frontiers[1].points[1].leak.value
     value = auc(scores[member], scores[~member])
