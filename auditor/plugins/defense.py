@@ -154,8 +154,8 @@ class Defense(Configured):
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
         """Return, for each secret id, the budget (lot) that pays for the answers to the secret.
 
-        Return {} if there is only one budget. Each lot has its own private data, and a claim covers
-        T tokens of each lot.
+        Return {} if there is only one budget. Each lot has its own private data. If a claim covers
+        T tokens, it covers T tokens of each lot.
         """
         return {}
 

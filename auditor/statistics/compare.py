@@ -155,9 +155,10 @@ def resample_paired_recall(
 ) -> BoundedNumber:
     """Bootstrap the recall of `new` minus the recall of `base`, paired by secret.
 
-    Recall is the share of secrets hit before the `errors`-th wrong guess. new, base: (hits,
-    scores), each of shape (secrets,). The interval is at least as wide as the exact interval that
-    takes the hits before the `errors`-th wrong guess as given.
+    Recall is the share of secrets that are solved: hit before the `errors`-th wrong guess. new,
+    base: (hits, scores), each of shape (secrets,). A bootstrap interval may be too short. So it
+    always contains the exact interval of the paired difference between the shares of solved
+    secrets.
     """
     n = len(new[0])
     right = [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]

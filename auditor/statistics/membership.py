@@ -194,9 +194,9 @@ def compute_rmia_log_ratio(target: Floats, references: Floats, saw: Bools) -> Fl
     """Return RMIA's log p(x | target) - log p(x) for each record x, of shape (records,).
 
     p(x | model) is the exponential of the mean log-probability of x's tokens. p(x) is the average
-    of two means of it: over the reference models that saw x, and over those that did not. If no
-    model saw x (offline), p(x) is (1 + a) / 2 times the mean over models that did not see x, plus
-    (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
+    of two numbers: the mean of p(x | model) over the reference models that saw x, and the mean over
+    those that did not. If no model saw x (offline), p(x) is (1 + a) / 2 times the mean over models
+    that did not see x, plus (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
 
     Args:
         target: (records,) mean log-probabilities by the audited model.

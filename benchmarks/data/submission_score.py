@@ -124,10 +124,9 @@ def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
 
 
 def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> SubmissionScore:
-    """Compute the organisers' numbers with intervals.
+    """Compute the numbers by which the LM-Extraction benchmark ranks submissions, with intervals.
 
-    Shares have Clopper-Pearson intervals; recall at E errors has bootstrap intervals over
-    examples.
+    Shares have Clopper-Pearson intervals; recall at E errors has bootstrap intervals over examples.
     """
     if answered_only:
         n = marked.answered_example_count
