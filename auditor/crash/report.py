@@ -96,14 +96,17 @@ def describe_observed_loop(test: CrashTest) -> str:
 
 
 def describe_one_run_bound(test: CrashTest) -> str:
-    """Describe the lower bound on epsilon from one training, and the largest possible bound."""
+    """Describe the lower bound on epsilon from one training, and what it could have shown."""
     bound = test.one_run
     if bound is None:
         return "no time was left for a bound of epsilon from one training."
+    possible = f"{bound.best:.2f} if every guess were right"
+    if bound.ceiling is not None:
+        possible += f", and about {bound.ceiling:.2f} (median) if the loop is as it claims"
     return (
         f"one training, {bound.canaries} records each in by a fair coin, {bound.right} of "
-        f"{bound.guesses} guesses right: epsilon is at least {bound.epsilon:.2f} (95%); it could "
-        f"have shown {bound.best:.2f}; for so few records the claim gives {bound.claimed:.2f}."
+        f"{bound.guesses} guesses right: epsilon is at least {bound.epsilon:.2f} (95%). It could "
+        f"have shown {possible}; for so few records the claim gives {bound.claimed:.2f}."
     )
 
 

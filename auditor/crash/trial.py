@@ -21,7 +21,8 @@ from auditor.crash.checks_of_noise import whiten_unequal_noise
 from auditor.crash.claim import LoopClaim
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, WatchedTrainings
 from auditor.crash.watch import ObservedStep, Train, TrainingTrace, run_watched_training
-from auditor.statistics.audited import audit_epsilon_bounds
+from auditor.statistics.audit_power import estimate_median_epsilon
+from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 
 # trainings that look for the effect of other records on a record's gradient; all of them if its
 # gradients are much shorter than they should be, as a mean over a batch makes them
@@ -73,6 +74,8 @@ class OneRun:
     A coin decided for each record whether it was in the training.
     best: the bound that would follow if every guess were right.
     claimed: the epsilon that this training claims.
+    ceiling: the bound that follows in half of all cases if the loop is as it claims and the guesses
+        see all that the sum of its steps shows; None if batches are not drawn by Poisson sampling.
     canaries, guesses, right: number of records, of guesses and of right guesses.
     """
 
@@ -82,6 +85,7 @@ class OneRun:
     canaries: int
     guesses: int
     right: int
+    ceiling: float | None = None
 
 
 @dataclass(frozen=True)
@@ -373,6 +377,23 @@ def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> 
         bound.canaries,
         bound.guesses,
         bound.right,
+        _estimate_bound_ceiling(bound.canaries, stated),
+    )
+
+
+def _estimate_bound_ceiling(n_records: int, claim: LoopClaim) -> float | None:
+    """Return the `ceiling` of a `OneRun`.
+
+    The guesses are by sums of reaches over all steps, which show a record as a finished model does.
+    """
+    if claim.sampling != "poisson":
+        return None
+    return estimate_median_epsilon(
+        n_records,
+        claim.noise_multiplier,
+        (claim.sample_rate, int(claim.steps)),
+        claim.delta,
+        LEVEL,
     )
 
 

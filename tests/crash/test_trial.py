@@ -44,6 +44,7 @@ from auditor.crash.trial import (
 from auditor.crash.verdicts import BROKEN, NO_FAULT, LoopCheck, WatchedTrainings
 from auditor.crash.watch import _project_out_record_gradients, run_watched_training
 from auditor.privacy import gaussian
+from auditor.statistics.audit_power import estimate_median_epsilon
 from tests.conftest import check_command, refuses
 from validation.trust import loop_faults, loop_plain, loop_variants
 from validation.trust.loop_faults import _SLOW, written_out
@@ -222,6 +223,19 @@ def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> Non
         and broken.right >= broken.guesses - 2
     )
     assert honest.epsilon < 1 < broken.epsilon < broken.best == honest.best
+    # (noise multiplier, sampling rate and steps, delta) of the claim
+    ceiling = estimate_median_epsilon(48, 1.0, (1 / 6, 30), 1e-3, 0.05)
+    assert 0 < honest.ceiling == broken.ceiling == ceiling < honest.best
+
+
+def test_the_ceiling_of_a_bound_is_of_poisson_sampling_and_is_said() -> None:
+    claims = [{**loop_plain.CLAIM, "sampling": sampling} for sampling in ("poisson", "shuffled")]
+    bounds = [bound_loop_epsilon(loop_plain.plain(), claim, 5, math.inf) for claim in claims]
+    tests: list[Any] = [SimpleNamespace(one_run=bound) for bound in bounds]
+    of_poisson, of_shuffled = map(report.describe_one_run_bound, tests)
+    said = f"if every guess were right, and about {bounds[0].ceiling:.2f} (median) if the loop is"
+    assert said in of_poisson
+    assert bounds[1].ceiling is None and "median" not in of_shuffled
 
 
 def test_a_step_that_calls_its_base_class_counts_once_with_the_gradient_that_is_used() -> None:
