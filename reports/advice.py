@@ -193,6 +193,7 @@ def _describe_leak_concentration(
 
 
 def _mask_members_per_copies(members: Outcome) -> dict[str, Bools]:
+    """Return masks of shape (members,), keyed by a phrase such as `occur 4 times or more`."""
     if None in members.repeats:
         return {}
     times = np.array(members.repeats)
@@ -203,6 +204,7 @@ def _mask_members_per_copies(members: Outcome) -> dict[str, Bools]:
 def _mask_members_per_group(
     members: Outcome, facts: Mapping[str, SecretAttributes]
 ) -> dict[str, Bools]:
+    """Return masks of shape (members,), keyed by a phrase such as `belong to the group wanted`."""
     member_groups = []
     for id in members.ids:
         member_groups.append(facts[id].group if id in facts else None)
@@ -217,6 +219,7 @@ def _mask_members_per_group(
 def _mask_members_per_length(
     members: Outcome, facts: Mapping[str, SecretAttributes]
 ) -> dict[str, Bools]:
+    """Return masks of shape (members,), keyed by a phrase such as `have at most 32 tokens`."""
     # Unknown lengths count as 0. Split at the median; if it is the maximum, the upper half is
     # empty.
     n_tokens = []

@@ -32,6 +32,11 @@ def group_sentence_part(group: tuple[str, Measurement]) -> str:
 
 
 def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str:
+    """Return `all 14 records CLAUSE are recited` or `3 of the 12 asked records CLAUSE are
+    recited`.
+
+    is_whole: whether all records that CLAUSE describes were asked.
+    """
     hits = phrases.count_hits(m)
     note = f", {m.note}" if m.note else ""
     if hits == m.n:

@@ -112,9 +112,10 @@ def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) ->
 
 
 def describe_unmarked_personal_kinds(result: AuditResult) -> str:
-    """Name the kinds of personal data that were not searched for; "" if no such kind exists.
+    """Return a sentence that names the kinds of personal data that were not searched for, or "".
 
-    These are kinds that audit cannot recognise by patterns, and that the data did not mark.
+    Some kinds, such as names, have no pattern by which audit could recognise them. Audit searches
+    for them only if the data marks them.
     """
     titles = []
     for kind in _MARKED_ALONE:
