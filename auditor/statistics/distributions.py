@@ -39,12 +39,27 @@ def compute_binomial_sf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
 
 def compute_binomial_pmf(k: Ints, n: int, p: Floats) -> Floats:
     """Return P[B = k] for a binomial B of n draws with probability p."""
-    log_ways = (
-        scipy.special.gammaln(n + 1)
-        - scipy.special.gammaln(k + 1)
-        - scipy.special.gammaln(n - k + 1)
-    )
+    log_ways = _compute_log_choose(n, k)
     return np.exp(log_ways + scipy.special.xlogy(k, p) + scipy.special.xlog1py(n - k, -p))
+
+
+def compute_hypergeometric_cdf(k: int, population: int, hits: int, n: int) -> float:
+    """Return P[H <= k] for the number H of hits among n records drawn without replacement.
+
+    population: number of records; `hits` of them are hits.
+    """
+    least = max(0, n - (population - hits))
+    drawn_hits = np.arange(least, min(k, n, hits) + 1)
+    log_ways = _compute_log_choose(hits, drawn_hits) + _compute_log_choose(
+        population - hits, n - drawn_hits
+    )
+    return min(1.0, float(np.exp(log_ways - _compute_log_choose(population, n)).sum()))
+
+
+def compute_hypergeometric_sf(k: int, population: int, hits: int, n: int) -> float:
+    """Return P[H > k]; see `compute_hypergeometric_cdf`."""
+    # More than k hits are at most n - k - 1 misses.
+    return compute_hypergeometric_cdf(n - k - 1, population, population - hits, n)
 
 
 def compute_sign_test_p_value(k: int, n: int) -> float:
@@ -75,6 +90,18 @@ def find_binomial_quantile(share: float, n: ArrayLike, p: ArrayLike) -> Ints:
 def find_binomial_upper_quantile(share: float, n: ArrayLike, p: ArrayLike) -> Ints:
     """Return the smallest k with P[B > k] <= share; B is binomial, n draws of probability p."""
     return _find_smallest_count(lambda k: compute_binomial_sf(k, n, p) <= share, n, p)
+
+
+def _compute_log_choose(n: ArrayLike, k: ArrayLike) -> Floats:
+    """Return log(n choose k), in nats."""
+    k = np.asarray(k)
+    n = np.asarray(n)
+    log_ways: Floats = (
+        scipy.special.gammaln(n + 1)
+        - scipy.special.gammaln(k + 1)
+        - scipy.special.gammaln(n - k + 1)
+    )
+    return log_ways
 
 
 def _compute_binomial_tail(

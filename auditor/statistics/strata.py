@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import scipy
-
 from auditor.statistics.bootstrap import CONFIDENCE
+from auditor.statistics.distributions import (
+    compute_hypergeometric_cdf,
+    compute_hypergeometric_sf,
+)
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ def compute_finite_population_interval(
 
     def exceeds_low(k: int) -> bool:
         # P(X >= hits | K) rises with K, and P(X <= hits | K) falls with it.
-        return bool(scipy.stats.hypergeom.sf(hits - 1, size, k, n) > tail)
+        return compute_hypergeometric_sf(hits - 1, size, k, n) > tail
 
     def exceeds_high(k: int) -> bool:
-        return bool(scipy.stats.hypergeom.cdf(hits, size, k, n) <= tail)
+        return compute_hypergeometric_cdf(hits, size, k, n) <= tail
 
     low = hits + bisect_left(range(hits, most), True, key=exceeds_low)
     n_below = bisect_left(range(hits, most + 1), True, key=exceeds_high)

@@ -1,4 +1,4 @@
-"""Tails and quantiles of binomial distributions, against `scipy.stats`."""
+"""Tails and quantiles of binomial and hypergeometric distributions, against `scipy.stats`."""
 
 from __future__ import annotations
 
@@ -61,3 +61,17 @@ def test_quantiles_and_exact_intervals_without_scipy_are_those_of_scipy() -> Non
             assert intervals.clopper_pearson(n, n, confidence) == pytest.approx(exact, rel=1e-9)
     assert intervals.clopper_pearson(0, 0) == (0, 1)
     assert intervals.clopper_pearson(0, 9, 1.0) == (0, 1)
+
+
+@pytest.mark.parametrize("population", [1, 7, 60, 5_000, 1_000_000])
+def test_hypergeometric_tails_are_those_of_scipy(population: int) -> None:
+    rng = np.random.default_rng(population)
+    for _ in range(40):
+        hits, n = (int(x) for x in rng.integers(0, population + 1, 2))
+        n = min(n, 20_000)
+        k = int(rng.integers(-1, n + 2))
+        law = stats.hypergeom(population, hits, n)
+        cdf = distributions.compute_hypergeometric_cdf(k, population, hits, n)
+        sf = distributions.compute_hypergeometric_sf(k, population, hits, n)
+        assert cdf == pytest.approx(law.cdf(k), rel=1e-6, abs=1e-9)
+        assert sf == pytest.approx(law.sf(k), rel=1e-6, abs=1e-9)
