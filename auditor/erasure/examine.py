@@ -169,13 +169,14 @@ def _judge_store(
 
 def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
     yield from store.list_layers()
-    if records.with_vectors and store.package_version and store.searches_nearest:
-        searched = [
-            *_choose_evenly(records.with_vectors & records.deleted),
-            *_choose_evenly(records.with_vectors - records.deleted),
-        ]
-        read_nearest = partial(store.search_nearest, records.directions[searched])
-        yield Layer("nearest neighbours", read_nearest, (VECTORS,), searched=frozenset(searched))
+    searched = [
+        *_choose_evenly(records.with_vectors & records.deleted),
+        *_choose_evenly(records.with_vectors - records.deleted),
+    ]
+    if searched:
+        for name, search_nearest in store.list_nearest_searches():
+            read_nearest = partial(search_nearest, records.directions[searched])
+            yield Layer(name, read_nearest, (VECTORS,), searched=frozenset(searched))
 
 
 def _choose_evenly(records: frozenset[int]) -> list[int]:

@@ -26,6 +26,8 @@ from auditor.erasure.windows import SIZE, TEXT, VECTORS, WORDS
 
 INSTALL = "pip install 'audit-lm[stores]'"
 BYTES = "bytes of "  # prefix of the names of file layers
+NEAREST = "nearest neighbours"
+NearestSearch = Callable[[Floats], Iterator[Piece]]
 _AT_ONCE = 2**22  # bytes of a file
 # Generated parts of file names: files that differ only in them share a layer.
 _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{12,}|\d{5,}")
@@ -90,10 +92,11 @@ class Store:
         """Yield layers that read the store with its library."""
         return iter(())
 
-    @property
-    def searches_nearest(self) -> bool:
-        """Return whether the library searches for nearest neighbours."""
-        return type(self).search_nearest is not Store.search_nearest
+    def list_nearest_searches(self) -> Iterator[tuple[str, NearestSearch]]:
+        """Yield (layer name, search) for each search for nearest neighbours by the library."""
+        has_search = type(self).search_nearest is not Store.search_nearest
+        if has_search and self.package_version:
+            yield NEAREST, self.search_nearest
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         """Yield the stored vectors that the library finds nearest to each query vector, (n, d)."""

@@ -365,6 +365,25 @@ def test_mem0_keeps_deleted_memories_in_its_history(tmp_path: Path, provider: st
 
 
 @needs_mem0
+@pytest.mark.parametrize("provider", ["qdrant", "chroma", "faiss"])
+def test_mem0_finds_the_neighbours_of_stored_vectors_alone(tmp_path: Path, provider: str) -> None:
+    rows = make_rows(60)
+    deleted, kept = split_rows(rows, N_DELETED)
+    for present in (rows, kept):
+        folder = tmp_path / f"mem0 of {len(present)}"
+        memory = open_memory(folder, rows, provider)
+        remember(memory, rows)
+        for row in rows:
+            if row not in present:
+                memory.delete_all(user_id=row["id"])
+        close_memory(memory)
+        erasure = examine(tmp_path, deleted, kept, str(folder))
+        nearest = [one for one in erasure.verdicts if one.layer.startswith("nearest neighbours of")]
+        assert sum(len(one.leftovers) for one in nearest) == len(present) - len(kept)
+        assert max(one.n_control_seen for one in nearest) == len(kept)
+
+
+@needs_mem0
 def test_mem0_keeps_the_old_text_of_an_updated_memory(tmp_path: Path) -> None:
     rows = make_rows()
     deleted, kept = split_rows(rows, N_DELETED)

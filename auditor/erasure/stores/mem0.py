@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from auditor.erasure.layers import Layer
-from auditor.erasure.store import BYTES, INSTALL, Store, list_store_kinds
+from auditor.erasure.store import BYTES, INSTALL, NearestSearch, Store, list_store_kinds
 from auditor.erasure.stores.sqlite import SQLiteStore, list_tables, read_start, read_tables
 from auditor.erasure.windows import TEXT, VECTORS
 
@@ -104,6 +104,11 @@ class Mem0Store(SQLiteStore):
                 continue
             for layer in store.list_library_layers():
                 yield replace(layer, name=f"{layer.name}{_OF}{name}")
+
+    def list_nearest_searches(self) -> Iterator[tuple[str, NearestSearch]]:
+        for name, store in self._vector_stores.items():
+            for layer, search_nearest in store.list_nearest_searches():
+                yield f"{layer}{_OF}{name}", search_nearest
 
     def find_remedy(self, layer: str, places: Iterable[str]) -> str:
         inner_layer, store = self._split_name(layer)

@@ -19,7 +19,7 @@ import numpy as np
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, wrap_library_errors
 from auditor.erasure.layers import Layer, Piece
-from auditor.erasure.store import BYTES, INSTALL, Store, read_files
+from auditor.erasure.store import BYTES, INSTALL, NearestSearch, Store, read_files
 from auditor.erasure.stores.sqlite import quote
 from auditor.erasure.windows import TEXT, VECTORS, WORDS
 
@@ -194,9 +194,9 @@ class PostgreSQLStore(Store):
 
     # --- layers
 
-    @property
-    def searches_nearest(self) -> bool:
-        return any(column.type in _VECTOR_TYPES for column in self._columns)
+    def list_nearest_searches(self) -> Iterator[tuple[str, NearestSearch]]:
+        if any(column.type in _VECTOR_TYPES for column in self._columns):
+            yield from super().list_nearest_searches()
 
     def list_layers(self) -> Iterator[Layer]:
         if self.reason:
