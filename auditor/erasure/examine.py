@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,7 +30,9 @@ from auditor.erasure.records import ErasureRecords
 from auditor.erasure.store import BYTES, INSTALL, Store, find_store_kind
 from auditor.erasure.windows import TEXT, VECTORS
 from auditor.records.file_digests import digest_file
+from auditor.reports import escaping
 
+_MOST_NAMES = 5
 _MOST_SEARCHES = 100  # deleted records, and as many kept: without an index each reads all vectors
 
 
@@ -44,7 +46,7 @@ class Erasure:
     facts: for each store, the versions and settings for which the verdicts hold.
     verdicts: one for each layer (a way to read a store) and kind of content.
     digests: SHA-256 of the files of records, stores and released text, keyed by file.
-    users: each deleted record's person, keyed by the record's name; empty without --user-column.
+    users: each deleted record's people, keyed by the record's name; empty without --user-column.
     """
 
     n_deleted: int
@@ -53,7 +55,7 @@ class Erasure:
     facts: dict[str, tuple[str, ...]]
     verdicts: tuple[LayerVerdict, ...]
     digests: dict[str, str]
-    users: dict[str, str] = field(default_factory=dict)
+    users: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -71,9 +73,13 @@ class Erasure:
         return len(self.leftovers)
 
     @property
+    def n_users(self) -> int:
+        return len({user for users in self.users.values() for user in users})
+
+    @property
     def users_left(self) -> list[str]:
         """The people with a deleted record that is still there."""
-        return sorted({self.users[name] for name in self.leftovers if name in self.users})
+        return sorted({user for name in self.leftovers for user in self.users.get(name, ())})
 
 
 def examine_stores(
@@ -122,7 +128,7 @@ def examine_stores(
         verdicts += judge_model(model, records, nonmembers)
     n_deleted = len(records.deleted)
     n_control = len(records.targets) - n_deleted
-    users = {record.name: record.user for record in records.targets if record.user is not None}
+    users = {record.name: record.users for record in records.targets if record.users}
     return Erasure(n_deleted, n_control, records.n_kept, facts, tuple(verdicts), digests, users)
 
 
@@ -145,6 +151,8 @@ def _judge_store(
     store: Store, label: str, records: ErasureRecords, tell: Callable[[str], None]
 ) -> Iterator[LayerVerdict]:
     unseen = dict[str, list[str]]()
+    judged = set[str]()
+    leftovers = set[str]()
     for complete in _list_layers(store, records):
         kinds = tuple(kind for kind in complete.kinds if kind in store.kinds)
         layer = replace(complete, kinds=kinds)
@@ -152,6 +160,8 @@ def _judge_store(
         with wrap_library_errors(f"{layer.name} of {label} cannot be read"):
             layer_verdicts = judge_layer(label, layer, records)
         for verdict in layer_verdicts:
+            judged.add(verdict.kind)
+            leftovers.update(verdict.leftovers)
             is_of_files = layer.name.startswith(BYTES)
             if is_of_files and not verdict.leftovers and not verdict.n_control_seen:
                 if not store.lacks(verdict.kind, layer.name):
@@ -162,6 +172,7 @@ def _judge_store(
             yield replace(verdict, remedy=store.find_remedy(layer.name, verdict.places))
     for kind, files in unseen.items():
         yield _report_unseen(label, kind, files)
+    yield from _report_unsearchable(label, judged, leftovers, records)
     if store.package and not store.package_version:
         reason = f"{store.package} is not installed ({INSTALL})"
         yield LayerVerdict(label, "what its library returns", "text", CANNOT_TELL, why=reason)
@@ -170,8 +181,8 @@ def _judge_store(
 def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
     yield from store.list_layers()
     searched = [
-        *_choose_evenly(records.with_vectors & records.deleted),
-        *_choose_evenly(records.with_vectors - records.deleted),
+        *_choose_evenly(records.with_own_vectors & records.deleted),
+        *_choose_evenly(records.with_own_vectors - records.deleted),
     ]
     if searched:
         for name, search_nearest in store.list_nearest_searches():
@@ -182,6 +193,32 @@ def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
 def _choose_evenly(records: frozenset[int]) -> list[int]:
     """Return evenly spaced indices of the records, at most `_MOST_SEARCHES`."""
     return sorted(records)[:: max(1, math.ceil(len(records) / _MOST_SEARCHES))]
+
+
+def _report_unsearchable(
+    label: str, judged: Collection[str], leftovers: Collection[str], records: ErasureRecords
+) -> Iterator[LayerVerdict]:
+    """Yield a verdict on the deleted records that no layer can show.
+
+    label: name of the store; judged: kinds of content in its layers; leftovers: names of records
+    still there.
+    """
+    searchable = frozenset[int]()
+    if TEXT in judged:
+        searchable |= records.with_text
+    if VECTORS in judged:
+        searchable |= records.with_vectors
+    names = []
+    for i in sorted(records.deleted - searchable):
+        if records.targets[i].name not in leftovers:
+            names.append(records.targets[i].name)
+    if names and searchable & records.deleted:  # else each layer says so
+        reason = (
+            f"{len(names)} of {format_count(len(records.deleted), 'deleted record')} cannot be "
+            "searched for, as their text is below 16 bytes or other records have the same text or "
+            f"vector: {escaping.list_printable(names, _MOST_NAMES)}"
+        )
+        yield LayerVerdict(label, "all layers", "records", CANNOT_TELL, why=reason)
 
 
 def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:

@@ -132,6 +132,9 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
     verdicts = []
     for kind, possible in possible_by_kind.items():
         places = sightings.places.get(kind, {})
+        # Text without a part of its own may be found as a whole.
+        seen_deleted = records.deleted & frozenset(places)
+        possible = possible | _restrict(layer, kind, seen_deleted, records)
         if layer.quotes:
             possible &= records.deleted | set(places)
         verdict = judge_places(store, layer.name, kind, places, possible, records)
@@ -153,15 +156,25 @@ def _list_possible(layer: Layer, kind: str, records: ErasureRecords) -> frozense
             return None
         possible = records.with_vectors
     else:
-        possible = records.windows.list_records(kind)
-        if layer.text_bytes is not None:
-            lengths = {i: len(records.targets[i].text.encode()) for i in possible}
-            possible = frozenset(i for i in possible if lengths[i] in layer.text_bytes)
-            if not possible & records.deleted:
-                return None
+        possible = _restrict(layer, kind, records.windows.list_records(kind), records)
+        if layer.text_bytes is not None and not possible & records.deleted:
+            return None
+        return possible
+    return _restrict(layer, kind, possible, records)
+
+
+def _restrict(
+    layer: Layer, kind: str, indices: frozenset[int], records: ErasureRecords
+) -> frozenset[int]:
+    """Return the indices of records that the layer may have by text length and by its search."""
+    if kind == VECTORS:
+        indices &= records.with_own_vectors
+    elif layer.text_bytes is not None:
+        lengths = {i: len(records.targets[i].text.encode()) for i in indices}
+        indices = frozenset(i for i in indices if lengths[i] in layer.text_bytes)
     if layer.searched is not None:
-        possible &= layer.searched
-    return possible
+        indices &= layer.searched
+    return indices
 
 
 def _look_into_piece(
@@ -178,11 +191,18 @@ def _look_into_piece(
         if layer.other_texts:
             _gather_other_texts(piece.content, records, sightings)
     for start, _, origin in records.windows.find(content, layer.kinds):
+        is_rounded = origin.form.startswith(("int8", "float16"))
+        if is_rounded and origin.record not in records.with_vectors:
+            continue  # a vector that resembles this one may round to the same
         if origin.kind in layer.kinds:
             place = piece.place
             if layer.locate is not None:
                 place = layer.locate(piece.start + start) or place
             sightings.add(origin.kind, origin.record, f"{origin.form} in {place}")
+    if TEXT in layer.kinds and not isinstance(piece.content, bytes):
+        for text in piece.content:
+            if (record := records.deleted_texts.get(text)) is not None:
+                sightings.add(TEXT, record, f"whole text in {piece.place}")
 
 
 def _gather_other_texts(
@@ -204,8 +224,8 @@ def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) 
     if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:
         return
     cosines = compute_highest_cosines(records.directions, vectors, [-1] * len(vectors))
-    # A vector equally close to another record's vector is no evidence of this record.
-    is_there = (cosines >= ALIKE) & (cosines > records.highest_cosines + 1e-6)
+    # At less than half the angle to another record's vector, it is a form of this record's alone.
+    is_there = (cosines >= ALIKE) & (2 * cosines**2 - 1 > records.highest_cosines)
     for record in np.flatnonzero(is_there).tolist():
         sightings.add(VECTORS, record, piece.place)
 

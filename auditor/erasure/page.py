@@ -45,7 +45,7 @@ def _count_users(erasure: Erasure) -> str:
     """Return a phrase about the people whose records are still there; "" without --user-column."""
     if not erasure.users:
         return ""
-    people = format_count(len(set(erasure.users.values())), "person", "people")
+    people = format_count(erasure.n_users, "person", "people")
     return f", of {len(erasure.users_left):,} of {people}"
 
 
@@ -133,7 +133,7 @@ def make_document(erasure: Erasure, command: str) -> Document:
 
 def _list_user_facts(erasure: Erasure) -> Iterator[tuple[str, str]]:
     if erasure.users:
-        yield "People", f"{len(set(erasure.users.values())):,} with deleted records"
+        yield "People", f"{erasure.n_users:,} with deleted records"
         yield "Still there of", escaping.list_printable(erasure.users_left, _MOST_USERS) or "nobody"
 
 

@@ -19,7 +19,7 @@ from auditor.benchmarks.data import table_blocks
 from auditor.benchmarks.data.tables import parse_table_json, require_json_object
 from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
-from auditor.erasure.windows import WindowIndex
+from auditor.erasure.windows import TEXT, WindowIndex, choose_window_count
 
 CONTROL = 400  # kept records to look for
 LEAST = 20  # control records needed before a layer can be judged gone
@@ -27,17 +27,19 @@ _AT_ONCE = 2_000  # kept rows to compare at once
 _VECTOR_NAMES = ("embedding", "vector")
 _NEARLY = 0.99  # cosine in float32 from which it is computed in float64
 ALIKE = 0.999  # cosine at which two vectors count as equal, as int8 and float16 round
+# Below this cosine with all other vectors, a rounded vector is nearest to its own record's.
+_DISTINCT = 2 * ALIKE**2 - 1
 
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """Hold a record to search for; vector: (dimensions,), or None; user: the record's person."""
+    """Hold a record to search for; vector: (dimensions,), or None; users: the record's people."""
 
     name: str
     text: str
     deleted: bool
     vector: Floats | None = None
-    user: str | None = None
+    users: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,28 @@ class ErasureRecords:
         return frozenset(i for i, record in enumerate(self.targets) if record.deleted)
 
     @cached_property
-    def deleted_texts(self) -> frozenset[str]:
-        return frozenset(record.text for record in self.targets if record.deleted)
+    def deleted_texts(self) -> dict[str, int]:
+        """The index of each deleted record, keyed by its text."""
+        return {record.text: i for i, record in enumerate(self.targets) if record.deleted}
 
     @cached_property
     def with_vectors(self) -> frozenset[int]:
+        """The indices of the records whose vectors, even rounded, resemble no other record's."""
+        return self._list_below(_DISTINCT)
+
+    @cached_property
+    def with_own_vectors(self) -> frozenset[int]:
         """The indices of the records whose vectors differ from those of all other records."""
-        usable = ~np.isnan(self.directions[:, 0]) & (self.highest_cosines < 1 - 1e-6)
+        return self._list_below(1 - 1e-6)
+
+    def _list_below(self, cosine: float) -> frozenset[int]:
+        usable = ~np.isnan(self.directions[:, 0]) & (self.highest_cosines < cosine)
         return frozenset(np.flatnonzero(usable).tolist())
+
+    @cached_property
+    def with_text(self) -> frozenset[int]:
+        """The indices of the records with a part of their text that no other record has."""
+        return self.windows.list_records(TEXT)
 
 
 def read_erasure_records(
@@ -89,7 +105,7 @@ def read_erasure_records(
     control = _read_control(remaining)
     targets = tuple(record for _, record in (*removed, *control))
     _require_equal_dimensions(targets)
-    windows = WindowIndex()
+    windows = WindowIndex(choose_window_count(len(targets)))
     for i, record in enumerate(targets):
         windows.add_text(i, record.text)
         if record.vector is not None:
@@ -121,6 +137,7 @@ def read_erasure_records(
         n_rows += len(rows)
         windows.mark_shared([texts[i] for i, row in enumerate(rows) if row not in own_rows])
         owners = [own_rows.get(row, -1) for row in rows]
+        windows.mark_shared_vectors(vectors[np.asarray(owners) < 0])
         np.maximum(
             highest_cosines,
             compute_highest_cosines(directions, vectors, owners),
@@ -190,8 +207,13 @@ def _require_equal_dimensions(targets: Sequence[StoredRecord]) -> None:
 
 
 def _read_deleted(path: Path, user_column: str | None) -> list[tuple[int, StoredRecord]]:
-    """Read the deleted records with their row numbers, skipping repeated texts."""
+    """Read the deleted records with their row numbers.
+
+    Rows of the same text are one record, of all their people. If several records have the same id,
+    their names have the row number.
+    """
     records = dict[str, tuple[int, StoredRecord]]()
+    names = set[str]()
     for row, value in enumerate(_stream_rows("--deleted", path)):
         record = _parse_record("--deleted", path, row, value, deleted=True)
         if user_column is not None:
@@ -200,8 +222,16 @@ def _read_deleted(path: Path, user_column: str | None) -> list[tuple[int, Stored
                     f"--deleted {str(path)!r}, row {row} (counted from 0): expected a person in "
                     f"the column {user_column!r}, got none"
                 )
-            record = replace(record, user=str(value[user_column]))
-        records.setdefault(record.text, (row, record))
+            record = replace(record, users=(str(value[user_column]),))
+        if record.text in records:
+            first_row, first = records[record.text]
+            users = tuple(dict.fromkeys((*first.users, *record.users)))
+            records[record.text] = first_row, replace(first, users=users)
+            continue
+        if record.name in names:
+            record = replace(record, name=f"{record.name}, row {row}")
+        names.add(record.name)
+        records[record.text] = row, record
     if not records:
         raise AuditError(f"--deleted {str(path)!r} is empty: expected at least one row")
     return list(records.values())
@@ -217,7 +247,9 @@ def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
     try:
         n_rows = sum(1 for _ in table_blocks.stream_nonblank_lines(path))
         if not n_rows:
-            raise AuditError(f"{source} is empty: expected at least one row")
+            raise AuditError(
+                f"{source} is empty: expected records that stay, which show what a search can find"
+            )
         sample = np.linspace(0, n_rows - 1, min(n_rows, CONTROL)).round().astype(int)
         sampled_rows = set(sample.tolist())
         lines = enumerate(table_blocks.stream_nonblank_lines(path))

@@ -239,7 +239,7 @@ def find_store_kind(argument: str) -> tuple[type[Store], str]:
         return kinds[prefix], str(path)
     kind = next(kind for kind in kinds.values() if kind.recognises(path))
     if kind.name in ("files", "sqlite"):
-        _refuse_part(kind, path.absolute(), kinds.values())
+        _refuse_part(kind, path.resolve(), kinds.values())
     return kind, str(path)
 
 
@@ -256,32 +256,56 @@ def _refuse_part(kind: type[Store], path: Path, kinds: Iterable[type[Store]]) ->
 def copy_store(path: Path, scratch: Path) -> Path:
     """Copy a store, and return the path of the copy.
 
-    If the store is a file, all files whose names begin with the store's name are copied. Raise
-    AuditError if the store is empty, is locked, or changes meanwhile.
+    If the store is a file, all files whose names begin with the store's name are copied. Links are
+    followed. Raise AuditError if the store is empty, is locked, or changes meanwhile.
     """
-    if path.is_dir():
-        files = sorted(entry for entry in path.rglob("*") if entry.is_file())
-        top = path
-    else:
-        files = sorted(
-            entry for entry in path.parent.glob(f"{glob.escape(path.name)}*") if entry.is_file()
-        )
-        top = path.parent
+    path_given = path
+    path = path.resolve()  # a store's other files are next to the file itself, not next to a link
+    top = path if path.is_dir() else path.parent
+    files = _list_store_files(path)
     before = _stat_files(files)
     if not any(size for size, _, _ in before.values()):
-        raise AuditError(f"expected a store, got {str(path)!r}, which is empty")
-    _refuse_locked(path, files)
+        raise AuditError(f"expected a store, got {str(path_given)!r}, which is empty")
+    _refuse_locked(path_given, files)
+    changed = AuditError(
+        f"{str(path_given)!r} was written while it was copied: stop the process that writes it"
+    )
     for file in files:
         copy = scratch / path.name / file.relative_to(top)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copy)
-    if _stat_files(files) != before:
-        raise AuditError(
-            f"{str(path)!r} was written while it was copied: stop the process that writes it"
-        )
+        try:
+            shutil.copyfile(file, copy)
+        except FileNotFoundError:
+            raise changed from None
+    if _stat_files(_list_store_files(path)) != before:
+        raise changed
     if path.is_dir():
         return scratch / path.name
     return scratch / path.name / path.name
+
+
+def _list_store_files(path: Path) -> list[Path]:
+    """Return the files of a store, also those in linked folders.
+
+    Raise AuditError if a folder cannot be read.
+    """
+    if not path.is_dir():
+        siblings = path.parent.glob(f"{glob.escape(path.name)}*")
+        return sorted(entry for entry in siblings if entry.is_file())
+    files = []
+    for folder, folder_names, names in os.walk(path, onerror=_refuse_folder, followlinks=True):
+        files += [Path(folder, name) for name in names]
+        around = {Path(folder).resolve()}
+        for outer in Path(folder).parents:
+            if outer.is_relative_to(path):
+                around.add(outer.resolve())
+        # A link to a folder around it has no other files, and no end.
+        folder_names[:] = [n for n in folder_names if Path(folder, n).resolve() not in around]
+    return sorted(file for file in files if file.is_file())
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise AuditError(f"{error.filename!r} cannot be read: {error.strerror}")
 
 
 def _stat_files(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:

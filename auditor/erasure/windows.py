@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,11 @@ VECTORS = "vectors"
 SIZE = 32  # bytes of a window; a text below 32 bytes uses windows of 16
 _WORD_SIZE = 8  # bytes from the end of a word, shorter than any other window
 _SIZES = (SIZE, 16, _WORD_SIZE)
-_MOST = 8  # windows of a form of a record
+_MOST = 8  # windows of a form of a record, at least
+_MOST_OF_TEXT = 64  # windows of a form of a text, if there are few records
+_MOST_IN_ALL = 100_000
+_MOST_HITS = 50_000  # shared windows to find before they are discarded
+_BLOCK = 4  # numbers of a vector by which kept vectors that share a part of it are found
 _LEAST_BYTES = 7  # distinct values in a window of 32 bytes; empty pages have fewer
 _BITS = 22  # hash table
 # Odd factors, by which the first and the last word of a window are hashed.
@@ -46,13 +51,25 @@ class Origin:
 def write_text_forms(text: str) -> Mapping[str, bytes]:
     """Return a text in each encoding that stores use, keyed by the encoding's name.
 
-    The encodings are UTF-8 and, if different, JSON and lower case.
+    The encodings are UTF-8 and, if different, JSON, lower case, Windows line breaks, and Unicode
+    with composed or decomposed accents.
     """
-    forms = {
-        "UTF-8": text.encode(),
-        "JSON": json.dumps(text)[1:-1].encode(),
-        "lower case": " ".join(text.casefold().split()).encode(),
-    }
+    variants = {"": text}
+    if not text.isascii():
+        for accents in ("NFC", "NFD"):
+            variants[f" {accents}"] = unicodedata.normalize(accents, text)
+    texts = {}
+    for variant, spelled in variants.items():
+        texts[f"UTF-8{variant}"] = spelled
+        texts[f"JSON{variant}"] = json.dumps(spelled)[1:-1]
+        if not text.isascii():
+            texts[f"JSON with accents{variant}"] = json.dumps(spelled, ensure_ascii=False)[1:-1]
+    texts["lower case"] = " ".join(text.casefold().split())
+    if "\n" in text:
+        texts["CRLF"] = "\r\n".join(text.splitlines())
+    forms = {}
+    for name, spelled in texts.items():
+        forms[name] = spelled.encode(errors="surrogatepass")
     return _drop_equal_forms(forms)
 
 
@@ -94,18 +111,26 @@ def write_vector_forms(values: Floats) -> Mapping[str, bytes]:
     return _drop_equal_forms(forms)
 
 
-def _cut_windows(content: bytes) -> Iterator[bytes]:
-    """Yield at most 8 evenly spaced windows; none if the content is shorter than 16 bytes."""
+def _cut_windows(content: bytes, most: int = _MOST) -> Iterator[bytes]:
+    """Yield at most `most` evenly spaced windows; none if the content is below 16 bytes."""
     size = SIZE if len(content) >= SIZE else 16
     if len(content) < size:
         return
     last = len(content) - size
     starts = sorted({*range(0, last + 1, size), last})
-    places = np.linspace(0, len(starts) - 1, min(len(starts), _MOST)).round().astype(int)
+    places = np.linspace(0, len(starts) - 1, min(len(starts), most)).round().astype(int)
     for place in places.tolist():
         window = content[starts[place] : starts[place] + size]
         if len(set(window)) >= min(_LEAST_BYTES, size):
             yield window
+
+
+def _cut_blocks(values: Floats) -> Iterator[bytes]:
+    """Yield the parts of 4 numbers of a vector (dimensions,), in float32."""
+    content = values.astype("<f4").tobytes()
+    size = 4 * _BLOCK
+    for start in range(0, len(content) - size + 1, size):
+        yield content[start : start + size]
 
 
 def _cut_words(text: str) -> Iterator[bytes]:
@@ -122,6 +147,19 @@ def _hash_words(words: NDArray[np.uint64], factor: np.uint64) -> Ints:
     return (words * factor >> np.uint64(64 - _BITS)).view(np.int64)
 
 
+def _hash_blocks(words: NDArray[np.uint64]) -> Ints:
+    """Return a hash below 2**22 of each part of a vector, (...), from its two words (..., 2)."""
+    return _hash_words(words[..., 0], _FIRST) ^ _hash_words(words[..., 1], _LAST)
+
+
+def choose_window_count(n_records: int) -> int:
+    """Return how many windows of one form of a text to search for: more if there are few records.
+
+    Long texts from one template differ in few places.
+    """
+    return max(_MOST, min(_MOST_OF_TEXT, _MOST_IN_ALL // n_records))
+
+
 @dataclass
 class WindowIndex:
     """Map a window's bytes to its record; after `finish`, each window has exactly one record.
@@ -129,20 +167,28 @@ class WindowIndex:
     A search hashes the first word of all windows in a buffer at once, and then the last word of the
     few possible matches. The index reads 130 MB a second; the Aho-Corasick automaton of
     `occurrences` reads 2 MB a second.
+
+    most: the largest number of windows of one form of a text.
     """
 
+    most: int = _MOST
     origins: dict[bytes, Origin] = field(default_factory=dict)
     _shared: set[bytes] = field(default_factory=set)
+    _n_hits: int = 0  # shared windows found since the last `finish`
+    _blocks: set[bytes] = field(default_factory=set)  # parts of vectors, in float32
+    _block_table: Bools | None = None
     _tables: dict[int, tuple[Bools, Bools]] = field(default_factory=dict)  # by window size
 
     def add_text(self, record: int, text: str) -> None:
         for form, content in write_text_forms(text).items():
-            self._add(_cut_windows(content), Origin(record, TEXT, form))
+            self._add(_cut_windows(content, self.most), Origin(record, TEXT, form))
         self._add(_cut_words(text), Origin(record, WORDS, "lower case"))
 
     def add_vector(self, record: int, values: Floats) -> None:
         for form, content in write_vector_forms(values).items():
             self._add(_cut_windows(content), Origin(record, VECTORS, form))
+        self._blocks.update(_cut_blocks(values))
+        self._block_table = None
 
     def _add(self, windows: Iterable[bytes], origin: Origin) -> None:
         for window in windows:
@@ -159,9 +205,39 @@ class WindowIndex:
         for text in texts:
             for form in write_text_forms(text).values():
                 forms.append(form)
+        self._mark(forms, record)
+
+    def _mark(self, forms: Sequence[bytes], record: int | None) -> None:
         for _, window, origin in self.find(b"\0".join(forms)):
             if origin.record != record:
                 self._shared.add(window)
+                self._n_hits += 1
+        if self._n_hits > _MOST_HITS:
+            self.finish()
+
+    def mark_shared_vectors(self, vectors: Floats) -> None:
+        """Mark windows that occur in vectors (n, dimensions) of kept records.
+
+        Only vectors that share a part with a record are written in all encodings. Each shared part
+        counts once, so that a part that all vectors share costs little.
+        """
+        n_blocks = vectors.shape[1] // _BLOCK
+        if not n_blocks or not self._blocks:
+            return
+        singles = np.ascontiguousarray(vectors[:, : n_blocks * _BLOCK], dtype="<f4")
+        hashed = _hash_blocks(singles.view("<u8").reshape(len(vectors), n_blocks, 2))
+        if self._block_table is None:
+            self._block_table = np.zeros(2**_BITS, bool)
+            words = np.frombuffer(b"".join(self._blocks), "<u8").reshape(-1, 2)
+            self._block_table[_hash_blocks(words)] = True
+        forms = []
+        for row in np.flatnonzero(self._block_table[hashed].any(axis=1)).tolist():
+            if shared := self._blocks.intersection(_cut_blocks(vectors[row])):
+                self._blocks -= shared
+                self._block_table = None
+                forms += write_vector_forms(vectors[row]).values()
+        if forms:
+            self._mark(forms, None)
 
     def finish(self) -> None:
         """Discard all windows that occur in several records or were marked by `mark_shared`.
@@ -171,6 +247,7 @@ class WindowIndex:
         for window in self._shared:
             self.origins.pop(window, None)
         self._shared.clear()
+        self._n_hits = 0
         self._tables.clear()
 
     def list_records(self, kind: str) -> frozenset[int]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from auditor.core.errors import AuditError
+from auditor.erasure.examine import Erasure, examine_stores
+from auditor.erasure.layers import LayerVerdict
+from auditor.erasure.records import read_erasure_records
 from auditor.erasure.store import Store, list_store_kinds
 from auditor.erasure.stores.files import FileStore
 from auditor.erasure.windows import WindowIndex, write_vector_forms
@@ -253,3 +260,175 @@ def test_a_part_of_a_store_is_refused_and_stores_in_a_folder_are_named(tmp_path:
     assert examine(tmp_path, deleted, kept, f"files:{part}").verdict == "gone"
     ((_, facts),) = examine(tmp_path, deleted, kept, str(tmp_path / "data")).facts.items()
     assert facts == ("its files only", "give the path of qdrant, too, to read it as qdrant")
+
+
+# --- situations of valid stores
+
+
+def find_verdict(erasure: Erasure, layer: str, kind: str) -> LayerVerdict:
+    (verdict,) = [one for one in erasure.verdicts if (one.layer, one.kind) == (layer, kind)]
+    return verdict
+
+
+def drop_vectors(rows: list[Row]) -> list[Row]:
+    return [{"id": row["id"], "text": row["text"]} for row in rows]
+
+
+def write_texts(path: Path, texts: Iterable[str]) -> str:
+    path.write_text("\0".join(texts))
+    return str(path)
+
+
+def test_a_part_of_a_vector_that_kept_ones_have_too_is_no_sign_of_it(tmp_path: Path) -> None:
+    rows = make_rows(700)  # more than the control's 400
+    categories = np.random.default_rng(0).normal(size=(40, 16)).tolist()
+    for i, row in enumerate(rows):
+        row["embedding"][16:] = categories[i % 40]
+    deleted, kept = rows[:12], rows[12:]
+    for present in (kept, rows):
+        store = tmp_path / f"{len(present)}.bin"
+        store.write_bytes(b"#".join(map(vector_bytes, present)))
+        erasure = examine(tmp_path, deleted, kept, str(store))
+        verdict = find_verdict(erasure, f"bytes of {store.name}", "vectors")
+        assert (len(verdict.leftovers), verdict.n_deleted) == (len(present) - len(kept), 12)
+        assert verdict.n_control_seen == verdict.n_control == 400
+
+
+@pytest.mark.parametrize("cosine", [0.9999, 0.9993, 0.998])
+@pytest.mark.parametrize("step", [0, 127])
+def test_a_vector_that_resembles_a_kept_one_is_seen_exactly_or_cannot_be_told(
+    tmp_path: Path, cosine: float, step: int
+) -> None:
+    rows = make_rows(500)
+    deleted, kept = rows[:6], rows[6:]
+    normal = np.random.default_rng(5)
+    for row, twin in zip(deleted, kept[3:], strict=False):
+        vector = np.array(row["embedding"])
+        other = normal.normal(size=len(vector))
+        other -= other @ vector * vector
+        other *= np.sqrt(1 - cosine**2) / np.linalg.norm(other)
+        twin["embedding"] = (cosine * vector + other).tolist()
+    store = tmp_path / "rows.parquet"
+    for present in (kept, rows):
+        vectors = np.array([row["embedding"] for row in present], np.float32)
+        if step:
+            vectors = np.round(vectors * step)
+        pyarrow.parquet.write_table(pyarrow.table({"vector": list(vectors)}), store)
+        verdict = find_verdict(examine(tmp_path, deleted, kept, str(store)), "rows", "vectors")
+        if present is kept:
+            assert verdict.verdict == "cannot tell" and not verdict.n_deleted
+        elif not step:
+            assert len(verdict.leftovers) == 6
+
+
+def test_texts_from_one_template_differ_in_a_few_of_many_bytes(tmp_path: Path) -> None:
+    rows = make_rows(60)
+    body = " ".join(row["text"] for row in make_rows(10, seed=3))[:1_500]
+    for i, row in enumerate(rows):
+        row["text"] = f"{body[:700]} Dear customer {i * 7919 % 99_991:05d}, {body[700:]}"
+    deleted, kept = drop_vectors(rows[:6]), drop_vectors(rows[6:])
+    clean = write_texts(tmp_path / "clean.txt", [row["text"] for row in kept])
+    assert examine(tmp_path, deleted, kept, clean).verdict == "gone"
+    full = write_texts(tmp_path / "full.txt", [row["text"] for row in rows])
+    assert examine(tmp_path, deleted, kept, full).n_left == 6
+
+
+def test_records_without_text_of_their_own_are_named_and_found_as_a_whole(tmp_path: Path) -> None:
+    rows = drop_vectors(make_rows(60))
+    deleted, kept = rows[:6], rows[6:]
+    deleted[0]["text"] = "Ann Lee, 7"
+    kept[0]["text"] = f"As was said: {deleted[1]['text']} Agreed."
+    for present in (kept, rows):
+        store = tmp_path / f"{len(present)}.parquet"
+        texts = [row["text"] for row in present]
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), store)
+        erasure = examine(tmp_path, deleted, kept, str(store))
+        if present is rows:
+            assert find_verdict(erasure, "rows", "text").n_deleted == erasure.n_left == 6
+        else:
+            assert erasure.verdict == "cannot tell" and not erasure.n_left
+            why = find_verdict(erasure, "all layers", "records").why
+            assert why.startswith("2 of 6 deleted records cannot") and why.endswith(": r0, r1")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: unicodedata.normalize("NFD", text),
+        lambda text: unicodedata.normalize("NFC", text),
+        lambda text: json.dumps(text, ensure_ascii=False),
+        json.dumps,
+    ],
+)
+def test_short_lines_with_accents_are_found_in_each_form(
+    tmp_path: Path, write: Callable[[str], str]
+) -> None:
+    rows = drop_vectors(make_rows(60))
+    for i, row in enumerate(rows[:6]):
+        lines = [f"Über {i}{j} Café Ångström señ{i * j}" for j in range(9)]
+        row["text"] = unicodedata.normalize("NFC", "\n".join(lines))
+    deleted, kept = rows[:6], rows[6:]
+    store = write_texts(tmp_path / "notes.txt", [write(row["text"]) for row in rows])
+    assert examine(tmp_path, deleted, kept, store).n_left == 6
+    for row in deleted:
+        row["text"] = unicodedata.normalize("NFD", row["text"])
+    assert examine(tmp_path, deleted, kept, store).n_left == 6
+
+
+def test_links_are_followed_to_the_files_next_to_the_store(tmp_path: Path) -> None:
+    rows = drop_vectors(make_rows(60))
+    deleted, kept = rows[:6], rows[6:]
+    real, linked = tmp_path / "real", tmp_path / "linked"
+    (real / "inner").mkdir(parents=True)
+    linked.mkdir()
+    write_rows(real / "notes.json", kept)
+    write_rows(real / "notes.json-log", deleted)
+    (linked / "notes.json").symlink_to(real / "notes.json")
+    assert examine(tmp_path, deleted, kept, str(linked / "notes.json")).n_left == 6
+    (linked / "parts").symlink_to(real)
+    (real / "inner" / "around").symlink_to(linked)
+    (real / "inner" / "nowhere").symlink_to(tmp_path / "nowhere")
+    erasure = examine(tmp_path, deleted, kept, str(linked))
+    assert count_leftovers(erasure)["bytes of parts/notes.json-log", "text"] == 6
+    assert len(erasure.digests) == 2 + 3
+
+
+@pytest.mark.parametrize("change", ["append", "add", "remove"])
+def test_a_folder_that_changes_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    rows = drop_vectors(make_rows(60))
+    deleted, kept = rows[:6], rows[6:]
+    folder = tmp_path / "live"
+    folder.mkdir()
+    last = write_rows(folder / "b.json", kept)
+    write_rows(folder / "a.json", kept)
+
+    real = shutil.copyfile
+
+    def copy(source: Path, target: Path) -> None:
+        if change == "remove":
+            last.unlink()
+        else:
+            write_rows(last if change == "append" else folder / "c.json", rows)
+        real(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    with pytest.raises(AuditError, match="was written while it was copied"):
+        examine(tmp_path, deleted, kept, str(folder))
+
+
+def test_each_person_and_each_record_of_one_id_counts(tmp_path: Path) -> None:
+    rows = make_rows(60)
+    deleted, kept = rows[:6], rows[6:]
+    for i, row in enumerate(deleted):
+        row["id"] = "document"
+        row["user"] = f"person {i % 3}"
+    deleted.append({**deleted[0], "user": "another"})
+    gone = write_rows(tmp_path / "gone.jsonl", deleted)
+    records = read_erasure_records(gone, write_rows(tmp_path / "kept.jsonl", kept), "user")
+    store = str(write_rows(tmp_path / "store.json", deleted[:4] + kept))
+    erasure = examine_stores([store], records, lambda _: None)
+    assert (erasure.n_deleted, erasure.n_left, erasure.n_users) == (6, 4, 4)
+    assert erasure.users_left == ["another", "person 0", "person 1", "person 2"]
