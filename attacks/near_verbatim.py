@@ -56,10 +56,12 @@ class NearVerbatim(DistributionProbe):
     """Bound the probability of a sample close to the suffix (within `distance` edits; k-CBS, 2026).
 
     A beam search keeps the `beams` likeliest partial samples that can still end within the
-    distance, and in any case the verbatim suffix. The lower bound is the sum of their
-    probabilities. The upper bound adds the probability of the partial samples that were dropped, so
-    the two are equal if none was. alpha: the false-positive rate of the threshold on the lower
-    bound that non-members set. The threshold depends on the length of the suffix.
+    distance, and in any case the verbatim suffix. The lower bound is the sum of the probabilities
+    of those that end within the distance. The upper bound adds the probability of all partial
+    samples that the search dropped. If it dropped none, the bounds are equal.
+
+    alpha: the false-positive rate of the threshold on the lower bound. Non-members set this
+    threshold, which depends on the length of the suffix.
     """
 
     name = "near-verbatim"

@@ -148,8 +148,8 @@ class PrunedForm(DeployedForm):
 class RoundedForm(DeployedForm):
     """Define the base of forms that round linear weights to 2^bits - 1 levels.
 
-    Every 64 weights share a scale. Outputs are those of weight-only quantisation; speed is not. No
-    privacy claim is made.
+    Every 64 weights share a scale. The outputs are those of weight-only quantisation, but the model
+    is not faster. No privacy claim is made.
     """
 
     bits: ClassVar[int]

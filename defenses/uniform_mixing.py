@@ -403,7 +403,8 @@ class _UniformMixingRows(WrappingRows):
 class UniformMixingMasked(MaskedModel):
     """Mix a masked model's distributions with the uniform distribution.
 
-    public: a model to whose likeliest tokens the uniform distribution is limited, or None.
+    public: a model or None. If a model is given, the uniform distribution covers only its likeliest
+    tokens.
     """
 
     def __init__(

@@ -349,7 +349,7 @@ class _Line(NamedTuple):
 
 
 def _compute_record_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Floats:
-    """Return each gradient's norm over that of the sum to which it belongs, of shape (records,).
+    """Divide each gradient's norm by the norm of the sum that contains the gradient, (records,).
 
     parts: the records of each sum.
     """

@@ -322,7 +322,7 @@ def _compute_moment_below(j: int, radius: float, log_reach: float) -> float:
 
 
 def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on the sum of (-h)^j over tokens with h < 0, for odd j >= 3."""
+    """Return the log of a bound on E (-h)^j for odd j >= 3, with 0 for tokens with h > 0."""
     # h_- <= reach, so E h_-^j <= reach^(j - 2) E h_-^2, and E h^2 = M_2 - 1 <= e^radius - 1
     return (j - 2) * log_reach + min(2 * log_reach, _log_expm1(radius))
 

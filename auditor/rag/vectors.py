@@ -77,7 +77,7 @@ def judge_vectors(
 ) -> list[VectorVerdict]:
     """Return one verdict for each kind of knowledge that an attacker may have.
 
-    Return none if the system gives no stored vectors. Raise AuditError if it gives wrong ones.
+    Return [] if the system gives no stored vectors. Raise AuditError if it gives wrong ones.
     """
     if system.stored_vectors is None or system.embed is None:
         return []

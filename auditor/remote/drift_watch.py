@@ -337,7 +337,7 @@ class ServerWatch:
 
     @property
     def answers_are_unstable(self) -> bool:
-        """True if greedy answers vary more often than those of one unchanged model would."""
+        """True if greedy answers vary more often than one unchanged model's answers would."""
         return bool(_compute_upper_tail(self.differed, self.compared) <= _UNSTEADY)
 
     def _redraw_differing(self, answers: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:

@@ -410,8 +410,9 @@ class _HandshakeInProgress:
     def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
         """Return whether log-probabilities are unaffected by the bias that forces a token.
 
-        Only then do they describe the model. The test forces the second most likely token: its
-        log-probability must be the same as without the bias, not that of a certain token.
+        Only then do they describe the model. The test forces the second most likely token. Its
+        log-probability must be the same as without the bias; it must not be 0, as for a certain
+        token.
         """
         if not answer:
             return False
