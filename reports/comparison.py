@@ -21,7 +21,7 @@ _BEST = "leaks least"
 NOTE = (
     "Brackets hold two-sided 95% intervals; differences are to the first run, paired secret by "
     f"secret. A run is marked “{_BEST}” only if it is below every other one significantly, "
-    "corrected for runs and rows."
+    "corrected for runs and configurations."
 )
 
 
@@ -101,7 +101,9 @@ def build_paired_table(comparison: Comparison) -> Table:
 def build_comparison_document(comparison: Comparison) -> Document:
     marks = sum(line.best_run is not None for line in comparison.lines)
     total = format_count(len(comparison.lines), "configuration has", "configurations have")
-    rows = build_paired_table(comparison) if comparison.lines else Paragraph("No row was measured.")
+    rows = (
+        build_paired_table(comparison) if comparison.lines else Paragraph("Nothing was measured.")
+    )
     return Document(
         title=" · ".join(map(make_printable_line, comparison.runs)),
         facts=(

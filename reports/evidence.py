@@ -72,7 +72,7 @@ def list_glossary_terms(result: AuditResult) -> Facts:
 
 def _build_results_section_blocks(result: AuditResult) -> Iterator[Block]:
     if not result.findings:
-        yield Paragraph("The run has no rows.")
+        yield Paragraph("Nothing was measured.")
     head = ("Target", "Attack", "Measured", "Baseline", "Excess")
     groups = group_table_rows(result, partial(_build_result_table_row, result))
     caption = "Verbatim recall, unless a row names another measure"

@@ -147,7 +147,7 @@ def read_exported_run(folder: Path) -> RunOutcomes:
     run = read_run(folder)
     names = map_aliases(folder)
     if not run.outcomes:
-        raise AuditError(f"{folder} has no results by secret: no row was measured")
+        raise AuditError(f"{folder} has no results by secret: nothing was measured")
     outcomes = {}
     for row, values in run.outcomes.items():
         outcomes[row] = replace(values, ids=tuple(map(names.get, values.ids, values.ids)))

@@ -56,14 +56,14 @@ def find_result_contradictions(
     rows = Counter(finding.cell_key for finding in result.findings)
     for row in outcomes:
         if row not in rows:
-            yield row, f"{_WHERE} holds the row, and the result does not"
+            yield row, f"{_WHERE} holds this configuration, but the result does not"
     for row, count in rows.items():
         if count > 1:
-            yield row, f"the row stands there {count} times"
+            yield row, f"the result lists it {count} times"
     for finding in result.findings:
         for name, count in Counter(m.name for m in finding.measurements).items():
             if count > 1:
-                yield finding.cell_key, f"{name} stands there {count} times"
+                yield finding.cell_key, f"the result lists {name} {count} times"
         for name, measured in _list_checked_measurements(finding):
             if reason := explain_impossible_measurement(measured):
                 yield finding.cell_key, f"{name} is {reason}"
@@ -100,7 +100,7 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
         for setting in settings if name in planned_targets else settings[-1:]:  # the widest is last
             for attack in dict.fromkeys(plan.get("attack", ())):
                 if (row := CellKey(name, setting, attack)) not in reported_rows:
-                    yield row, "the plan requests the row, but the result does not have it"
+                    yield row, "the plan requests it, but the result does not have it"
 
 
 def _check_planned_secrets(
@@ -199,7 +199,7 @@ def _check_answered_secrets(
         if row not in reported:
             yield (
                 row,
-                "the run folder has answers for the row, but the result does not have the row",
+                "the run folder has answers for it, but the result does not have it",
             )
         elif reported[row].not_applicable and not guesses.get(row, frozenset()).isdisjoint(members):
             yield row, f"it was not applicable, but {GUESSES} has answers about members"

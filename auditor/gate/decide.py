@@ -296,7 +296,7 @@ def _list_target_cases(
     if not pairs:  # another target's rows do not cover this target
         reason = "this run has no forms: --forms names them"
         if cell.target:
-            reason = "no row was measured"
+            reason = "nothing was measured"
         yield _Case(cell, rule, reason)
 
 
@@ -360,7 +360,7 @@ def _build_claim_case(
     cell = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
     if target is None or not result.select_findings(name):
-        return _Case(cell, rule, "no row was measured")
+        return _Case(cell, rule, "nothing was measured")
     # a function of the level: Holm needs all cases to determine it
     weigh_claim = partial(
         claims.weigh_claim_against_audits, result, target, setting=setting, attack=attack
@@ -446,7 +446,7 @@ def _select_measurement(
         known = suggest_metrics(rule.metric, [m.name for m in finding.measurements])
     if recorded is None:
         name = rule.metric_with_part if rule.kind else rule.metric
-        return f"this row has no {name}{known}", False
+        return f"this attack has no {name}{known}", False
     if not find_metric(rule.metric).bounded:
         return f"{rule.metric} has no interval, so a limit can be neither held nor broken", False
     row_values = (values_by_cell or {}).get(finding.cell_key)
@@ -455,10 +455,10 @@ def _select_measurement(
         recomputed = row_values.remeasure_metric(rule.metric, count, rule.kind)
     if count is not None:
         if not finding.by_repeats or (recomputed is None and finding.main is not recorded):
-            return f"this row has no {rule.metric} by repeat count", False
+            return f"this attack has no {rule.metric} by repeat count", False
         if str(count) not in finding.by_repeats:
             counts = ", ".join(finding.by_repeats)
-            return f"this row has no {rule.metric_with_part} (repeat counts: {counts})", False
+            return f"this attack has no {rule.metric_with_part} (repeat counts: {counts})", False
         if finding.main is recorded:
             recorded = finding.by_repeats[str(count)]
         else:
@@ -497,7 +497,7 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
                 return repeat_audit(audit, LEVEL)
             except AuditError as error:
                 return str(error)
-    return f"this row has no counts for its {metric}"
+    return f"this attack has no counts for its {metric}"
 
 
 def _build_limit_evidence(
@@ -535,7 +535,7 @@ def _compute_paired_difference(
 ) -> _Number | str:
     if rule.against_undefended:
         if cell.target == UNDEFENDED:
-            return "it is the undefended model's own row: forms and defenses are compared with it"
+            return "it is the undefended model, with which forms and defenses are compared"
         row_values, base_values, other = (
             values_by_cell.get(cell),
             values_by_cell.get(cell._replace(target=UNDEFENDED)),
@@ -546,7 +546,7 @@ def _compute_paired_difference(
             and base_values is not None
             and set(row_values.ids) != set(base_values.ids)
         ):
-            return f"this row and the row of {other} have different secrets"
+            return f"this model and {other} were attacked with different secrets"
     else:
         assert baseline is not None  # `apply_policy` checks it
         row_values, base_values, other = (
@@ -555,7 +555,7 @@ def _compute_paired_difference(
             "the baseline",
         )
     if row_values is None or base_values is None:
-        return f"{'this run' if row_values is None else other} has no outcomes of this row to pair"
+        return f"{'this run' if row_values is None else other} has no results by secret to pair"
     difference = outcomes.compare_paired_metric(rule.metric, rule.count, row_values, base_values)
     if isinstance(difference, str):
         return difference

@@ -267,7 +267,7 @@ def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
         )
         assert (
             ruling.verdict == "failed"
-            and f"this row has no {metric} by repeat count" in ruling.reason
+            and f"this attack has no {metric} by repeat count" in ruling.reason
         )
 
 
@@ -395,7 +395,7 @@ def test_what_cannot_be_paired_fails() -> None:
     (ruling,) = judge_rules(
         new.result, [parse_rule("recall not worse than baseline by 1")], new.outcomes, other
     )
-    assert ruling.verdict == "failed" and "no outcomes of this row to pair" in ruling.reason
+    assert ruling.verdict == "failed" and "no results by secret to pair" in ruling.reason
     unkept = {
         ROW: ValuesBySecret(
             base.outcomes[ROW].ids, base.outcomes[ROW].member, base.outcomes[ROW].repeats, {}
@@ -585,7 +585,7 @@ def test_a_form_is_held_against_the_undefended_model_of_the_same_run() -> None:
 
     assert [verdict(same), verdict(worse)] == ["held", "failed"]
     (ruling,) = judge_rules(held.result, [rule], held.outcomes)
-    assert ruling.verdict == "failed" and "undefended model's own row" in ruling.reason
+    assert ruling.verdict == "failed" and "the undefended model, with which" in ruling.reason
     assert str(rule) == "recall not worse than undefended by 0.05"
 
 

@@ -142,7 +142,7 @@ def gate(folder: Path, *given: str) -> int:
             1,
             "contradicted (a shard is twice)",
         ),
-        (1.0, [], 1, "no row was measured"),
+        (1.0, [], 1, "nothing was measured"),
         (None, [row(LEAKS)], 1, "it claims no epsilon: there is nothing to compare it with"),
     ],
 )

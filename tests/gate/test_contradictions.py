@@ -104,7 +104,7 @@ def test_unreported_rows_come_in_the_order_of_the_record() -> None:
     unreported = [CellKey("undefended", "white-box", f"attack {i}") for i in range(12)]
     outcomes = {**made.outcomes, **dict.fromkeys(unreported, made.outcomes[ROW])}
     found = find_result_contradictions(made.result, outcomes)
-    assert [row for row, reason in found if "holds the row" in reason] == unreported
+    assert [row for row, reason in found if "holds this configuration" in reason] == unreported
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
@@ -137,7 +137,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
         "excess_recall is 0, secrets",
     ),
     "another count": (of_count, r"recall\(count=4\) is 0, secrets.parquet makes it"),
-    "a metric twice": (doubled, "recall stands there 2 times"),
+    "a metric twice": (doubled, "the result lists recall 2 times"),
 }
 
 
@@ -193,7 +193,7 @@ def test_rows_stand_there_once_and_have_outcomes() -> None:
     (finding,) = run().result.findings
     twice, lost = run(rows=(finding,)), run(lost=True)
     policy = Policy((Rule("recall", 1.0),))
-    assert "the row stands there 2 times" in apply_policy(twice, policy).rulings[0].reason
+    assert "the result lists it 2 times" in apply_policy(twice, policy).rulings[0].reason
     assert (
         "secrets.parquet lacks the values that they summarise"
         in apply_policy(lost, policy).rulings[0].reason

@@ -143,10 +143,10 @@ def answers_that_nobody_gave(run: Path) -> None:
 
 EDITS: dict[Callable[[Path], None], str] = {
     no_row_and_any_number: "secrets.parquet lacks the values that they summarise",
-    a_row_fewer: "the plan requests the row, but the result does not have it",
+    a_row_fewer: "the plan requests it, but the result does not have it",
     an_invented_kind: "recall(kind=phone) is of 5000 secrets, secrets.parquet holds 0",
     another_number_of_a_kind: "recall(kind=email) is 0, secrets.parquet makes it 0.5",
-    a_row_that_nobody_reports: "secrets.parquet holds the row, and the result does not",
+    a_row_that_nobody_reports: "secrets.parquet holds this configuration, but the result does not",
     twenty_times_the_secrets: "secrets.parquet holds 608 secrets without an answer in guesses.jsonl",  # noqa: E501
     without_the_extracted: "guesses.jsonl holds answers about 120 secrets that secrets.parquet "
     "leaves out",

@@ -301,9 +301,9 @@ def test_what_a_row_lacks_is_said_beside_its_main_metric_and_the_nearest() -> No
         for name in ("auc", *(f"of_class_{i}" for i in range(37)), "recall_at_9")
     ]
     (ruling,) = judge(result(row("undefended", *many)), {"recall_at_7": 0.1})
-    assert ruling.reason == "this row has no recall_at_7; it has auc, recall_at_9 and 37 others"
+    assert ruling.reason == "this attack has no recall_at_7; it has auc, recall_at_9 and 37 others"
     (ruling,) = judge(result(row("undefended", many[0])), {"recall": 0.1})
-    assert ruling.reason == "this row has no recall; it has auc"
+    assert ruling.reason == "this attack has no recall; it has auc"
 
 
 def test_an_auc_below_a_half_gives_members_away_as_one_above_does() -> None:

@@ -84,13 +84,13 @@ def test_a_ruling_without_a_number_says_why() -> None:
         math.nan,
         math.nan,
         "failed",
-        "no row was measured",
+        "nothing was measured",
         "recall <= 0.1",
     )
     text = decision.render_decision_markdown(Decision("run", "", (nothing,)))
     assert (
         "| t | recall &lt;= 0.1 | – | – | – | – | failed |" in text
-        and "no row was measured" in text
+        and "nothing was measured" in text
     )
 
 

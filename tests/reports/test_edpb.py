@@ -315,8 +315,8 @@ def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) 
         (["--format", "edpb", "--reveal"], "it takes no --baseline, --markdown or --reveal"),
         (
             ["--format", "edpb"],
-            "the result contradicts itself (undefended, text-only, attack ethicist: the row stands "
-            "there 2 times",
+            "the result contradicts itself (undefended, text-only, attack ethicist: the result "
+            "lists it 2 times",
         ),
     ],
 )
