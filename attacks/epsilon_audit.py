@@ -17,7 +17,7 @@ import numpy as np
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import Claim, Observation, Query, Secret
+from auditor.core.nouns import Claim, Observation, Query, Secret, Tokens
 from auditor.core.result import Audited, Measurement
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.weight_changes import WeightChange
@@ -48,7 +48,8 @@ class EpsilonAudit(Probe):
     `auto` chooses `difference` if there is a reference model other than the audited model.
     `gradient` needs the weights of both models, and a training that began with the reference model.
     It explains the change of the weights by all secrets' gradients, with ridge regression; a
-    secret's coefficient is its score (`models/weight_changes.py`). No score reads the coins, so the
+    secret's coefficient is its score (`models/weight_changes.py`). If the model's `training.json`
+    says what follows a record, gradients are of whole records. No score reads the coins, so the
     bound is valid for each.
     delta: the bound's delta; 0 takes the claim's delta, or 1e-5 if there is no claim.
     level: the probability with which the bound may exceed the true epsilon.
@@ -193,8 +194,9 @@ class EpsilonAudit(Probe):
     def _score_canary_gradients(self, view: View, secrets: Sequence[Secret]) -> Floats:
         assert view.reference is not None  # by `check_inputs`
         title = f"gradients of {view.target_name}"
+        texts = [_choose_scored_parts(view, secret) for secret in secrets]
         return WeightChange(view.target, view.reference).score_texts(
-            [(secret.prefix, secret.suffix) for secret in secrets],
+            texts,
             view.seed,
             lambda n_done: view.progress(title, n_done, len(secrets)),
         )
@@ -267,7 +269,7 @@ class EpsilonAudit(Probe):
             f"{main.canaries:,} canaries, {inside:,} in and {main.canaries - inside:,} out by a "
             f"fair coin each, inserted {'once' if times == 1 else f'{times} times'}; "
             f"{main.guesses:,} guessed, {main.right:,} right",
-            f"scored by {self._inclusion_score_phrase(observations)}, only of the secret",
+            f"scored by {self._inclusion_score_phrase(observations)}",
             f"the bound is of ε at δ {main.delta:g} for {unit}, added or removed; it is too high "
             f"in at most {main.level:.0%} of audits; {main.canaries:,} canaries prove at most "
             f"{main.best:.2f}",
@@ -284,12 +286,23 @@ class EpsilonAudit(Probe):
 
     def _inclusion_score_phrase(self, observations: Sequence[Observation]) -> str:
         if self.draws_samples:
-            return f"how far {self.samples} drawn completions agree with it, in tokens"
+            return f"how far {self.samples} drawn completions agree with the secret, in tokens"
         if self.score == "gradient":
             return "regression of the weights' change on all canaries' gradients at the reference"
         if self._has_reference(observations):
-            return "loss minus that under the reference model"
-        return "loss"
+            return "loss minus that under the reference model, only of the secret"
+        return "loss, only of the secret"
+
+
+def _choose_scored_parts(view: View, secret: Secret) -> tuple[Tokens, Tokens]:
+    """Return the given tokens and the tokens with a loss, of which the gradient is taken.
+
+    The loss is that of the training, over the whole record, if the training recorded what follows a
+    record.
+    """
+    if view.tokens_after is None or not view.target.prefix_token:
+        return secret.prefix, secret.suffix
+    return (), (*secret.tokens, *view.tokens_after)
 
 
 @lru_cache(maxsize=8)

@@ -69,13 +69,15 @@ class TrainedModel:
     """A model trained to leak less, and its privacy claim (`privacy.json`), if any.
 
     `canaries` holds the scores of gradient canaries in the training, for an audit. `told` holds the
-    trainer's notes.
+    trainer's notes. `tokens_after` holds the tokens that follow every record in the training; None
+    if unknown.
     """
 
     model: LanguageModel
     privacy: PrivacyRecord | None
     canaries: GradientCanaries | None = None
     told: tuple[str, ...] = ()
+    tokens_after: Tokens | None = None
 
     def notes(self) -> tuple[str, ...]:
         """Return sentences about the training that a reader must know."""

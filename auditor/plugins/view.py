@@ -133,6 +133,7 @@ class View:
         claim: the target's public privacy claim.
         progress: callback(description, done, total).
         training: gradient canaries from the target's training.
+        tokens_after: tokens that follow every record in the target's training; None if unknown.
     """
 
     target_name: str
@@ -154,6 +155,7 @@ class View:
     # Progress of slow queries.
     progress: Callable[[str, int, int], None] = lambda description, n_done, total: None
     training: GradientCanaries | None = None  # the record of the target's training for an audit
+    tokens_after: Tokens | None = None
     _shared: dict[str, CandidatesOnDisk] = field(default_factory=dict)
 
     def require_capability(self, *capabilities: str) -> None:

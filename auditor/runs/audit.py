@@ -132,6 +132,7 @@ class RunContext:
             batch_size=self.batch_size,
             meter=target.spending.meter,
             training=target.trained.canaries if target.trained else None,
+            tokens_after=target.trained.tokens_after if target.trained else None,
             claim=target.claim,
             progress=self.site.reporter.progress,
         )

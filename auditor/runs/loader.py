@@ -26,7 +26,7 @@ from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins import registry
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.provider import Provider, RequestedModel
-from auditor.plugins.trainer import read_recorded_prefix
+from auditor.plugins.trainer import read_recorded_prefix, read_training_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.records.folder import RunFolder
 from auditor.runs.reporter import Reporter
@@ -153,10 +153,12 @@ class SiteModels:
         if "model" in self.live:
             return TrainedModel(self.model, None)
         folder = Path(str(self.target.model))
+        summary = read_training_summary(folder)
         return TrainedModel(
             self.model,
             promises.read_privacy_record(folder),
             gradient_canaries.read_gradient_canaries(folder),
+            tokens_after=summary.tokens_after if summary else None,
         )
 
     @property

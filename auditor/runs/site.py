@@ -387,4 +387,5 @@ def load_trained_defense(
         record,
         gradient_canaries.read_gradient_canaries(Path(folder)),
         summary.told if summary else (),
+        summary.tokens_after if summary else None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,25 @@ def of_private(inputs: Path) -> Path:
         == 0
     )
     return inputs / "of-private"
+
+
+def test_gradients_are_of_records_as_training_json_describes_them(
+    inputs: Path, tmp_path: Path
+) -> None:
+    """Without what follows a record, they are of the secrets."""
+    shutil.copytree(inputs / "private", tmp_path / "secrets")
+    record = json.loads((tmp_path / "secrets" / "training.json").read_text())
+    del record["tokens_after_each_record"]
+    (tmp_path / "secrets" / "training.json").write_text(json.dumps(record))
+    asked = ["--canaries", f"{inputs}/audit.json", "--reference", f"{inputs}/base"]
+    asked += ["--attack", "epsilon-audit", "-A", "score=gradient"]
+    scores = []
+    for name, model in (("run", inputs / "private"), ("other", tmp_path / "secrets")):
+        check_command("run", "--model", model, *asked, "-o", tmp_path / name)
+        told = json.loads((tmp_path / name / "result.json").read_text())
+        assert told["prefix_token"].endswith(", as training.json says")
+        scores.append((tmp_path / name / "observations.jsonl").read_text())
+    assert scores[0] != scores[1]
 
 
 def test_a_private_training_on_the_inserted_data_keeps_its_claim(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -242,6 +243,28 @@ def test_an_audit_by_gradients_nears_its_ceiling_and_shows_nothing_of_noise() ->
     untouched, trained = make_head_adapter()
     move_randomly([trained], 5e-4, 2)
     assert audit_model(untouched, secrets) == 0
+
+
+def test_gradients_are_of_whole_records_if_the_training_says_what_follows_them() -> None:
+    """The canaries' scores are then those of the texts that were trained."""
+    secrets = make_secrets()[:6]
+    prefix = (7,)
+    target, trained = make_head_adapter()
+    move_randomly([trained], 1e-3, 2)
+    models = [wrap_prefixed_model(wrap(model), prefix) for model in (target, make_model())]
+    view = View("target", models[0], WHITE_BOX, seed=0, reference=models[1])
+    scores = {}
+    for after in (None, (), (9,)):
+        observed = observe_all_secrets(
+            EpsilonAudit(score="gradient"), replace(view, tokens_after=after), secrets
+        )
+        scores[after] = [observation.values["score"] for observation in observed]
+    change = WeightChange(wrap(target), wrap(make_model()))
+    whole = [(prefix, (*secret.tokens, 9)) for secret in secrets]
+    assert scores[9,] == pytest.approx(change.score_texts(whole, 0), rel=1e-6)
+    of_secrets = [((*prefix, *secret.prefix), secret.suffix) for secret in secrets]
+    assert scores[None] == pytest.approx(change.score_texts(of_secrets, 0), rel=1e-6)
+    assert scores[()] != scores[9,]
 
 
 def test_what_has_no_comparable_weights_is_refused() -> None:
