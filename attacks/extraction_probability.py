@@ -71,7 +71,7 @@ class ExtractionProbability(DistributionProbe):
     a sample within `near_distance` token edits of the suffix, under this decoding (the
     near-verbatim probe, with `near_beams`). The upper bounds hold for any temperature, top-k or
     top-p that a product may use (C3). They are on the probability of the whole suffix, and of each
-    window of it after the text before the window.
+    window of it given the text before the window.
     `windows`: the lengths of the windows, in tokens.
     `one_in`: with `bracket`, reports also give the share of secrets whose bound is at least
     1/`one_in`.

@@ -268,9 +268,9 @@ class PMixedModel(EnsembleModel):
         In a neighbour, one member of the ensemble is absent, emptied, or replaced by the next
         member.
 
-        Two premises of the proof are also checked for every member: `projection` checks that its
-        distance from the public distribution is within the radius, and `cap` checks how much of a
-        public probability it may remove.
+        Two premises of the proof are also checked for every member. `projection` checks that the
+        member's distance from the public distribution is within the radius. `cap` checks how much
+        of a public probability the member may remove.
         """
         promise = self.promise
         if promise is None:

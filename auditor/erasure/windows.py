@@ -148,7 +148,10 @@ def _hash_words(words: NDArray[np.uint64], factor: np.uint64) -> Ints:
 
 
 def _hash_blocks(words: NDArray[np.uint64]) -> Ints:
-    """Return a hash below 2**22 of each part of a vector, (...), from its two words (..., 2)."""
+    """Return a hash below 2**22 of each block of 16 bytes, (...).
+
+    words: (..., 2) the two words of each block.
+    """
     return _hash_words(words[..., 0], _FIRST) ^ _hash_words(words[..., 1], _LAST)
 
 
