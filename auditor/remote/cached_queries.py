@@ -335,13 +335,13 @@ class CachedServerQueries:
         for start in range(0, len(questions), drift_watch.EVERY):
             batch = questions[start : start + drift_watch.EVERY]
             answers = self._ask_all_or_raise_audit_error(batch)
-            self._check_errors_are_exceptions(batch, answers)
+            self._check_error_share(batch, answers)
             for answer in answers:
                 entries |= answer
             self._check_server_unchanged(partial(self.watch.check_when_due, len(batch)))
         return entries
 
-    def _check_errors_are_exceptions(
+    def _check_error_share(
         self, requests: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
     ) -> None:
         """Raise AuditError if most of the run's requests fail.
