@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.attacks.near_verbatim import (
@@ -24,6 +25,7 @@ from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
+from auditor.core.secret_table import build_secret_table
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import Decoding
 from auditor.models.partial_distributions import PartialDistribution, decoded_log_prob_bounds
@@ -188,7 +190,8 @@ class ExtractionProbability(DistributionProbe):
         exact = _has_exact_probability(observations)
         measured = list[Measurement]()
         ends = _list_log_prob_columns(observations)
-        lengths = suffix_lengths_note([len(secret.suffix) for secret in secrets if secret.member])
+        table = build_secret_table(secrets)
+        lengths = suffix_lengths_note(table.lengths[member, 1])
         one_sample = ", ".join(filter(None, ("one sample", lengths)))
         for end, log_p in ends:
             name = f"extraction_probability{end}"
@@ -323,7 +326,7 @@ class ExtractionProbability(DistributionProbe):
             f"above a threshold that {len(controls)} non-members set at alpha {self.alpha:g}, by "
             "the length of the suffix"
         )
-        if len({len(secret.suffix) for secret in secrets}) == 1:
+        if len(np.unique(build_secret_table(secrets).lengths[:, 1])) == 1:
             # The ceil((1 - alpha)(n + 1))-th smallest of n controls (formulas A7).
             note = (
                 f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha "
@@ -351,17 +354,16 @@ class ExtractionProbability(DistributionProbe):
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, Floats]:
-        numbers = dict[str, Floats]()
+    ) -> dict[str, Floats | Bools]:
+        numbers = dict[str, Floats | Bools]()
         for end, log_p in _list_log_prob_columns(observations):
             numbers[f"extraction_probability{end}"] = compute_any_sample_probability(log_p, 1)
             for n in self.any_of_n_sample_counts():
                 numbers[f"expected_any_of_{n}{end}"] = compute_any_sample_probability(log_p, n)
                 for p in self.discoverability_levels():
                     reached = _mask_discoverable_secrets(log_p, n, p)
-                    numbers[f"discoverable_{n}_{p:g}{end}"] = reached.astype(np.float64)
-        for name, mask in self._mask_extracted_secrets(secrets, observations).items():
-            numbers[name] = mask.astype(np.float64)
+                    numbers[f"discoverable_{n}_{p:g}{end}"] = reached
+        numbers |= self._mask_extracted_secrets(secrets, observations)
         numbers["extraction_probability_ancestral"] = np.exp(
             value_column(observations, "log_p_ancestral")
         )
@@ -369,8 +371,7 @@ class ExtractionProbability(DistributionProbe):
             numbers["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         if self.bracket:
             numbers |= self._bound_brackets(observations)
-            for name, mask in self._mask_one_in_n(observations).items():
-                numbers[name] = mask.astype(np.float64)
+            numbers |= self._mask_one_in_n(observations)
         return numbers
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
@@ -415,7 +416,7 @@ _CEILING = "no temperature, top-k or top-p makes one sample more likely than thi
 _NEAR = "near_verbatim_probability"
 
 
-def suffix_lengths_note(lengths: Sequence[int]) -> str:
+def suffix_lengths_note(lengths: Sequence[int] | NDArray[Any]) -> str:
     """Return a phrase such as `suffixes of 8 to 50 tokens`; "" if all have the same length."""
     shortest = min(lengths, default=0)
     longest = max(lengths, default=0)

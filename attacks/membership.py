@@ -20,6 +20,7 @@ from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
+from auditor.core.secret_table import build_secret_table
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.references import ReferenceModels
 from auditor.plugins.membership_score import (
@@ -152,17 +153,13 @@ class Membership(AncestralProbe):
                 )
             return observed
 
-        yield from observe_in_batches(
-            view, list(map(self._cut_scored_secret, secrets)), _SECRETS_AT_ONCE, look
-        )
+        if self.text == "all":
+            secrets = build_secret_table(map(self._cut_scored_secret, secrets))
+        yield from observe_in_batches(view, secrets, _SECRETS_AT_ONCE, look)
 
     def _cut_scored_secret(self, secret: Secret) -> Secret:
-        """Return the secret with all scored tokens in its suffix.
-
-        If `text` is "suffix", the secret is unchanged. Otherwise all tokens but the first are
-        scored.
-        """
-        if self.text == "suffix" or not secret.prefix:
+        """Return the secret with all tokens but the first in its suffix."""
+        if not secret.prefix:
             return secret
         first, *rest = secret.prefix  # no context predicts the first token
         return replace(secret, prefix=(first,), suffix=(*rest, *secret.suffix))
@@ -348,7 +345,7 @@ class Membership(AncestralProbe):
         Only the person's untrained records are scored. The audited model gives one AUC, the
         reference model another.
         """
-        if all(secret.user is None for secret in secrets):
+        if "user" not in build_secret_table(secrets).columns:
             return ()
         if "reference" in self._select_usable_scores(observations):
             chosen = "reference"

@@ -13,6 +13,7 @@ from torch import Tensor
 from auditor.core.arrays import Floats
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
+from auditor.core.secret_table import build_secret_table
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import Decoding
 from auditor.plugins.options import Count, CountOrZero, Share
@@ -167,7 +168,7 @@ def compute_member_p_values(secrets: Sequence[Secret], log_p: Floats, alpha: flo
     log_p: (secrets,) scores.
     """
     member = mask_members(secrets)
-    lengths = np.array([len(secret.suffix) for secret in secrets])
+    lengths = build_secret_table(secrets).lengths[:, 1]
     return compute_suffix_p_values(
         log_p[member], lengths[member], log_p[~member], lengths[~member], alpha
     )

@@ -33,9 +33,9 @@ from auditor.benchmarks.canaries import manifests
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.nouns import select_members
 from auditor.core.plan_parts import SYSTEM
 from auditor.core.result import Measurement
+from auditor.core.secret_table import select_members
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Probe, mask_members, order_observations, value_column

@@ -191,7 +191,7 @@ def _build_page_row(
     lead: list[int | None] = []
     for secret in details.secrets:
         i = place.get(secret.id)
-        outcome += "-" if i is None else codes[i]
+        outcome += "-" if i is None else str(codes[i])
         score.append(None if i is None else _round_page_number(float(scores[i])))
         if leads is not None:
             lead.append(None if i is None else int(leads[i]))

@@ -10,16 +10,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.core.arrays import Bools, Floats, Ints
+from auditor.core.arrays import Bools, Floats, Ints, Strings
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import AuditResult, Measurement
+from auditor.core.secret_table import STRINGS, build_secret_table
 from auditor.records.attacked_secrets import NOT_KEPT, AnsweredSecretIds
 from auditor.records.manifest import NO_EDITS, FolderEdits
 from auditor.records.table import (
@@ -55,10 +55,10 @@ _ASKED = "asked"  # column of secrets without any other number
 
 def list_secret_attributes(
     secrets: Sequence[Secret],
-) -> tuple[tuple[str, ...], tuple[bool, ...], tuple[int | None, ...]]:
-    """Return three tuples: the id, the membership and the repeat count of each secret."""
-    ids, member, repeats = (tuple(map(attrgetter(n), secrets)) for n in ("id", "member", "repeats"))
-    return ids, member, repeats
+) -> tuple[Strings, Bools, tuple[int | None, ...]]:
+    """Return the id, the membership and the repeat count of each secret, in three sequences."""
+    table = build_secret_table(secrets)
+    return table.ids, table.find_column("member"), tuple(table.list_values("repeats"))
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class ValuesBySecret:
         ids: secret ids.
         member: True for members.
         repeats: number of copies of each secret in the training data; None if unknown.
-        values: numbers, keyed by metric; for an attack also the "score" of first guesses.
+        values: numbers, keyed by metric; for an attack also the "score" of first guesses. What is
+            true or false of each secret may be bools, which take less memory.
         outcome: judged guesses of an attack; None for a probe.
         kinds: for each kind of personal data, the share of each secret's data of this kind that the
             first guess has; NaN if the secret has no such data.
@@ -80,7 +81,7 @@ class ValuesBySecret:
             valid.
     """
 
-    ids: tuple[str, ...]
+    ids: Sequence[str] | Strings
     member: Bools
     repeats: tuple[int | None, ...]
     values: Mapping[str, Floats]
@@ -180,7 +181,7 @@ class ValuesBySecret:
         return repeat_measurement(
             metric,
             *(
-                {name: x[side] for name, x in self.values.items()}
+                {name: x[side].astype(float) for name, x in self.values.items()}
                 for side in (is_selected, ~self.member)
             ),
         )
@@ -254,10 +255,10 @@ class ValuesBySecret:
         `keep_nonmembers`.
         """
         indices = np.flatnonzero(self.member | keep_nonmembers)
-        ids = tuple(self.ids[i] for i in indices)
+        ids = np.asarray(self.ids, STRINGS)[indices]
         repeats = tuple(self.repeats[i] for i in indices)
         return ValuesBySecret(
-            ids, self.member[indices], repeats, {name: self.values[name][indices]}
+            ids, self.member[indices], repeats, {name: self.values[name][indices].astype(float)}
         )
 
     def order_metric_values(self, members: bool, count: int | None) -> dict[str, Floats]:
@@ -271,7 +272,7 @@ class ValuesBySecret:
             is_selected &= np.array([times == count for times in self.repeats], dtype=bool)
         # Ordered by id, so that equal indices of two runs mean the same secret.
         indices = self._order_by_id[is_selected[self._order_by_id]]
-        return {name: values[indices] for name, values in self.values.items()}
+        return {name: values[indices].astype(float) for name, values in self.values.items()}
 
     @cached_property
     def _order_by_id(self) -> Ints:

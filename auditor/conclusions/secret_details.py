@@ -21,6 +21,7 @@ from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
+from auditor.core.secret_table import build_secret_table
 from auditor.records import attacked_secrets, table
 from auditor.records.attacked_secrets import SecretAttributes
 from auditor.records.table import Column, SuffixLogProbs
@@ -60,26 +61,24 @@ def build_attribute_columns(
     salt: id of the salt with which the aliases were made (`salt_fingerprint`). canaries: ids of
     secrets that only probes query.
     """
-    columns = {}
+    table = build_secret_table(secrets)
+    facts: dict[str, Any] = {"salt": salt}
     for name in ("id", "alias", "member", "repeats", "group"):
-        columns[name] = [getattr(s, name) for s in secrets]
-    facts = {"salt": salt, **columns, "length": [len(secret.suffix) for secret in secrets]}
-    facts["canary"] = [secret.id in canaries for secret in secrets]
-    if any(secret.user is not None for secret in secrets):
-        facts |= {name: [getattr(s, name) for s in secrets] for name in ("user", "user_trained")}
-    if all(secret.document is None for secret in secrets):
-        return facts
-    # Reversed, so that the first part of a document gives the document's alias.
-    alias_by_document = {}
-    for secret in reversed(secrets):
-        if secret.document is not None:
-            alias_by_document[secret.document] = secret.alias
-    document_aliases = []
-    for secret in secrets:
-        document_aliases.append(
-            None if secret.document is None else alias_by_document[secret.document]
-        )
-    return {**facts, "document": document_aliases, "at": [secret.at for secret in secrets]}
+        facts[name] = table.list_values(name)
+    facts["length"] = table.lengths[:, 1].tolist()
+    facts["canary"] = [id in canaries for id in table.ids]
+    if "user" in table.columns:
+        for name in ("user", "user_trained"):
+            facts[name] = table.list_values(name)
+    if "document" in table.columns:
+        documents = table.list_values("document")
+        aliases = table.list_values("alias")
+        # Reversed, so that the first part of a document gives the document's alias.
+        alias_by_document = dict(zip(reversed(documents), reversed(aliases), strict=True))
+        alias_by_document[None] = None
+        facts["document"] = list(map(alias_by_document.get, documents))
+        facts["at"] = table.list_values("at")
+    return facts
 
 
 def map_aliases(folder: Path) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -296,11 +296,6 @@ class Guesses:
     certificate: Certificate | None = None
     # Scores of the first guess by other rankings, higher is more confident.
     rankings: dict[str, float] = field(default_factory=dict)
-
-
-def select_members(secrets: Iterable[Secret], member: bool = True) -> list[Secret]:
-    """Return the secrets that are members, or the non-members if `member` is False."""
-    return list(filter(lambda secret: secret.member is member, secrets))
 
 
 def select_evenly_spaced(secrets: Sequence[Secret], limit: int) -> list[Secret]:

@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
@@ -18,6 +20,7 @@ from auditor.core.nouns import CellKey, Secret
 from auditor.core.plan import FIELDS, format_field_flag, list_ruled_fields
 from auditor.core.plan_fields import COMPARED
 from auditor.core.result import AuditResult, Finding
+from auditor.core.secret_table import build_secret_table
 from auditor.records.table import TABLE
 
 # Plan fields that decide which secrets are attacked and how, in addition to the fields with the
@@ -45,7 +48,8 @@ def digest_comparable_secrets(secrets: Sequence[Secret]) -> str:
     suffixes, which misses 1 in 256 changes. A longer checksum would let anyone who knows all
     suffixes but one confirm a guess of the missing suffix.
     """
-    ordered = sorted(secrets, key=lambda s: s.id)
+    table = build_secret_table(secrets)
+    ordered = table[np.argsort(table.ids, kind="stable")]
     # never change this: digests are compared across versions of this program
     public = ((s.id, s.prefix, len(s.suffix), s.member, s.repeats) for s in ordered)
     return f"{_digest_list(public)}-{_digest_list(s.suffix for s in ordered)[:2]}"

@@ -170,9 +170,9 @@ def batch_lengths(
     rare = list[int]()
     for indices in group_equal_shapes(shapes):
         if model.can_join_rows and len(indices) * samples < _RARE:
-            rare += indices
+            rare += indices.tolist()
         else:
-            yield indices
+            yield indices.tolist()
     if rare:
         yield sorted(rare, key=lambda i: shapes[i])
 

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from auditor.core import machine_memory
+from auditor.core.arrays import Ints
 from auditor.core.errors import is_memory_error, is_onednn_memory_error
 
 T = TypeVar("T")
@@ -136,18 +139,20 @@ class BatchSizeLimit:
 
 
 def group_equal_shapes(
-    lengths: Sequence[tuple[int, int]],
+    lengths: Sequence[tuple[int, int]] | NDArray[Any],
     batch_size: int | None = None,
-) -> Iterator[list[int]]:
+) -> Iterator[Ints]:
     """Yield batches of indices with equal (prefix, suffix) lengths, which need no padding.
 
     `lengths` holds (tokens in the prefix, tokens in the suffix). `batch_size` is the largest batch;
     None for no limit.
     """
-    groups: dict[tuple[int, int], list[int]] = {}
-    for index, shape in enumerate(lengths):
-        groups.setdefault(shape, []).append(index)
-    for indices in groups.values():
+    shapes = np.asarray(lengths, dtype=np.int64).reshape(-1, 2)
+    _, firsts, codes = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
+    # in the order of the first text of each shape
+    codes = np.argsort(np.argsort(firsts))[codes.ravel()]
+    ends = np.cumsum(np.bincount(codes))
+    for indices in np.split(np.argsort(codes, kind="stable"), ends)[:-1]:
         step = batch_size or len(indices)
         for start in range(0, len(indices), step):
             yield indices[start : start + step]

@@ -15,9 +15,9 @@ from auditor.core.nouns import (
     TextForm,
     Tokens,
     select_evenly_spaced,
-    select_members,
 )
 from auditor.core.result import Doubt, RecordCounts
+from auditor.core.secret_table import select_members
 
 
 class Benchmark:
@@ -29,7 +29,7 @@ class Benchmark:
         secrets: members and non-members.
         canaries: inserted canaries and controls.
         forgotten: ids of the secrets that a model was trained to forget.
-        asking_order: ids of secrets, those most likely to leak first.
+        asking_order: indices of secrets, those most likely to leak first.
         known: (prefix, suffix) pairs that the attacker knows.
         heldout: tokens of private text that no model was trained on, for perplexity.
         heldout_given: for each held-out text, the number of leading tokens that are not scored; ()
@@ -59,12 +59,12 @@ class Benchmark:
     framed: bool = False
     # whether its token ids are a trainer's own, with nothing else before them
     as_trained: bool = False
-    secrets: tuple[Secret, ...]  # members and non-members alike
+    secrets: Sequence[Secret]  # members and non-members alike
     canaries: tuple[Secret, ...] = ()  # inserted ones and, as non-members, controls that were not
     # ids of the secrets and canaries that a model was trained to forget
     forgotten: frozenset[str] = frozenset()
-    # ids of secrets, worst first, for a check that may run out of time
-    asking_order: tuple[str, ...] = ()
+    # indices of secrets, worst first, for a check that may run out of time
+    asking_order: Sequence[int] = ()
     known: tuple[Pair, ...]
     # private text that no model was trained on, for perplexity
     heldout: tuple[Tokens, ...]

@@ -13,6 +13,7 @@ from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
+from auditor.core.secret_table import build_secret_table
 from auditor.plugins.probe import (
     AncestralProbe,
     Observed,
@@ -175,7 +176,7 @@ def build_text_features(secrets: Sequence[Secret], observations: Sequence[Observ
     for size in _SIZES:
         if size in observations[0].values:
             lengths.append(value_column(observations, size))
-    texts = [secret.prefix + secret.suffix for secret in secrets]
+    texts = build_secret_table(secrets).texts
     return blind_classifier.build_text_features(texts, np.column_stack(lengths))
 
 

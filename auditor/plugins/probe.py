@@ -12,15 +12,17 @@ import operator
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
+from auditor.core.secret_table import STRINGS, SecretTable, build_secret_table
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.memory import BatchSizeLimit, group_equal_shapes
@@ -48,20 +50,22 @@ class Observed(Sequence[Observation]):
         self, observations: Iterable[Observation] = (), facts: Mapping[str, float] | None = None
     ) -> None:
         self.facts = dict(facts or {})
-        self._ids: list[str] = []
+        self._ids: Sequence[str] | NDArray[Any] = ()
         # by name: the values, NaN if missing, and whether each is present
         self._columns: dict[str, tuple[array[float], bytearray]] = {}
         if isinstance(observations, Observed):
             self._ids = observations._ids
             self._columns = observations._columns
             return
+        ids = []
         for i, observation in enumerate(observations):
-            self._ids.append(observation.secret)
+            ids.append(observation.secret)
             for name, value in observation.values.items():
                 values, present = self._columns.setdefault(name, (array("d"), bytearray()))
                 _pad_column(values, present, i)
                 values.append(value)
                 present.append(True)
+        self._ids = np.array(ids, STRINGS)
         for values, present in self._columns.values():
             _pad_column(values, present, len(self._ids))
 
@@ -220,7 +224,7 @@ class Probe(Method):
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
-    ) -> Mapping[str, Sequence[float] | Floats]:
+    ) -> Mapping[str, Sequence[float] | Floats | Bools]:
         """Return the per-secret values of each measurement that is a mean over members.
 
         Two runs are compared by these values, secret by secret; a measurement that has none cannot
@@ -299,15 +303,20 @@ OfRows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 def batch_equal_shapes(
     model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
-) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+) -> Iterator[tuple[Ints, Tensor, Tensor]]:
     """Yield batches of equally long secrets: B indices, prefixes (B, n) and suffixes (B, L).
 
     `size` is the largest number of secrets in a batch.
     """
-    for indices in group_equal_shapes([secret.lengths for secret in secrets], size):
-        prefixes = torch.tensor([secrets[i].prefix for i in indices], device=model.device)
-        suffixes = torch.tensor([secrets[i].suffix for i in indices], device=model.device)
-        yield indices, prefixes, suffixes
+    table = build_secret_table(secrets)
+    for indices in group_equal_shapes(table.lengths, size):
+        yield indices, *_load_tokens(table, indices, model.device)
+
+
+def _load_tokens(secrets: SecretTable, places: Ints, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the prefixes (B, n) and suffixes (B, L) of the secrets at `places` as tensors."""
+    prefixes, suffixes = secrets.stack_tokens(places)
+    return torch.tensor(prefixes, device=device), torch.tensor(suffixes, device=device)
 
 
 def observe_in_batches(
@@ -320,13 +329,12 @@ def observe_in_batches(
     """
     # One limit for all shapes: a size that was too large for a shape is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
-    for indices in group_equal_shapes([secret.lengths for secret in secrets]):
+    table = build_secret_table(secrets)
+    for indices in group_equal_shapes(table.lengths):
         # The default binds these indices: a plain closure would read those of a later iteration.
-        def seen(places: slice, order: Sequence[int] = indices) -> Sequence[Observation]:
-            batch = [secrets[i] for i in order[places]]
-            prefixes = torch.tensor([secret.prefix for secret in batch], device=view.target.device)
-            suffixes = torch.tensor([secret.suffix for secret in batch], device=view.target.device)
-            return look(batch, prefixes, suffixes)
+        def seen(places: slice, order: Ints = indices) -> Sequence[Observation]:
+            batch = order[places]
+            return look(tuple(table[batch]), *_load_tokens(table, batch, view.target.device))
 
         for _, observations in at_once.run_pieces_within_memory(len(indices), seen):
             yield from observations
@@ -386,7 +394,7 @@ def strip_observed_prefix(prefix: str, names: Iterable[str]) -> list[str]:
 
 
 def mask_members(secrets: Sequence[Secret]) -> Bools:
-    return np.array([secret.member for secret in secrets], dtype=bool)
+    return build_secret_table(secrets).find_column("member")
 
 
 def score_records(secrets: Sequence[Secret]) -> ScoredRecords:
@@ -397,12 +405,12 @@ def score_records(secrets: Sequence[Secret]) -> ScoredRecords:
     copies = {}
     for r, mask in mask_repeat_counts(secrets).items():
         copies[str(r)] = mask
-    # A record without person and document is a unit.
-    units = [s.user or s.document or s.id for s in secrets]
-    if len(set(units)) < len(units):
-        unit = np.unique(units, return_inverse=True)[1]
-    else:
-        unit = None
+    unit = None
+    if not {"user", "document"}.isdisjoint(build_secret_table(secrets).columns):
+        # A record without person and document is a unit.
+        units = [s.user or s.document or s.id for s in secrets]
+        if len(set(units)) < len(units):
+            unit = np.unique(units, return_inverse=True)[1]
     return ScoredRecords(mask_members(secrets), copies, unit)
 
 
@@ -459,11 +467,10 @@ def measure_repeat_probability(
 
 def count_member_repeats(secrets: Sequence[Secret]) -> Ints:
     """Return each member's number of copies, (secrets,); -1 if unknown or for a non-member."""
-    repeats = []
-    for secret in secrets:
-        is_known = secret.member and secret.repeats is not None
-        repeats.append(secret.repeats if is_known else -1)
-    return np.array(repeats, dtype=int)
+    table = build_secret_table(secrets)
+    member = table.find_column("member")
+    repeats = table.find_column("repeats")
+    return np.where(member, repeats, -1)
 
 
 def mask_repeat_counts(secrets: Sequence[Secret]) -> dict[int, Bools]:

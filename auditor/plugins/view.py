@@ -270,7 +270,7 @@ class View:
             prompt_rows = len(soft_prompt)
         rows = BatchSizeLimit(self._max_decoding_rows_in_memory(queries, prompt_rows))
         at_once = BatchSizeLimit(self.prefix_batch_size(sampling, queries, prompt_rows))
-        batched = group_equal_shapes
+        batched: Callable[..., Iterator[Any]] = group_equal_shapes
         if sampling.search == "sample":
             batched = partial(batch_lengths, self.target, samples=sampling.samples)
         for indices in batched([query.lengths for query in queries]):

@@ -14,9 +14,9 @@ import os
 import re
 import secrets as randomness
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from filelock import FileLock
 
 from auditor.core import disk
@@ -24,11 +24,10 @@ from auditor.core.disk import find_cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
 from auditor.core.result import Finding
+from auditor.core.secret_table import STRINGS, SecretTable, build_secret_table
 
 SALT = "AUDIT_SALT"
 _SHORTEST = 16  # characters of a salt: a shorter salt could be guessed from its fingerprint
-# An id with other characters, as a dot or a slash, is not a word and does not match.
-_WORD = re.compile(r"[\w-]+")
 
 
 def load_alias_salt() -> bytes:
@@ -71,31 +70,32 @@ def salt_fingerprint(salt: bytes) -> str:
     return _digest_alias(salt, "fingerprint")[:8]
 
 
-def alias_secrets(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
+def alias_secrets(secrets: Iterable[Secret], salt: bytes) -> SecretTable:
     """Give the secrets aliases: `s` and 12 hex digits, followed by a number if a record repeats.
 
     A secret's person also gets an alias, `u` and 12 hex digits, so that later code sees no names.
     """
-    aliased = list[Secret]()
+    table = build_secret_table(secrets)
+    aliases = list[str]()
+    users = list[str | None]()
     n_by_alias = Counter[str]()
-    for secret in secrets:
+    for secret in table:
         # A list of two: the start of the suffix is a part of the secret's identity.
         alias = f"s{_digest_alias(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
         # 12 hex digits, 48 bits: among a million records two collide by chance in about 2 of 1,000
         # runs.
         n_by_alias[alias] += 1
+        if n_by_alias[alias] > 1:
+            alias = f"{alias}-{n_by_alias[alias]}"
+        aliases.append(alias)
         if secret.user is None:
-            user = None
+            users.append(None)
         else:
-            user = f"u{_digest_alias(salt, json.dumps(['user', secret.user]))[:12]}"
-        aliased.append(
-            replace(
-                secret,
-                alias=alias if n_by_alias[alias] == 1 else f"{alias}-{n_by_alias[alias]}",
-                user=user,
-            )
-        )
-    return tuple(aliased)
+            users.append(f"u{_digest_alias(salt, json.dumps(['user', secret.user]))[:12]}")
+    columns = {"alias": np.array(aliases, STRINGS)}
+    if "user" in table.columns:
+        columns["user"] = np.array(users, STRINGS)
+    return table.with_columns(columns)
 
 
 def alias_training_record(tokens: Tokens, salt: bytes) -> str:
@@ -117,11 +117,9 @@ def refuse_secret_ids(finding: Finding, secrets: Sequence[Secret]) -> None:
     """
     notes = [measurement.note for measurement in finding.measurements]
     sentences = " ".join((finding.not_applicable, *finding.notes, *finding.violations, *notes))
-    ids = {s.id for s in secrets}
-    # Look up words in a set; search for other ids, as `mails/17.txt`.
-    other_ids = (id for id in ids if id in sentences and not _WORD.fullmatch(id))
-    if not ids.isdisjoint(_WORD.findall(sentences)) or any(
-        re.search(rf"(?<![\w-]){re.escape(id)}(?![\w-])", sentences) for id in other_ids
+    if any(
+        id in sentences and re.search(rf"(?<![\w-]){re.escape(id)}(?![\w-])", sentences)
+        for id in build_secret_table(secrets).ids
     ):
         raise AuditError(
             f"expected {finding.attack} to name secrets in its sentences by `secret.alias`, got "

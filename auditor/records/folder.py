@@ -52,6 +52,7 @@ class RunFolder:
         self._new = False
         self._ours = False  # whether `create` made the folder
         self.guesses, self.observations, self.tokens = open_journals(path)
+        self.numbers = self.guesses.numbers  # of secrets, in all journals
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core import disk
-from auditor.core.arrays import Bools, Floats, Ints
+from auditor.core.arrays import Bools, Floats, Ints, Strings
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import SCHEMA_VERSION
@@ -62,7 +62,7 @@ class Column:
     kind: str
     cell: CellKey
     quantity: str
-    ids: Sequence[str]
+    ids: Sequence[str] | Strings
     values: Sequence[float] | NDArray[Any]
     member: Sequence[bool | None] | Bools = ()
     repeats: Sequence[int | None] = ()

@@ -3,6 +3,8 @@ cell."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from auditor.core.errors import AuditError, NotApplicable, TargetLacks
 from auditor.core.nouns import Secret
 from auditor.plugins.attack import Attack
@@ -29,7 +31,7 @@ def check_method_applies(
 
 def select_probed_secrets(
     probe: Probe, target: Target, benchmark: Benchmark, view: View
-) -> tuple[Secret, ...]:
+) -> Sequence[Secret]:
     """Return the secrets or canaries that the probe observes.
 
     Raise NotApplicable if the data contain none.

@@ -14,8 +14,9 @@ from itertools import compress, zip_longest
 
 from auditor.core.counts import format_count
 from auditor.core.errors import NotApplicable
-from auditor.core.nouns import CellKey, Guesses, Secret, select_members
+from auditor.core.nouns import CellKey, Guesses, Secret
 from auditor.core.result import NO_TIME, AuditResult, RecordCounts
+from auditor.core.secret_table import build_secret_table, select_members
 from auditor.engines.engine import Engine
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.plugins.attack import Attack
@@ -164,8 +165,7 @@ def order_units(benchmark: Benchmark) -> list[Unit]:
     A unit holds all parts of one member record and one non-member record. If members outnumber
     non-members, or vice versa, the last units hold only the more numerous kind.
     """
-    by_id = {secret.id: secret for secret in benchmark.secrets}
-    in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
+    in_order = [benchmark.secrets[i] for i in benchmark.asking_order] or benchmark.secrets
     sides = []
     for side in (True, False):
         sides.append(_group_record_parts(select_members(in_order, side)))
@@ -189,7 +189,7 @@ def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchm
     """
     ids = {secret.id for unit in units for secret in unit}
     part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed
-    part.secrets = tuple(secret for secret in benchmark.secrets if secret.id in ids)
+    part.secrets = build_secret_table(secret for secret in benchmark.secrets if secret.id in ids)
     nonmember_mask = [secret.id in ids for secret in benchmark.secrets if not secret.member]
     if len(benchmark.heldout) == len(
         nonmember_mask

@@ -7,6 +7,7 @@ workers get only a `RunContext`. The run folder belongs to the main process.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Challenge, Pair, PrefixToken, Secret
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import DataPlan, DefensePlan
+from auditor.core.secret_table import SecretTable, build_secret_table
 from auditor.models import precision, self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
@@ -266,18 +268,20 @@ class Audit(RunContext):
         )
 
     @property
-    def secrets_in_run_fingerprint(self) -> tuple[Secret, ...]:
+    def secrets_in_run_fingerprint(self) -> SecretTable:
         """Secrets and canaries that are hashed to the run's fingerprint.
 
         A resumed run must have the same fingerprint. The user's canaries are included. The lab's
         canaries are included only if coins inserted them, for an epsilon audit.
         """
-        secrets = list(self.benchmark.secrets)
+        canaries = []
         for item in self.benchmark.canaries:
             has_coin = item.canary and item.canary.coin is not None
             if self.data_fields_of_plan.canaries or has_coin:
-                secrets.append(item)
-        return tuple(secrets)
+                canaries.append(item)
+        if not canaries:
+            return build_secret_table(self.benchmark.secrets)
+        return build_secret_table(itertools.chain(self.benchmark.secrets, canaries))
 
     @cached_property
     def sweep_cache_key_of_answers(self) -> dict[str, Any]:
@@ -412,7 +416,8 @@ def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
     lengths = list(map(len, benchmark.heldout))
     for canary in benchmark.canaries:
         lengths.append(len(canary.tokens))
-    pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
-    for pair in pairs:
+    for pair in benchmark.known:
         lengths.append(prompt_rows + len(pair.tokens))
+    texts = build_secret_table(benchmark.secrets).texts
+    lengths.append(int((prompt_rows + texts.lengths).max(initial=0)))
     return max(lengths, default=0)

@@ -22,9 +22,9 @@ from auditor.core.nouns import (
     Observation,
     Query,
     Secret,
-    select_members,
 )
 from auditor.core.result import Finding, Measurement, Stratum
+from auditor.core.secret_table import select_members
 from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Observed, Probe
@@ -149,7 +149,9 @@ class Cell(TargetRun, ABC):
         """
         # A view of the journal: it grows when `ask` appends, and reads the file at each access.
         finished = journal.finished_secrets(self.key)
-        others = set(finished).difference(item.id for item in items)  # answers of earlier batches
+        others = set[str]()  # answers of earlier batches
+        if finished:
+            others = set(finished).difference(item.id for item in items)
         if extra := others - self.audit.population:
             raise AuditError(
                 "expected answers about the secrets of this run in "
@@ -162,15 +164,13 @@ class Cell(TargetRun, ABC):
         title = f"{self.method.name} on {self.target.title}"
 
         def ask(batch: Sequence[stopping.Item]) -> None:
-            missing = []
-            saved = []
-            for item in batch:
-                if item.id in earlier and item.id not in finished:
-                    saved.append(earlier[item.id])
-                elif item.id not in finished:
-                    missing.append(item)
-            if saved:
+            if earlier:
+                shared = [item.id for item in batch if item.id in earlier]
+                saved = [earlier[id] for id in shared if id not in finished]
                 journal.append(self.key, saved)
+            missing = batch
+            if finished:
+                missing = [item for item in batch if item.id not in finished]
             for result in self.engine.stream_results(work, missing):
                 self.target.spending.meter.drawn |= result.tokens_drawn
                 journal.append(self.key, result.answers)

@@ -18,10 +18,11 @@ import psutil
 import torch
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import PrefixToken, Secret, select_members
+from auditor.core.nouns import PrefixToken, Secret
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
 from auditor.core.secret_randomness import make_keyed_generator
+from auditor.core.secret_table import select_members
 from auditor.models.base import LanguageModel, compute_text_nlls, get_max_logits, implies_capability
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack

@@ -16,8 +16,9 @@ import numpy as np
 
 from auditor.benchmarks.data.ngrams import NGramIndex
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey, Guesses, Tokens, select_members
+from auditor.core.nouns import CellKey, Guesses, Tokens
 from auditor.core.result import Measurement
+from auditor.core.secret_table import select_members
 from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.records.aliases import alias_training_record, load_alias_salt

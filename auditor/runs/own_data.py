@@ -15,11 +15,12 @@ from auditor.benchmarks.data.files import Files, TableReader
 from auditor.benchmarks.data.lm_extraction import LMExtraction, has_extraction_arrays
 from auditor.benchmarks.data.tokenised import Tokenised, is_tokenised_data
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret, TextForm, select_members
+from auditor.core.nouns import Secret, TextForm
 from auditor.core.plan import FIELDS, format_field_flag
 from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
+from auditor.core.secret_table import select_members
 from auditor.models.base import LanguageModel
 from auditor.models.trained_length import AXOLOTL, TrainedLength, read_trained_length
 from auditor.models.vocabulary import (

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from auditor.conclusions.outcomes import ValuesBySecret, list_secret_attributes
-from auditor.core.arrays import Floats
+from auditor.core.arrays import Floats, Ints, Strings
 from auditor.core.nouns import CellKey, Secret, Tokens
 from auditor.core.result import Finding, Measurement, StoppedEarly
+from auditor.core.secret_table import STRINGS
 from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.plugins.probe import Observed, Probe, score_records
 from auditor.records import private_texts, table
@@ -48,7 +49,7 @@ class ScoredRow:
         candidates: the probe's different scores of these records, keyed by score name.
     """
 
-    ids: tuple[str, ...]
+    ids: Sequence[str] | Strings
     records: ScoredRecords
     candidates: Mapping[str, CandidateScore]
 
@@ -203,9 +204,8 @@ def build_observation_row(
 ) -> ValuesBySecret:
     numbers = {}
     for name, values in probe.per_secret_values(secrets, observations).items():
-        numbers[name] = np.asarray(values, dtype=float)
-    ids, member, repeats = list_secret_attributes(secrets)
-    return ValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)
+        numbers[name] = np.asarray(values)
+    return ValuesBySecret(*list_secret_attributes(secrets), numbers)
 
 
 def _build_observation_columns(
@@ -223,7 +223,7 @@ def _build_observation_columns(
         repeats = row.repeats
         if not present.all():
             values = values[present]
-            ids = tuple(compress(ids, present))
+            ids = np.asarray(ids, STRINGS)[present]
             member = member[present]
             repeats = tuple(compress(repeats, present))
         yield Column(table.OBSERVED, key, name, ids, values, member, repeats)
@@ -267,6 +267,7 @@ def add_strongest_membership(
                 if adjusted.n:
                     collector.set_row_column(key, ADJUSTED_AUC, parts)
                 measurements.insert(1, adjusted)
+            del collector.scored[key]
             changed[key] = replace(
                 finding,
                 measurements=tuple(measurements),
@@ -302,8 +303,10 @@ def _align_scores(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScor
     """
     first = next(iter(family.values()))
     for row in family.values():
-        place = {secret: i for i, secret in enumerate(row.ids)}
-        order = np.array([place[secret] for secret in first.ids])
+        order: Ints | slice = slice(None)
+        if row.ids is not first.ids:
+            place = {secret: i for i, secret in enumerate(row.ids)}
+            order = np.array([place[secret] for secret in first.ids])
         for score in row.candidates.values():
             yield replace(score, values=score.values[order])
 

@@ -14,8 +14,9 @@ from typing import Literal
 from auditor.benchmarks.data import pii
 from auditor.benchmarks.data.occurrences import count_text_occurrences
 from auditor.benchmarks.data.words import is_whole_word_somewhere
-from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording, select_members
+from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
 from auditor.core.result import KindCount
+from auditor.core.secret_table import select_members
 from auditor.plugins.benchmark import Benchmark
 from auditor.records.private_texts import CONTEXT, Decode, decode_added_text
 from auditor.runs.per_secret_results import make_token_decoder

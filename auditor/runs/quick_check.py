@@ -7,8 +7,9 @@ from typing import Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret, select_evenly_spaced, select_members
+from auditor.core.nouns import Secret, select_evenly_spaced
 from auditor.core.plan import FIELDS, Plan
+from auditor.core.secret_table import select_members
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import read_adapter_base

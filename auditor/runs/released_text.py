@@ -36,7 +36,6 @@ from auditor.core.nouns import (
     Mark,
     Observation,
     Secret,
-    select_members,
 )
 from auditor.core.plan import Plan
 from auditor.core.result import (
@@ -48,6 +47,7 @@ from auditor.core.result import (
     Measurement,
     TargetRecord,
 )
+from auditor.core.secret_table import SecretTable, select_members
 from auditor.gate.comparability import digest_comparable_secrets
 from auditor.records import aliases, private_texts, table
 from auditor.records.folder import RunFolder
@@ -127,7 +127,7 @@ class ReleasedText:
         return CHARACTERS if self.is_unspaced else WORDS
 
     @property
-    def secrets(self) -> tuple[Secret, ...]:
+    def secrets(self) -> SecretTable:
         """The records, as secrets of a run."""
         secrets = []
         for record in self.records:
@@ -287,7 +287,7 @@ class _ReleasedTextResults:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.columns: list[Column] = []
-        self.shown: tuple[Secret, ...] = ()
+        self.shown: Sequence[Secret] = ()
         self.guesses: dict[str, dict[str, Guesses]] = {}
 
     def add_observations(

@@ -19,7 +19,6 @@ from auditor.conclusions.frontier import build_frontiers, list_frontier_models
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.conclusions.unlearning import summarise_unlearning
 from auditor.core.errors import AuditError
-from auditor.core.nouns import select_members
 from auditor.core.plan import Plan
 from auditor.core.result import (
     AuditResult,
@@ -30,6 +29,7 @@ from auditor.core.result import (
     TargetRecord,
     Unlearning,
 )
+from auditor.core.secret_table import build_secret_table, select_members
 from auditor.engines.engine import Engine
 from auditor.engines.ray_engine import make_engine
 from auditor.gate.comparability import digest_comparable_secrets
@@ -268,6 +268,7 @@ def _prepare_audit(
     )
     audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
     folder.pin_secrets(digest_comparable_secrets(audit.secrets_in_run_fingerprint))
+    folder.numbers.index_table(build_secret_table(benchmark.secrets).ids)
     audit.check_texts_fit_models()
     audit.refuse_unanswerable_probes()
     if plan.objects:
@@ -304,8 +305,9 @@ def _measure_greedy_recall(
     with clock.timed_stage("greedy recall"):
         if not guesses:
             # [:-1]: no query follows the last token.
+            texts = build_secret_table(secrets).texts
             target.model.read_ahead(
-                [s.tokens[:-1] for s in secrets], [len(s.suffix) for s in secrets]
+                replace(texts, lengths=texts.lengths - 1), [len(s.suffix) for s in secrets]
             )
         recall = audit.site.shared.get_or_make("greedy", audit.sweep_cache_key_of_answers, given)
     if recall[0]:

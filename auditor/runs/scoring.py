@@ -17,9 +17,10 @@ import torch
 from auditor.conclusions.leak_readings import KINDS
 from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.arrays import Bools
-from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens, select_members
+from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
+from auditor.core.secret_table import STRINGS, build_secret_table, select_members
 from auditor.generation.sample import (
     SuffixCandidates,
     batch_lengths,
@@ -37,6 +38,7 @@ from auditor.statistics.compare import compute_welch_interval
 from auditor.statistics.metrics import name_nonmember_metric
 
 GREEDY_AT_ONCE = 256  # prefixes
+_READ_AT_ONCE = 2**14  # texts whose tokens are tensors at once
 LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nats
 # probability of the complete suffix at temperature 1 above which extraction is likely
 _LIKELY = 0.5
@@ -104,7 +106,7 @@ def mark_greedy_hits(
         true_suffixes = [secret.suffix for secret in secrets]
         return np.array(list(map(operator.eq, continuations, true_suffixes)), dtype=bool)
     hits = np.zeros(len(secrets), dtype=bool)
-    for indices, prefixes, suffixes in batch_equal_shapes(model, secrets):
+    for indices, prefixes, suffixes in batch_equal_shapes(model, secrets, _READ_AT_ONCE):
         # Parts of the batch: (rows, L) tokens and (rows, L, vocabulary) distributions.
         for tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
             is_hit = (distribution.argmax(-1) == tokens).all(-1).tolist()
@@ -242,7 +244,9 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> ValuesBySecr
             batches = batch_suffix_log_probs(target, secrets, audit.batch_size)
             return _compute_mean_log_probs(chain.from_iterable(batches))
         stored = audit.folder.tokens.finished_secrets(journal_key)
-        missing = [secret for secret in secrets if secret.id not in stored]
+        missing = secrets
+        if stored:
+            missing = [secret for secret in secrets if secret.id not in stored]
         for batch in batch_suffix_log_probs(target, missing, audit.batch_size):
             audit.folder.tokens.append(journal_key, batch)
         return _compute_mean_log_probs(stored.read_records(secret.id for secret in secrets))
@@ -263,7 +267,7 @@ def build_likelihood_row(
 
     Both inputs are keyed by secret id.
     """
-    ids = (*members, *others)
+    ids = np.array([*members, *others], STRINGS)
     values = np.array([*members.values(), *others.values()])
     return ValuesBySecret(
         ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values}
@@ -318,12 +322,13 @@ def _compute_mean_log_probs(scored: Iterable[TokenLogProbs]) -> dict[str, float]
 def batch_suffix_log_probs(
     target: Target, waiting: Sequence[Secret], size: int | None
 ) -> Iterator[list[TokenLogProbs]]:
+    ids = build_secret_table(waiting).ids
     for indices, prefixes, suffixes in batch_equal_shapes(target.model, waiting, size or 64):
         with torch.no_grad():
             log_probs = target.model.token_log_probs(prefixes, suffixes).double().tolist()
         batch = []
         for i, row in zip(indices, log_probs, strict=True):
-            batch.append(TokenLogProbs(waiting[i].id, tuple(row)))
+            batch.append(TokenLogProbs(ids[i], tuple(row)))
         yield batch
 
 

@@ -128,7 +128,7 @@ class Site(SiteModels):
         benchmark.notes += self.notes_on_models()
         limit_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
         benchmark.secrets = alias_secrets(benchmark.secrets, key)
-        benchmark.canaries = alias_secrets(benchmark.canaries, key)
+        benchmark.canaries = tuple(alias_secrets(benchmark.canaries, key))
         return benchmark
 
     def narrow_benchmark(self, benchmark: Benchmark) -> None:

@@ -82,7 +82,7 @@ class Target:
     defense: Defense | None = None
     scenario: Scenario | None = None
     training_seconds: float | None = None
-    secrets: tuple[Secret, ...] = ()
+    secrets: Sequence[Secret] = ()
     companion: bool = False
     trained: TrainedModel | None = None
     spending: TokenSpending = field(init=False)

@@ -98,7 +98,7 @@ class Targets:
             trained=scenario.trained,
         )
 
-    def list_attacked_secrets(self, defense: Defense) -> tuple[Secret, ...]:
+    def list_attacked_secrets(self, defense: Defense) -> Sequence[Secret]:
         """Return the secrets attacked with this defense.
 
         Some defenses are slow, because they query all parts of an ensemble, or all records in the

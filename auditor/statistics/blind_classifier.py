@@ -8,8 +8,6 @@ label or that of a related record. No language model is needed.
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +16,8 @@ import scipy
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Secret, Tokens
+from auditor.core.secret_table import SecretTable, build_secret_table
+from auditor.statistics.hashed_ngrams import join_texts
 from auditor.statistics.judging import compute_near_verbatim_limit
 from auditor.statistics.near_pairs import (
     index_pairs_within_edit_limits,
@@ -86,28 +86,33 @@ def group_related_secrets(secrets: Sequence[Secret]) -> Ints:
     Secrets are related if they have a similar text, or the same document, person or prompt.
     Cross-fitting keeps each group in one fold.
     """
-    texts = [secret.prefix + secret.suffix for secret in secrets]
-    prompts = _prefixes_of_few_texts([secret.prefix for secret in secrets])
-    return group_related_texts(
-        texts,
-        [s.document for s in secrets],
-        [s.user for s in secrets],
-        prompts,
-    )
+    table = build_secret_table(secrets)
+    origins: list[Sequence[Hashable | None]] = [_number_prompts(table)]
+    for name in ("document", "user"):
+        if name in table.columns:
+            origins.append(table.columns[name].tolist())
+    return group_related_texts(table.texts, *origins)
 
 
-def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
-    """Return each prefix that shows where its text comes from, such as a shared prompt; else None.
+def _number_prompts(secrets: SecretTable) -> list[int | None]:
+    """Return a number for each prefix that shows where its text comes from; otherwise None.
 
-    A prefix shows this if it is long enough and if several texts share it, but at most a fifth of
-    all. A prefix of more texts is only a common phrase, and its group would not fit into one fold.
+    A prefix, such as a prompt, shows this if it is long enough and if several texts share it, but
+    at most a fifth of all. A prefix of more texts is only a common phrase, and its group would not
+    fit into one fold.
     """
-    counts = Counter(prefixes)
-    most = len(prefixes) / FOLDS
-    is_origin = {}
-    for prefix, n in counts.items():
-        is_origin[prefix] = len(prefix) >= _LEAST_PREFIX and 1 < n <= most
-    return [prefix if is_origin[prefix] else None for prefix in prefixes]
+    numbers: list[int | None] = [None] * len(secrets)
+    n_prefix = secrets.lengths[:, 0]
+    for length in np.unique(n_prefix[n_prefix >= _LEAST_PREFIX]):
+        places = np.flatnonzero(n_prefix == length)
+        prefixes = secrets.tokens[secrets.begins[places][:, None] + np.arange(length)]
+        _, firsts, codes, counts = np.unique(
+            prefixes, axis=0, return_index=True, return_inverse=True, return_counts=True
+        )
+        is_shared = (counts > 1) & (counts <= len(secrets) / FOLDS)
+        for i in np.flatnonzero(is_shared[codes]):
+            numbers[places[i]] = int(places[firsts[codes[i]]])
+    return numbers
 
 
 def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, group: Ints) -> Floats:
@@ -160,17 +165,15 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    counts = [len(text) for text in texts]
-    sizes = np.log1p(np.column_stack([counts, lengths]))
-    tokens = np.fromiter(itertools.chain.from_iterable(texts), np.int64, count=sum(counts))
+    tokens, starts = join_texts(texts)
+    sizes = np.log1p(np.column_stack([np.diff(starts), lengths]))
     words = np.unique(tokens)
-    of = np.searchsorted(words, tokens)
-    ends = np.concatenate([[0], np.cumsum(counts)])
+    of = np.searchsorted(words, tokens).astype(np.int32)
     # how often each word is in each text
-    bag = scipy.sparse.csr_array((np.ones(len(of)), of, ends), shape=(len(texts), len(words)))
+    bag = scipy.sparse.csr_array((np.ones(len(of)), of, starts), shape=(len(texts), len(words)))
     bag.sum_duplicates()
     # Weights of words by how rare they are come from all texts: they tell no label.
-    bag = TfidfTransformer(sublinear_tf=True).fit_transform(bag)
+    bag = TfidfTransformer(sublinear_tf=True).fit(bag).transform(bag, copy=False)
     return scipy.sparse.hstack(
         [bag, scipy.sparse.csr_array(standardise_columns(sizes))], format="csr"
     )

@@ -86,9 +86,11 @@ def join_texts(texts: Sequence[Any]) -> tuple[TokenArray, Ints]:
 
     The starts are the position of each text's first token, followed by the total length.
     """
-    arrays = [np.asarray(text, dtype=np.uint32) for text in texts]
-    starts = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
-    return np.concatenate([np.empty(0, np.uint32), *arrays]), starts
+    starts = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    tokens = np.empty(starts[-1], dtype=np.uint32)
+    for text, (start, end) in zip(texts, pairwise(starts), strict=True):
+        tokens[start:end] = text
+    return tokens, starts
 
 
 def view_ngrams(tokens: TokenArray, n: int) -> TokenArray:

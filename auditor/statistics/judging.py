@@ -16,6 +16,7 @@ from rapidfuzz.distance import Levenshtein
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Guesses, Pair, Secret
+from auditor.core.secret_table import build_secret_table
 from auditor.statistics import documents, people
 from auditor.statistics.near_pairs import index_pairs_within_edit_limits
 
@@ -166,7 +167,7 @@ def find_near_duplicate_ids(secrets: Sequence[Secret], known: Sequence[Pair]) ->
     A7). known: the attacker's pairs. Close means at most `compute_near_verbatim_limit` edits.
     """
     suffixes = sorted({pair.suffix for pair in known})
-    answers = [secret.suffix for secret in secrets]
+    answers = build_secret_table(secrets).suffixes
     limits = [compute_near_verbatim_limit(len(answer)) for answer in answers]
     pairs = index_pairs_within_edit_limits(answers, suffixes, limits)
     near_ids = set()

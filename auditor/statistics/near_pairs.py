@@ -7,9 +7,8 @@ search is fast and misses no pair.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from rapidfuzz.distance import Levenshtein
@@ -32,10 +31,12 @@ def index_pairs_within_edit_limits(
     limits: for each text, the maximum number of token edits (Levenshtein).
     """
     index = HashedNGrams(*join_texts(others))
-    groups = _group_positions([(len(t), d) for t, d in zip(texts, limits, strict=True)])
+    shapes = np.column_stack([[*map(len, texts)], limits]).astype(np.int64)
+    groups, codes = np.unique(shapes, axis=0, return_inverse=True)
     # By the size of pieces: the index keeps neighbours.
-    for length, limit in sorted(groups, key=lambda group: group[0] // (group[1] + 1)):
-        rows = groups[length, limit]
+    for code in np.argsort(groups[:, 0] // (groups[:, 1] + 1), kind="stable"):
+        length, limit = groups[code].tolist()
+        rows = np.flatnonzero(codes == code)
         columns = np.flatnonzero(abs(index.text_lengths - length) <= limit)
         ends = [length * i // (limit + 1) for i in range(limit + 2)]
         is_worth = (limit + 1) * _WORTH * (len(rows) + len(columns)) < len(rows) * len(columns)
@@ -85,14 +86,6 @@ def label_connected_texts(n_texts: int, pairs: Iterable[tuple[Ints, Ints]]) -> I
     at, of = (np.concatenate(side) for side in zip((self_pairs, self_pairs), *pairs, strict=True))
     related = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(n_texts, n_texts))
     return np.asarray(connected_components(related, directed=False)[1], dtype=np.int64)
-
-
-def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Ints]:
-    """Return the positions at which each distinct key occurs."""
-    positions: dict[Any, list[int]] = {}
-    for i, key in enumerate(keys):
-        positions.setdefault(key, []).append(i)
-    return {key: np.array(indices, dtype=np.int64) for key, indices in positions.items()}
 
 
 def _find_pairs_sharing_a_piece(

@@ -202,7 +202,7 @@ class MaskedTexts:
             for batch in group_equal_shapes(shapes, self.batch_size):
                 tokens = torch.tensor([self.texts[i].tokens for i in batch])
                 gaps = torch.tensor([self.masked_positions(self.texts[i], restart) for i in batch])
-                yield restart, batch, tokens, gaps
+                yield restart, batch.tolist(), tokens, gaps
 
     def measure_nll(
         self, models: Sequence[MaskedModel], progress: Callable[[int, int], None]

@@ -5,9 +5,12 @@ Messages name rows by number and never quote their text.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from auditor.benchmarks.data.data_records import BY_LIMIT, DataRecord, RecordSource
 from auditor.core.arrays import Ints
@@ -16,6 +19,7 @@ from auditor.core.nouns import Pair, Secret
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import RecordCounts
 from auditor.core.secret_randomness import make_keyed_generator
+from auditor.core.secret_table import build_secret_table
 from auditor.plugins.benchmark import Benchmark
 from auditor.statistics import people
 from auditor.statistics.extraction import format_copies
@@ -178,21 +182,25 @@ def _set_attacked_records(
 
     members, nonmembers: the records in the order of attack. copies: copies of each row.
     """
-    secrets = []
-    for record in _sort_file_order(members):
-        secrets.append(
-            _build_record_secret(label, record, record.repeats, True, copies[record.row])
-        )
-    heldout = []
-    for record in _sort_file_order(nonmembers):
-        secrets.append(_build_record_secret("nonmember", record, 0, False))
-        heldout.append(record.prefix + record.suffix)
-    benchmark.asking_order = (
-        *_list_secret_ids(members, secrets[: len(members)]),
-        *_list_secret_ids(nonmembers, secrets[len(members) :]),
-    )
-    benchmark.secrets = tuple(set_user_membership(secrets, source))
-    benchmark.heldout = tuple(heldout)
+    is_trained = _find_trained_users(source, members)
+    member_order = _order_file_records(members)
+    other_order = _order_file_records(nonmembers)
+
+    def build_secrets() -> Iterator[Secret]:
+        for i in member_order:
+            record = members[i]
+            yield _build_record_secret(
+                label, record, record.repeats, True, is_trained(record.user), copies[record.row]
+            )
+        for i in other_order:
+            record = nonmembers[i]
+            yield _build_record_secret("nonmember", record, 0, False, is_trained(record.user))
+
+    benchmark.secrets = build_secret_table(build_secrets())
+    # the inverse of an order: where each record stands in the file
+    places = (np.argsort(member_order), len(members) + np.argsort(other_order))
+    benchmark.asking_order = array("q", np.concatenate(places).tolist())
+    benchmark.heldout = tuple(benchmark.secrets[len(members) :].texts)
 
 
 def _partition_rows(
@@ -289,23 +297,12 @@ def _get_record_id(label: str, record: DataRecord) -> str:
     return f"{row}-{record.part:04d}"
 
 
-def _list_secret_ids(records: Sequence[DataRecord], secrets: Sequence[Secret]) -> list[str]:
-    """Return the id of each record's secret, in the order of the records.
-
-    secrets: the secrets of these records, but in the order of the file.
-    """
-    ids = [""] * len(records)
-    file_order = sorted(range(len(records)), key=lambda i: _get_file_place(records[i]))
-    for place, secret in zip(file_order, secrets, strict=True):
-        ids[place] = secret.id
-    return ids
-
-
 def _build_record_secret(
     label: str,
     record: DataRecord,
     repeats: int | None,
     member: bool,
+    user_trained: bool,
     copies: int | None = None,
 ) -> Secret:
     row = f"{label}-{record.row:06d}"
@@ -318,6 +315,7 @@ def _build_record_secret(
         group=record.group,
         wording=record.wording,
         user=record.user,
+        user_trained=user_trained,
         copies=copies,
     )
     if record.part is None:
@@ -325,28 +323,29 @@ def _build_record_secret(
     return replace(secret, id=_get_record_id(label, record), document=row, at=record.suffix_start)
 
 
-def set_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
-    """Return the secrets with `user_trained` set if any record of their user was trained on.
+def _find_trained_users(
+    members: RecordSource, attacked_records: Sequence[DataRecord]
+) -> Callable[[str | None], bool]:
+    """Return a function that tells whether any of a user's records, known or not, was trained on.
 
     Records that the attacker knows count too. Raise AuditError if the attacked records belong to
     fewer than `people.LEAST` people.
     """
     trained = {record.user for record in members.records} - {None}
-    attacked = {secret.user for secret in secrets if secret.member} - {None}
+    attacked = {record.user for record in attacked_records} - {None}
     if trained and len(attacked) < people.LEAST:
         raise AuditError(
             f"{members.label}: expected attacked records of at least {people.LEAST} people, to say "
             f"anything by person, got {len(attacked)}"
         )
     unread = members.unread
-    marked = []
-    for secret in secrets:
-        user = secret.user
-        is_trained = user in trained or (
+
+    def is_trained(user: str | None) -> bool:
+        return user in trained or (
             user is not None and unread is not None and unread.contains_user(user)
         )
-        marked.append(replace(secret, user_trained=True) if is_trained else secret)
-    return marked
+
+    return is_trained
 
 
 def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:
@@ -437,12 +436,11 @@ def _select_copied_rows(
     return sorted(selected, key=lambda unit: (place[unit.row], unit.part or 0))
 
 
-def _sort_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
-    return sorted(records, key=_get_file_place)
-
-
-def _get_file_place(record: DataRecord) -> tuple[int, int]:
-    return record.row, record.part or 0
+def _order_file_records(records: Sequence[DataRecord]) -> Ints:
+    """Return the indices of the records in the order of the file."""
+    return np.array(
+        sorted(range(len(records)), key=lambda i: (records[i].row, records[i].part or 0)), np.int64
+    )
 
 
 def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:

@@ -93,7 +93,7 @@ def test_columns_of_a_probe_share_their_facts_and_only_gaps_have_their_own() -> 
     row = ValuesBySecret(ids, np.array(member), repeats, {})
     p, q = _build_observation_columns(other, row, Observed(observations))
     assert p.ids is ids and p.member is row.member and p.repeats is repeats
-    assert (q.ids, list(q.values)) == (p.ids[1:], [1.0] * 7)
+    assert (list(q.ids), list(q.values)) == (list(p.ids[1:]), [1.0] * 7)
     whole = [Observation(secret.id, {"p": 0.5, "q": 1.0}) for secret in SECRETS]
     p, q = _build_observation_columns(other, row, Observed(whole))
     assert p.ids is q.ids and p.member is q.member and p.repeats is q.repeats
