@@ -288,9 +288,9 @@ def list_unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
 
 
 def compose_query_epsilons(observations: Sequence[Observation], relation: str) -> float:
-    """Return the epsilon (nats) at `DELTA` of all checked queries together.
+    """Return the total epsilon of all checked queries, in nats, at delta = `DELTA`.
 
-    It is composed from the measured divergences for the neighbouring relation `relation`.
+    Compose it from the queries' measured divergences under the neighbouring relation `relation`.
     """
     loss = float(value_column(observations, f"loss_{relation}").sum())
     order = observations[0].values[f"order_{relation}"]

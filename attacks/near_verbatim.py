@@ -281,14 +281,14 @@ def _bound_fewest_edits(edits: Tensor, position: int) -> Tensor:
 def _prune_beams_keep_verbatim(
     children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Choose the children with which the beams continue; return their (parents, tokens).
+    """Choose the children that stay in the beams; return their (parents, tokens).
 
     A row is a partial sample, and a child is a row with one more token. Each secret keeps its
-    `beams` likeliest children, and in any case the verbatim one.
+    `beams` likeliest children. It also keeps the child that is equal to the secret so far.
 
-    children: (rows, V) log-probabilities of the children; owner: (rows,) the secret of each row.
-    exact: (rows,) the log-probability of a verbatim row, -inf for other rows; truth: (rows,) the
-    next token of the secret.
+    children: (rows, V) log-probabilities of the children. owner: (rows,) the secret of each row.
+    exact: (rows,) the log-probability of a row that is equal to its secret so far, -inf for other
+    rows. truth: (rows,) the next token of the secret.
     """
     width = min(beams, children.shape[-1])
     values, tokens = children.topk(width, dim=-1)  # a row has at most this many of the likeliest

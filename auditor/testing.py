@@ -504,7 +504,7 @@ def make_exposure_test_canaries() -> list[Secret]:
 
 
 def make_coin_flip_test_canaries() -> list[Secret]:
-    """Make canaries with prefixes. Every second canary counts as inserted, as if by coin flips."""
+    """Make canaries with prefixes; mark every second one as inserted, as a coin flip would."""
     canaries = []
     for i, query in enumerate(random_queries(24)):
         coin = i % 2 > 0

@@ -261,9 +261,10 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
 
 
 def _signal_counts_paragraph(e: EdpbEvidence) -> str:
-    """Return a sentence for each model that names the kinds of leak shown.
+    """Return a paragraph with one sentence per model.
 
-    If no leak is shown, the sentence counts the tested and untested kinds.
+    The sentence names the kinds of leak that the audit found. If it found none, the sentence counts
+    the tested and untested kinds.
     """
     signal_assessment = assess_signals(e.result)
     sentences = []

@@ -254,12 +254,12 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
-    """Return the AUC of the strongest score, then its AUCs by number of copies if there are
-    several.
+    """Return the AUC of the strongest score, and that score's AUC for each number of copies.
 
-    The intervals take into account that the strongest score was chosen among several. Older
-    versions recorded the AUC of a score that was fixed beforehand. In their results, the strongest
-    score is chosen here with a Bonferroni correction, so its interval is wider.
+    The second result is {} if all records have the same number of copies. The intervals allow for
+    the choice of the strongest score. Results of older versions hold the AUC of a score that was
+    fixed beforehand. For those, this function picks the strongest score itself, with a Bonferroni
+    correction, so the interval is wider.
     """
     main = finding.measurement(name_auc(""))
     if not is_measured(main):

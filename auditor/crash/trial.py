@@ -407,10 +407,10 @@ def derive_training_seed(seed: int, training: int) -> int:
 
 
 def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
-    """Return the observed noise, rate and steps of the loop, and the epsilon that they imply.
+    """Return the loop's observed noise multiplier, sampling rate and steps, and their epsilon.
 
-    If a broken check implies a larger epsilon for a kind of record or for a single record, that
-    epsilon is returned instead.
+    If a failed check shows a larger epsilon for some record or kind of record, return that epsilon
+    instead.
     """
     broken_checks = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)

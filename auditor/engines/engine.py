@@ -23,7 +23,8 @@ class Work(Protocol):
     def process_items(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
         """Yield the results for these items.
 
-        `place` is the loaded models and data. Every worker gives the same results.
+        `place` is the loaded models and data. The results do not depend on which worker processes
+        the items.
         """
 
 

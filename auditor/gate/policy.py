@@ -368,9 +368,9 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
     """Build the rule for a metric.
 
     name: `recall`, `recall(count=16)` or `recall(kind=email)`, already validated. limit: a number,
-    or the target's claim. complaint: the start of error messages. against_baseline: whether the
-    limit is on the change from the baseline run. Raise AuditError for a rule that could not fail,
-    however much the model leaks.
+    or `CLAIM` for the epsilon that the target claims. complaint: the start of error messages.
+    against_baseline: whether the limit is on the change from the baseline run. Raise AuditError for
+    a rule that could not fail, however much the model leaks.
     """
     match = _METRIC.fullmatch(name)
     assert match is not None

@@ -254,9 +254,9 @@ def compute_continuation_nlls(
 
 
 def add_tie_margin(nll: Floats) -> Floats:
-    """Return, for each nll, the largest nll that counts as equal to it, in nats.
+    """Return each nll plus a small margin, in nats: an nll up to this sum counts as a tie.
 
-    Rounding separates equally likely texts by less than this margin.
+    Rounding errors between equally likely texts are smaller than the margin.
     """
     return nll + _TIE * (1 + nll / 10)  # formulas.md B6: the rank is of loss(s') <= loss(s)
 
@@ -415,10 +415,11 @@ class _TrieLeafSearch:
         live: _TrieBranches,
         rows: Rows,
     ) -> tuple[_TrieBranches, Tensor]:
-        """Count the leaves below the nodes of `live`, and expand their inner children.
+        """Expand the nodes of `live` by one level.
 
-        Return the children that may lead to more leaves, most likely first, and the index in `live`
-        of each child's parent.
+        Add children that are leaves to `leaves_by_limit`. Return the other children, most likely
+        first, without those that are too unlikely to lead to a leaf within the limits, and the
+        index in `live` of each child's parent. `rows`: the model's state for the texts of `live`.
         """
         self.n_visited += len(live)
         level = self.levels[live.depth]

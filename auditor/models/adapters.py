@@ -135,14 +135,14 @@ def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedM
 
 
 def resize_embeddings(base: Any, adapter: Path) -> None:
-    """Resize the base's embeddings, in place, to the vocabulary size of an adapter's training.
+    """Resize the base's embeddings, in place, to the vocabulary with which the adapter was trained.
 
-    The size is that of the embedding matrices in the adapter file. PEFT saves them under their own
-    names or inside a wrapper (`modules_to_save`, `base_layer`). If the file has only the rows of
-    trained tokens, the largest of these tokens decides the size.
+    The new size is that of the embedding matrices in the adapter file. PEFT saves them under their
+    own names or inside a wrapper (`modules_to_save`, `base_layer`). If the file has only the rows
+    of trained tokens, the highest of these token ids decides the size.
 
-    Raise AuditError if the adapter was trained with more tokens than the base has, but does not
-    contain their rows of the input or output matrix.
+    Raise AuditError if the adapter was trained with more tokens than the base has, but its file
+    lacks their rows in the input or output embeddings.
     """
     from peft import PeftConfig
 

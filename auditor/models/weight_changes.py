@@ -276,7 +276,10 @@ def _get_weights_model(model: LanguageModel) -> HuggingFaceModel:
 
 
 def _list_whole_changes(trained: Any, weights: dict[str, Tensor]) -> dict[str, _TrainedWeight]:
-    """Return the parameter changes of a whole model; tied parameters count only once."""
+    """Return each parameter of a full model (not an adapter) minus its value in `weights`.
+
+    Tied parameters are listed once.
+    """
     trained_weights = dict(trained.named_parameters())
     unlike = set(trained_weights) - set(weights)
     for name in trained_weights.keys() & weights.keys():

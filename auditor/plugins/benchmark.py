@@ -100,8 +100,8 @@ class Benchmark:
         """Yield (tokens, copies in training) for each training text or each held-out text.
 
         If `members` is True, yield the training texts, otherwise the held-out texts. An unknown
-        number of copies is None. By default, only attacked and known texts are yielded; a benchmark
-        of whole records overrides this.
+        number of copies is None. By default, yield only the texts that are attacked and the texts
+        that the attacker knows. A benchmark that has the complete records yields all of them.
         """
         for secret in (*self.secrets, *self.canaries):
             if secret.member == members:

@@ -297,7 +297,7 @@ class View:
     def prefix_batch_size(
         self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0
     ) -> int:
-        """Return the number of prefixes in a batch, so that their candidates fit into memory.
+        """Return how many prefixes a batch may have for all its candidates to fit into memory.
 
         `prompt_rows` is the number of rows in the soft prompt.
         """

@@ -56,8 +56,9 @@ def find_largest_mixing_weight(
     """Return the largest lambda in [0, max_weight] whose mixture is within `radius` of p0.
 
     The condition is D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats). `moments` are the
-    `log_ratio_moments` up to alpha. `radius` broadcasts with the leading dimensions of the moments,
-    and may have more. The result is float64. Raise AuditError on bad input.
+    `log_ratio_moments` up to alpha. `radius` is broadcast against the dimensions of the moments
+    after the first, and may have extra dimensions in front. The result is float64. Raise AuditError
+    on bad input.
     """
     if not 0 <= max_weight <= 1:
         raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")

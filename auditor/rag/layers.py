@@ -323,7 +323,7 @@ class RagJudge:
         )
 
     def _list_askable(self) -> Bools:
-        """Return which documents an identity without access asked for, (documents,)."""
+        """Return a (documents,) mask: True if a user without access asked for the document."""
         return np.isin(
             np.arange(len(self.corpus.documents)), [e.document for e in self.exchanges.attack]
         )

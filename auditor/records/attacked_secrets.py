@@ -88,7 +88,10 @@ NOT_KEPT = AnsweredSecretIds()
 
 
 def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
-    """Read the ids of attacked secrets in the folder; raise AuditError for an invalid file."""
+    """Read the ids of the secrets for which the folder has answers.
+
+    Raise AuditError for an invalid file.
+    """
     if (folder / PLAN).exists():
         plan = read_json_object(folder / PLAN, "the plan of a run")
     else:

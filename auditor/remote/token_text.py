@@ -121,9 +121,11 @@ class TokenTextCodec:
         return self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
-        """Return whether `rest` is the text of all tokens of `reading` after the first one.
+        """Return whether a server's text agrees with a possible tokenisation of its answer.
 
-        Outer spaces are ignored. `rest` is what the server answers after the first token.
+        `reading` is the tokenisation, and `rest` is the server's text after the first token. They
+        agree if `rest` and the text of `reading[1:]` are equal, or if the longer of the two starts
+        with the shorter one. Leading and trailing spaces are ignored.
         """
         expected = self.text(reading[1:]).strip()
         text = rest.strip()

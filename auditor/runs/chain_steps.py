@@ -177,9 +177,10 @@ class CauseChains:
         )
 
     def add_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
-        """Return the target's record with a chain of causes for its likelihoods.
+        """Return the target's record with a list of causes for its lower likelihoods.
 
-        The chain states how much each cause made the members' true tokens less likely.
+        The list states how much each part of the defense, one after the other, made the members'
+        true tokens less likely.
         """
         row = self._find_defense_row(target.name)
         if row is None:

@@ -220,9 +220,9 @@ def compute_rmia_share(
     """Return RMIA's score Pr_z[ratio(x) / ratio(z) > 1] for each record x, of shape (records,).
 
     z is a random record of the population. ratio: (records,), from `compute_rmia_log_ratio`.
-    population: (records,) True for the known non-members. Records of x's group (x itself,
-    near-duplicates) never count against x, because an attacker does not know whether x is in the
-    population.
+    population: (records,) True for the known non-members. For each x, the population leaves out
+    x's group: x itself and its near-duplicates. Otherwise the score would depend on whether x is in
+    the population, which an attacker does not know.
     """
     z = np.sort(ratio[population])
     of = group[population]

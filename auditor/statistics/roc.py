@@ -239,9 +239,9 @@ def compute_conformal_p_values(scores: Floats, others: Floats) -> Floats:
 
 
 def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
-    """Count the members above the threshold that the non-members determine.
+    """Count members above the threshold that at most a share `rate` of non-members exceeds.
 
-    If there are too few non-members, no member counts.
+    If there are too few non-members for this rate, the count is 0.
     """
     threshold = compute_conformal_threshold(others, rate)
     n_found = int((members > threshold).sum())

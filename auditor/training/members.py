@@ -71,9 +71,10 @@ def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) ->
 
 
 def name_inseparable_units(records: Sequence[TrainingRecord]) -> list[str]:
-    """Return the privacy unit of each record.
+    """Return the id of each record's privacy unit.
 
-    A unit has all records of a user, and all copies of these records.
+    A unit contains all records of a user and every copy of them. So users who share a record are in
+    the same unit.
     """
     units = [record.unit for record in records]
     return merge_units_sharing_records(units, [record.text for record in records])

@@ -42,9 +42,9 @@ def scale_perplexities_within_data(log_perplexity: Floats, normalisation: Normal
     """Scale perplexities P to rho in [0, 1] (Eq. 4), (n,), relative to all records.
 
     `log_perplexity` (n,) is log P. `normalisation` is `min-max` or `rank`. `min-max` is (P - min P)
-    / (max P - min P), which one odd record can push towards 0 for all others. `rank` is the share
-    of records with a smaller perplexity; ties get the middle. If all perplexities are equal, rho is
-    1.
+    / (max P - min P); a single outlier can push the rho of all other records towards 0. `rank` is
+    the share of the other records with a smaller perplexity; tied records share their mean rank. If
+    all perplexities are equal, rho is 1.
     """
     if len(log_perplexity) == 0:
         raise AuditError("expected records to judge, got none")

@@ -153,7 +153,7 @@ def format_too_long(room: int) -> str:
 
 
 def _group_rows_by_reason(reasons_of_rows: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
-    """Return the row numbers for each reason, in order; reasons_of_rows: (row number, reason)."""
+    """Group row numbers by reason, both in the order of `reasons_of_rows`: (row number, reason)."""
     rows: dict[str, list[int]] = {}
     for row, reason in reasons_of_rows:
         rows.setdefault(reason, []).append(row)

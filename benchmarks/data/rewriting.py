@@ -92,9 +92,10 @@ def _rewrite_parquet(where: str, path: Path, choose: ChooseRows) -> bytes:
 def list_added_rows(
     chosen: Sequence[ChangedRow], names: Sequence[str], n_rows: int
 ) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the new rows with all columns, and the order of all rows.
+    """Return the rows to add, each with every column, and the row numbers in writing order.
 
-    New rows are numbered from `n_rows`, the number of old rows.
+    Old rows have the numbers 0 to `n_rows` - 1. New rows, which have None for a number in `chosen`,
+    are numbered from `n_rows`.
     """
     added: list[dict[str, Any]] = []
     order = []

@@ -486,7 +486,10 @@ def _list_unread_splits(folder: Path, train: datasets.Dataset) -> tuple[str, ...
 
 
 def _select_train_split(where: str, name: str, splits: Mapping[str, Any]) -> Any:
-    """Return the split `train`; without one, raise AuditError with the other splits' folders."""
+    """Return the split `train`.
+
+    If there is none, raise an AuditError that lists the folders of the other splits.
+    """
     if "train" not in splits:
         folders = [str(Path(name) / split) for split in splits]
         raise AuditError(f"{where}: expected a split train, or one of {', '.join(folders)}")

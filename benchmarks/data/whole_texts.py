@@ -99,10 +99,10 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
 def sample_data_conversations(
     reader: TableReader, flag: str, name: str, count: int
 ) -> list[Conversation] | None:
-    """Return up to `count` trained conversations of a file; None if it has none.
+    """Return up to `count` conversations of a file that count toward the loss.
 
-    The same file always gives the same conversations. flag: the option that names the file. reader:
-    the plan's reader, which samples a large table.
+    Return None for a file of texts or tokens. The same file always gives the same conversations.
+    flag: the option that names the file. reader: the plan's reader, which samples a large table.
     """
     if is_large_text_table(f"{flag} {name!r}", Path(name)):  # too large to read for this
         return None

@@ -102,7 +102,7 @@ class BaseLabRecipe:
     def target_training_options(self) -> dict[str, Any]:
         """The training options of the attacked model, keyed by option.
 
-        A model that another trainer makes in the lab has these options too, unless the user sets
+        Models that defenses train in the lab use the same values by default; the user can override
         them.
         """
         return {
