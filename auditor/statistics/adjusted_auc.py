@@ -28,7 +28,7 @@ from auditor.statistics.blind_classifier import (
 from auditor.statistics.intervals import Z
 from auditor.statistics.roc import AUC, compute_newcombe_interval, estimate_auc
 
-# records of equal weight that each side must be worth
+# least effective number of records on each side: the number of equally weighted records
 FEWEST = 20.0
 _NO_PENALTY = 1e4
 _ITERATIONS = 1000

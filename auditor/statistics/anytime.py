@@ -24,14 +24,14 @@ from auditor.core.arrays import Floats, Ints
 from auditor.statistics.bounds import BoundedNumber
 from auditor.statistics.one_run import find_largest_refuted_value
 
-# secrets asked at the first look, and how many times as many at each next one
+# number of secrets at the first look, and growth of that number from look to look
 _FIRST = 16
 _GROWTH = 1.1
-_RUNS = 1000  # simulated
-# of the capital: what is staked whole, which pays most where nothing leaks, and is lost at the
-# first leak
+_RUNS = 1000  # number of simulated runs
+# Share of the capital that the largest stake bets. This stake gains most if nothing leaks, but the
+# first leak takes all of its share.
 _ALL = 0.3
-# few: what is shared out over many is missing from the best
+# few stakes: each has a larger share of the capital, so the best stake has more
 STAKES = np.append(np.geomspace(0.008, 0.7, 8), 1.0)
 CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 
@@ -63,12 +63,12 @@ def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
     Returns:
         One log-capital for each row of `counts`, of shape (...).
     """
-    with np.errstate(divide="ignore"):  # who stakes all of it has nothing left at x = 0
+    with np.errstate(divide="ignore"):  # the largest stake loses everything at x = 0
         log_growth = np.log(1 - STAKES + STAKES * (values / mean)[:, None])  # (v, stakes)
-    # 0 times it is 0
+    # Replace -inf by a finite number: a count of 0 times -inf would be NaN.
     log_growth[:, -1] = np.where(np.isinf(log_growth[:, -1]), -1e300, log_growth[:, -1])
     log_capital = counts @ log_growth
-    # taken out before exp and put back behind log: exp of all would be 0 or inf
+    # Subtract the peak before exp and add it after log: exp itself would underflow or overflow.
     peak = log_capital.max(-1, keepdims=True)
     averaged: Floats = peak[..., 0] + np.log(np.exp(log_capital - peak) @ CAPITAL)
     return averaged
@@ -76,14 +76,15 @@ def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
 
 def bound_betting_mean(values: Floats, minimum: float = 0.0) -> BoundedNumber:
     """Return the mean of numbers in [minimum, 1] with one-sided bounds, valid at every look."""
-    # scaled into [0, 1]; (v,) each
+    # values scaled to [0, 1], and their counts, each of shape (v,)
     distinct, counts = np.unique((values - minimum) / (1 - minimum), return_counts=True)
 
     def low(level: float) -> float:
         return minimum + (1 - minimum) * _compute_lower_mean_bound(distinct, counts, level)
 
     def high(level: float) -> float:
-        # 1 - x lies in [0, 1] as well: the lower bound of its mean is the upper one of x.
+        # 1 - x is in [0, 1] too: the upper bound of the mean of x is 1 minus the lower bound of its
+        # mean.
         return 1 - (1 - minimum) * _compute_lower_mean_bound(1 - distinct, counts, level)
 
     mean = math.nan
@@ -102,7 +103,7 @@ def _compute_lower_mean_bound(values: Floats, counts: Ints, level: float) -> flo
         return 0.0
 
     def is_refuted(mean: float) -> bool:
-        # of numbers that are not all 0 no mean is 0
+        # Some number is above 0, so the mean is not 0.
         return mean == 0 or bool(log_betting_capital(values, counts, mean) >= -math.log(level))
 
     # The capital falls as the mean rises, so the refuted means are all those below one point.
@@ -134,8 +135,8 @@ def simulate_stopping_sizes(
     """
     rng = np.random.default_rng(seed)
     at = np.array([*yield_look_sizes(most)])
-    # (runs, looks, v): what is new at each look, added up; a simulated run is the same at all of
-    # its looks
+    # (runs, looks, v): cumulative counts of new values. All looks of a simulated run see the same
+    # secrets.
     counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(runs, len(at))).cumsum(axis=1)
     refuted = log_betting_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)
     sizes: Ints = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)

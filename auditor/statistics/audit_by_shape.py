@@ -45,21 +45,21 @@ from auditor.statistics.one_run import (
 Sampling = tuple[float, int]  # rate q, steps T
 
 GAUSSIAN: Sampling = (1.0, 1)
-_SHARED = 0.6  # of the level: what is left to the coin that canaries share
+_SHARED = 0.6  # share of the level for the common coin of the canaries
 _POINTS = 2**13
 _TAILS = 9.0
 _CELLS = 4001
 _MOST_COUNTS = 1000
-# halvings: half of the guesses, and an eighth
+# numbers of halvings of the guesses: the bound uses a half, the check an eighth
 _BOUNDED_BY = 1
 _CHECKED_BY = 3
 _CONTRADICTED = 0.05
-_STEP = 1.005  # from one noise that is tried to the next
+_STEP = 1.005  # ratio of two neighbouring noises to try
 _LEAST_NOISE = 0.05
 _MOST_NOISE = 100.0
 _N_NOISES = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
 _FINE = 1e-6
-_NOTHING = 1e-14  # of a distribution
+_NOTHING = 1e-14  # a probability this small counts as 0
 
 
 class LikelihoodRatioDistribution(NamedTuple):
@@ -108,8 +108,8 @@ def compute_likelihood_ratio_distribution(
     """
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
-    # In against out at x: log(1 - q + q e^((2x - 1) / (2 noise^2))), which never falls below log(1
-    # - q).
+    # The log-ratio of included to excluded at x is log(1 - q + q e^((2x - 1) / (2 noise^2))), and
+    # never below log(1 - q).
     ratio = np.logaddexp(
         math.log1p(-q) if q < 1 else -math.inf,
         math.log(q) + (2 * x - 1) / (2 * noise**2),
@@ -118,7 +118,7 @@ def compute_likelihood_ratio_distribution(
     inside, out = (np.diff(mass) for mass in _compute_step_cdfs(x, noise, q))
     means = float(inside @ middle), float(out @ middle)
     spread = math.sqrt(max(0.0, float(inside @ middle**2) - means[0] ** 2))
-    # The transform wraps around: the grid has to hold the sum but for _TAILS deviations, and any
+    # The transform wraps around, so the grid must contain the sum up to _TAILS deviations, and any
     # single step.
     reach = (
         steps * max(abs(means[0]), abs(means[1]))
@@ -127,10 +127,10 @@ def compute_likelihood_ratio_distribution(
     )
     width = 2 * reach / _POINTS
     at: Floats = (np.arange(_POINTS, dtype=np.float64) - _POINTS // 2) * width
-    # the ratio rises with x: x at the lower edge of each cell
+    # The ratio rises with x: find x at the lower edge of each cell.
     with np.errstate(divide="ignore", over="ignore"):
-        # A cell below the least ratio begins at x = -inf and holds nothing; the last cell takes all
-        # that lies above it.
+        # A cell below the smallest ratio begins at x = -inf and is empty; the last cell contains
+        # everything above it.
         edges = noise**2 * np.log(np.maximum((np.exp(at - width / 2) - (1 - q)) / q, 0)) + 0.5
     composed = (
         _compose_steps(np.diff(np.append(mass, 1.0)), steps)
@@ -162,7 +162,8 @@ def compute_final_model_distribution(
     spread = math.sqrt(draws * q * (1 - q))
     lowest = max(0, int(draws * q - _TAILS * spread) - 1)
     highest = min(draws, int(draws * q + _TAILS * spread) + 9)
-    # of many counts a thousand, each for those since the one before
+    # Keep about _MOST_COUNTS of many counts; each also represents the counts since the previous
+    # one.
     counts = np.unique(
         np.linspace(lowest, highest, min(highest - lowest, _MOST_COUNTS) + 1).round()
     )
@@ -172,7 +173,7 @@ def compute_final_model_distribution(
     out = np.diff(scipy.special.ndtr(x / noise))
     inside = np.diff(scipy.special.ndtr((x[:, None] - counts) / noise) @ mass)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # a cell of no mass on either side has no ratio, and is never met
+        # A cell without mass on either side has no ratio and is never reached.
         at = np.nan_to_num(np.log(inside) - np.log(out), nan=0.0, posinf=np.inf, neginf=-np.inf)
     return LikelihoodRatioDistribution(at, inside, out)
 
@@ -186,9 +187,9 @@ def _compute_step_cdfs(x: Floats, noise: float, q: float) -> tuple[Floats, Float
 def _compose_steps(step: Floats, steps: int) -> Floats:
     if steps == 1:
         return step
-    # Index 0 of the transform is a ratio of 0, which stands in the middle of the grid.
+    # Index 0 of the transform is a ratio of 0, which is in the middle of the grid.
     spectrum = np.fft.rfft(np.fft.ifftshift(step)) ** steps
-    # What is below 0 is rounding of the transform.
+    # Values below 0 are rounding errors of the transform.
     return np.asarray(
         np.maximum(np.fft.fftshift(np.fft.irfft(spectrum, _POINTS)), 0),
         dtype=np.float64,
@@ -226,7 +227,7 @@ def compute_canary_shape_p_value(m: int, r: int, v: int, noise: float, sampling:
         )
     mass = np.diff(scipy.special.betainc(r + 1, m - r, as_sure), prepend=0.0)
     nonempty = mass > _NOTHING
-    # Of a canary that is as sure as this or surer, how likely it is right.
+    # The probability that a guess at least as sure as this one is right.
     chance = np.minimum(right[nonempty] / np.maximum(as_sure[nonempty], 1e-300), 1.0)
     return min(1.0, float(mass[nonempty] @ compute_binomial_upper_tail(v, r, chance)))
 
@@ -277,14 +278,14 @@ def bound_shape_epsilon(
     )
     if most is None:
         return 0.0
-    # P[as few right as were seen, or fewer], at the refuted noise.
+    # The probability of at most as many right guesses as were observed, at the refuted noise.
     if (
         1 - compute_canary_shape_p_value(m, counts[checking], right[checking] + 1, most, sampling)
         < _CONTRADICTED
     ):
         return 0.0
-    # Markov for delta: see the top of this file. A group of copies was seen: one record has so many
-    # times its noise.
+    # The docstring of this file explains Markov's bound for delta. The audit observed groups of
+    # copies: relative to one record, the noise is `copies` times as large.
     return convert_shape_noise(
         most * copies,
         sampling,

@@ -45,14 +45,15 @@ from auditor.statistics.one_run import (
 )
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
-# what a verdict states; what a gate does: missed at most once in twenty
+# Probabilities of detection: a verdict states USUAL, a gate SURE, which misses at most one in
+# twenty.
 USUAL = 0.8
 SURE = 0.95
-_MOST = 50.0  # nats, beyond which games are no longer looked at
+_MOST = 50.0  # nats: the search for a detectable epsilon of games ends here
 _FINE = 1e-3
-# what a claim's details hold of a subsampled Gaussian mechanism
+# details of a claim about a subsampled Gaussian mechanism
 _MECHANISM = {"noise_multiplier", "sampling_rate", "steps"}
-_SIMULATED = 400  # audits, of which the median is taken
+_SIMULATED = 400  # number of simulated audits; the result is their median
 
 
 @lru_cache(maxsize=2**12)
@@ -69,7 +70,7 @@ def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) 
     m = audit.canaries
     copies = audit.copies
     sampling = audit.sampling or GAUSSIAN
-    # the least that an audit can say above it
+    # The smallest epsilon above the limit that an audit can report.
     beyond = next(epsilon for epsilon in yield_epsilon_grid() if epsilon > limit)
     needed = _find_needed_right_counts(m, beyond, audit.delta, audit.level, copies)
 
@@ -190,7 +191,7 @@ def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) ->
     mass = np.diff(as_sure, prepend=0.0)
     chance = np.diff(right, prepend=0.0) / np.maximum(mass, 1e-300)
     rng = make_keyed_generator("audit ceiling", m)
-    # Sorted uniform numbers are the ranks of sureness, the surest first.
+    # Sorted uniform numbers are the ranks of the guesses, the surest first.
     cells = np.searchsorted(as_sure, np.sort(rng.random((_SIMULATED, m)), axis=1))
     is_right = rng.random((_SIMULATED, m)) < chance[np.minimum(cells, len(mass) - 1)]
     n_right: NDArray[np.int64] = np.cumsum(is_right, axis=1)
@@ -216,21 +217,21 @@ def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) ->
     The audit misses if it makes too many wrong guesses of either kind (false positives or false
     negatives). By a union bound, each kind may do so with probability (1 - power) / 2.
     """
-    assert audit.table is not None  # whoever asks has seen to it
+    assert audit.table is not None  # callers check it
     tp, fn, fp, tn = audit.table
     played = tp + fn
     others = fp + tn
     half = (1 - power) / 2
 
     def missed(epsilon: float) -> bool:
-        p = 1 / (1 + math.exp(-epsilon))  # randomised response at epsilon tells the truth so often
+        p = 1 / (1 + math.exp(-epsilon))  # probability of the true answer in randomised response
         right = int(find_binomial_quantile(half, played, p))
         wrong = int(find_binomial_quantile(1 - half, others, 1 - p))
         counts = (right, played - right, wrong, others - wrong)
         return epsilon_clopper_pearson(*counts, audit.delta, audit.level) <= limit
 
     epsilon_limit = find_largest_refuted_value(missed, _MOST, _FINE)
-    # where every epsilon is missed, the bisection ends just below _MOST
+    # If the audit misses every epsilon, the bisection ends just below _MOST.
     if epsilon_limit < _MOST * (1 - _FINE):
         return epsilon_limit
     return math.inf

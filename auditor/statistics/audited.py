@@ -48,17 +48,17 @@ from auditor.statistics.one_run import (
     yield_epsilon_grid,
 )
 
-_LEAST = 1e-9  # the epsilon that counts as above 0
-_UNFAIR = 1e-9  # how often fair coins are refused
+_LEAST = 1e-9  # an epsilon must exceed this to count as above 0
+_UNFAIR = 1e-9  # probability of rejecting fair coins
 _MOST_CANARIES = 10**6
-_FARTHEST = 1e300  # from the middle: an infinite score is as sure as this
+_FARTHEST = 1e300  # distance from the middle: infinite scores are as sure as this
 
 MAIN = "one_run"
-GAMES = "games"  # independent ones, by Clopper-Pearson (statistics/games.py)
+GAMES = "games"  # of independent games, by Clopper-Pearson (statistics/games.py)
 FDP = "fdp"
 SHAPE = "shape"
 ESTIMATORS = (MAIN, FDP, SHAPE)
-HELD = (MAIN, GAMES)  # against a claim: of any mechanism whatever
+HELD = (MAIN, GAMES)  # compared with claims, because they are valid for any mechanism
 METRICS = {
     MAIN: "epsilon_lower_bound",
     GAMES: "epsilon_lower_bound",
@@ -122,7 +122,7 @@ def _audit_estimator(
     alone = []
     for r, v in zip(counts, right, strict=True):
         alone.append(bound_share_logit(r, v, level))
-    surest = alone.index(max(alone))  # for readers only: the bound looks at all counts
+    surest = alone.index(max(alone))  # only reported: the bound uses all counts
     proved = prove_epsilon(right)
     best = prove_epsilon(counts)
     return Audited(
@@ -212,7 +212,7 @@ def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts
     scores = np.clip(scores, -_FARTHEST, _FARTHEST)
     middle = _find_median_threshold(np.sort(scores))
     right = ((scores > middle) & included) | ((scores < middle) & ~included)
-    # wrong ones first
+    # Of equally sure guesses, wrong ones come first.
     n_right = np.concatenate([[0], np.cumsum(right[np.lexsort((right, -np.abs(scores - middle)))])])
     return tuple(int(n_right[r]) for r in list_guess_counts(len(scores)))
 
@@ -262,7 +262,7 @@ def count_needed_canaries(
         raise AuditError(f"expected an epsilon > 0 to prove, got {epsilon:g}")
     _check_audit_parameters(2, delta, level, copies)
 
-    # the walk to what m prove has to come so far
+    # The walk for m canaries must come at least this far.
     aim = next(step for step in yield_epsilon_grid() if step >= epsilon)
 
     def comes_there(m: int) -> bool:
@@ -281,8 +281,8 @@ def count_needed_canaries(
     least = _find_fewest_canaries(comes_there, epsilon, delta, level, copies)
     if compute_best_provable_epsilon(least, delta, level, copies) >= epsilon:
         return least
-    # With `least`, epsilon is refuted but some smaller one is not, where the walk stops: bisected
-    # by the walk itself.
+    # If `least` canaries refute epsilon, they may still fail to refute a smaller epsilon, at which
+    # the walk stops: bisect with the walk itself.
     return _find_fewest_canaries(
         lambda m: compute_best_provable_epsilon(m, delta, level, copies) >= epsilon,
         epsilon,
@@ -303,7 +303,7 @@ def _find_fewest_canaries(
 
     Raise AuditError like `count_needed_canaries`.
     """
-    # Doubled until it is enough, then bisected: both take it that more canaries never prove less.
+    # Double until it is enough, then bisect. Both steps assume that more canaries never prove less.
     low = 1
     high = 2
     while not enough(high):

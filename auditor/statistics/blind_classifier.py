@@ -25,8 +25,8 @@ from auditor.statistics.near_pairs import (
 )
 
 FOLDS = 5
-_LEAST_PREFIX = 8  # tokens of a prefix that says which record is meant
-_RECORDS_PER_FEATURE = 20  # so that few records cannot fit noise
+_LEAST_PREFIX = 8  # fewest tokens of a prefix that identify a record
+_RECORDS_PER_FEATURE = 20  # fewest records for each feature, to avoid fitting noise
 
 
 def compute_cross_fit_deviation_factor(
@@ -169,10 +169,10 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
     sizes = np.log1p(np.column_stack([np.diff(starts), lengths]))
     words = np.unique(tokens)
     of = np.searchsorted(words, tokens).astype(np.int32)
-    # how often each word is in each text
+    # (texts, words): counts of each word in each text
     bag = scipy.sparse.csr_array((np.ones(len(of)), of, starts), shape=(len(texts), len(words)))
     bag.sum_duplicates()
-    # Weights of words by how rare they are come from all texts: they tell no label.
+    # All texts determine the weights of rare words: this uses no label.
     bag = TfidfTransformer(sublinear_tf=True).fit(bag).transform(bag, copy=False)
     return scipy.sparse.hstack(
         [bag, scipy.sparse.csr_array(standardise_columns(sizes))], format="csr"
@@ -191,7 +191,7 @@ def predict_membership(features: Any, member: Bools, group: Ints) -> Floats:
 
     log_odds = np.full(len(member), np.nan)
     for known, scored in _split_cross_fit_folds(features, member, group):
-        # scikit-learn refuses to fit one class alone.
+        # scikit-learn refuses to fit a single class.
         if member[known].all() or not member[known].any():
             return np.full(len(member), np.nan)
         fitted = LogisticRegression(class_weight="balanced", max_iter=1000).fit(

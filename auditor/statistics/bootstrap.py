@@ -19,11 +19,11 @@ from auditor.core.secret_randomness import make_keyed_generator
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
-# of a block, unless asked otherwise: what is resampled takes no more memory for being longer
+# default number of entries in a block of counts, which bounds the memory of a resampling
 _COUNTS = 2**21
 
-Draws = Ints  # (resamples, n): how often each was drawn
-Values = Floats  # (resamples,); NaN where a resample holds nothing to take a number of
+Draws = Ints  # (resamples, n): how often each item was drawn
+Values = Floats  # (resamples,); NaN if a resample has no value
 
 
 def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
@@ -36,7 +36,7 @@ def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> Flo
 
     A row sums to 1; its distribution is Dirichlet(1, ..., 1).
     """
-    # over their sum, exponentials are Dirichlet(1, ..., 1)
+    # Exponentials divided by their sum are Dirichlet(1, ..., 1).
     exponentials = noise.standard_exponential((size, n))
     exponentials /= exponentials.sum(1, keepdims=True)
     return exponentials
@@ -60,8 +60,7 @@ def draw_resample_blocks(
         resamples = _draw_cached_resamples(n, stream, size, draw)
         yield from (resamples[start : start + step] for start in range(0, size, step))
         return
-    # Rows are drawn one after another, so that blocks of any size take the same numbers from the
-    # stream.
+    # Draw row by row, so that blocks of any size use the same numbers of the stream.
     noise = make_keyed_generator("bootstrap", stream, n)
     for start in range(0, size, step):
         yield draw(noise, n, min(step, size - start))
@@ -71,7 +70,7 @@ def draw_resample_blocks(
 def _draw_cached_resamples(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
     """Draw resamples and cache them: they are reused often and are slow to draw."""
     resamples = draw(make_keyed_generator("bootstrap", stream, n), n, size)
-    resamples.flags.writeable = False  # all who ask share this array
+    resamples.flags.writeable = False  # all callers share this array
     return resamples
 
 
@@ -142,7 +141,7 @@ def estimate_rate_statistic(
     counts = np.asarray(counts, dtype=float)
     n = sums.shape[1]
     beyond = np.isinf(sums)
-    finite_sums = np.where(beyond, 0.0, sums)  # 0 draws of an infinite one are no infinity
+    finite_sums = np.where(beyond, 0.0, sums)  # 0 times infinity would be NaN
 
     def at(draws: Any) -> tuple[Any, Any]:
         rates = np.where(draws @ beyond.T > 0, np.inf, draws @ finite_sums.T / (draws @ counts.T))
@@ -151,7 +150,7 @@ def estimate_rate_statistic(
             return values, np.zeros_like(values)
         slopes = slopes / (draws @ counts.T / n)
         # Delta method: a text moves each rate by (its sum - rate x its count) / the mean count.
-        # (rows, n): each text's part
+        # `moves` has the shape (rows, n).
         moves = slopes @ finite_sums - (slopes * rates) @ np.broadcast_to(counts, sums.shape)
         return values, np.sqrt((draws * moves**2).sum(1) / (n * max(n - 1, 1)))
 
@@ -165,8 +164,8 @@ def estimate_rate_statistic(
     if beyond.any():
         return float(value), *compute_percentile_interval(values, "inverted_cdf")
     reach = scipy.special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)
-    spread = errors > 1e-9 * error  # what is less is rounding
-    # Bootstrap-t turns round: the upper quantile of t gives the lower end.
+    spread = errors > 1e-9 * error  # smaller errors are rounding
+    # The bootstrap-t swaps the ends: the upper quantile of t gives the lower end.
     low_t, high_t = (
         compute_percentile_interval((values - value)[spread] / errors[spread])
         if spread.any()

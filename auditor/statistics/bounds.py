@@ -27,10 +27,11 @@ from auditor.statistics.distributions import (
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import find_largest_refuted_value
 
-LEVEL = 0.05  # what a gate's false alarms, and its false passes, are held to
+LEVEL = 0.05  # bound on the rates of a gate's false alarms and false passes
 _SIDE = (1 - CONFIDENCE) / 2
-_SURE = 1e-4  # Berger and Boos's gamma: added to the p-value for leaving improbable nuisances out
-_NUISANCES = 25  # values of the nuisance parameter that the tail is maximised over
+# Berger and Boos's gamma: the price, in the p-value, of leaving out improbable nuisances
+_SURE = 1e-4
+_NUISANCES = 25  # number of nuisance values over which the tail is maximised
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def bound_unseen_value(value: float, n: int, size: float) -> BoundedNumber:
     """
 
     def missed(level: float) -> float:
-        # 1 - level^(1/n): Clopper and Pearson's upper bound of a share that none of n shows.
+        # 1 - level^(1/n): Clopper and Pearson's upper bound of a share with no hit among n.
         return -size * math.expm1(math.log(level) / n)
 
     return BoundedNumber(
@@ -199,7 +200,7 @@ def compute_tango_statistic(
     losses = np.asarray(losses, dtype=float)
     b = -wins - losses + (2 * n - wins + losses) * delta
     c = -losses * delta * (1 - delta)
-    # The discriminant is never below 0 but by rounding.
+    # Only rounding can put the discriminant below 0.
     q = (np.sqrt(np.maximum(b * b - 8 * n * c, 0)) - b) / (4 * n)
     # The variance is n (wins + losses - delta^2) in shares, with a share q + delta of wins.
     spread = np.sqrt(n * np.maximum(2 * q + delta * (1 - delta), 0))
@@ -219,15 +220,15 @@ def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> floa
     """
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
-    # A statistic equal to the one seen counts as reached, also where rounding made it less.
+    # A statistic equal to the observed one counts as reached, even if rounding made it smaller.
     observed = float(compute_tango_statistic(wins, losses, n, delta)) - 1e-9
     discordant = clopper_pearson(wins + losses, n, 1 - _SURE)
     shares = np.linspace(max(discordant[0], abs(delta)), min(1.0, discordant[1]), _NUISANCES)
-    if discordant[1] < abs(delta):  # so large a difference takes more discordant pairs than can be
+    if discordant[1] < abs(delta):  # this difference needs more discordant pairs than possible
         return _SURE if delta < (wins - losses) / n else 1.0
     lost = (shares - delta) / 2  # (nuisances,) share of losses
     won = shares - lost
-    # A binomial's variance is n / 4 at most: beyond 4.5 deviations lies less than a tenth of gamma.
+    # A binomial's variance is at most n / 4: less than a tenth of gamma is beyond 4.5 deviations.
     if n > 200:
         half = math.ceil(4.5 * math.sqrt(n * 0.25)) + 10
     else:
@@ -235,10 +236,10 @@ def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> floa
     centre = np.round(n * lost).astype(int)
     first = np.clip(centre - half, 0, n)
     width = min(n, 2 * half) + 1
-    # (nuisances, width): losses that may be seen
+    # (nuisances, width): possible numbers of losses
     grid = np.minimum(first[:, None] + np.arange(width), n)
-    real = first[:, None] + np.arange(width) <= n  # the grid repeats n at its end: counted once
-    # what is needed beside so many losses is the same at every discordance
+    real = first[:, None] + np.arange(width) <= n  # the grid repeats n at its end: count it once
+    # The wins needed with this many losses are the same at every discordance.
     least = int(first.min())
     needed = _find_needed_wins(np.arange(least, int(grid.max()) + 1), n, delta, observed)[
         grid - least
@@ -265,7 +266,7 @@ def _find_needed_wins(
 
     There is one number for each entry of `losses`; n + 1 - losses if no number of wins suffices.
     """
-    # The statistic rises with the wins: one bisection for all losses side by side.
+    # The statistic rises with the wins: bisect for all losses at once.
     low = np.zeros_like(losses)
     high = n + 1 - losses
     while np.any(low < high):

@@ -38,7 +38,8 @@ from auditor.statistics.bounds import (
 from auditor.statistics.distributions import compute_sign_test_p_value
 from auditor.statistics.ranking import compute_resampled_recall, rank_guesses
 
-ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
+# note of a difference from which the non-members' change was subtracted
+ABOVE = "above non-members"
 _RESAMPLES = 4000
 
 
@@ -67,9 +68,9 @@ def measure_mean_difference(
     means of paired differences (Welch).
     """
     if floor is not None:
-        with np.errstate(invalid="ignore"):  # -inf less -inf
+        with np.errstate(invalid="ignore"):  # -inf minus -inf
             sides = new - base, np.subtract(*floor)
-            # not a number where a distribution gives a true token nothing
+            # A mean is NaN if a distribution gives some true token probability 0.
             means = [side.mean() if np.isfinite(side).all() else math.nan for side in sides]
         value = float(means[0] - means[1])
         interval = compute_welch_interval(*sides)
@@ -144,8 +145,8 @@ def resample_paired_means(new: Floats, base: Floats) -> BoundedNumber:
     n = len(delta)
     value = float(delta.mean())
     size = float(np.abs([new, base]).max())
-    # one stream for all that a gate compares: numbers of the same secrets are read at the same
-    # resamples
+    # All comparisons of a gate share one stream: numbers of the same secrets use the same
+    # resamples.
     draws = bootstrap.compute_resampled_means(delta, "gate", _RESAMPLES)
     return bound_resampled_number(value, n, draws, bound_unseen_value(value, n, max(1.0, size)))
 
@@ -164,7 +165,7 @@ def resample_paired_recall(
     right = [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]
     for solved, (hit, score) in zip(right, (new, base), strict=True):
         ranked, before = rank_guesses(hit, score)
-        # back into the order of the secrets
+        # This restores the order of the secrets.
         solved[np.lexsort((hit, -score))] = ranked & (before < errors)
     floor = count_discordant_pairs(*right)
 

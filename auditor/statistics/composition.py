@@ -16,11 +16,11 @@ from scipy.special import logsumexp
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 
-_CELLS = 2**20  # of the grid that losses are summed on
-_CUT = 1e-13  # probability that the summed loss may leave the grid by, at either end
-# at which Chernoff's bound is tried
+_CELLS = 2**20  # of the grid for sums of losses
+_CUT = 1e-13  # bound on the probability that a summed loss is beyond either end of the grid
+# slopes at which Chernoff's bound is tried
 _SLOPES = np.concatenate([np.geomspace(1e-4, 1, 25), np.geomspace(1.25, 1e3, 40)])
-# orders of the Renyi divergences that are converted, less 1
+# orders, minus 1, of the converted Renyi divergences
 _ABOVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
@@ -115,8 +115,8 @@ class PrivacyLossDistribution:
         for sign in (-1.0, 1.0):
             slopes = _SLOPES[:, None] * sign
             mass = draws * logsumexp(np.log(self.p) + slopes * self.values, axis=-1)
-            # P[sum > s] <= e^(mass - slope s) for every slope: s where that is _CUT, at the best
-            # slope.
+            # P[sum > s] <= e^(mass - slope s) for every slope. Find the s at which the bound is
+            # _CUT, with the best slope.
             tail = float(np.min((mass - math.log(_CUT)) / _SLOPES))
             most = draws * float((sign * self.values).max())
             ends.append(min(tail, most))
@@ -129,15 +129,14 @@ def _compute_one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta:
     live = loss.p > 0
     if not live.any():
         return 0.0
-    if delta == 0:  # the largest sum there is: every draw the worst one
+    if delta == 0:  # the largest possible sum: every draw is the worst
         return max(0.0, draws * float(loss.values[live].max()))
     sums, mass = _compute_summed_loss_distribution(loss, draws)
     rest = loss.compute_infinite_loss_probability(draws)
     if _compute_summed_loss_delta(0.0, sums, mass, rest) <= delta:
         return 0.0
     most = float(sums[-1])
-    # From the largest sum on, infinite losses are all that is left: no more epsilon makes delta
-    # smaller.
+    # Above the largest sum only infinite losses remain, so a larger epsilon does not reduce delta.
     if _compute_summed_loss_delta(most, sums, mass, rest) >= delta:
         return most
     return float(
@@ -152,7 +151,7 @@ def _compute_one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta:
 
 def _compute_summed_loss_delta(epsilon: float, sums: Floats, mass: Floats, rest: float) -> float:
     # Hockey-stick divergence: E[1 - e^(epsilon - loss)] over losses above epsilon; an infinite loss
-    # counts whole.
+    # counts fully.
     first_above = np.searchsorted(sums, epsilon, side="right")
     return rest + float(np.sum(mass[first_above:] * -np.expm1(epsilon - sums[first_above:])))
 
@@ -170,11 +169,11 @@ def _compute_summed_loss_distribution(
         return loss.values[order], loss.p[order]
     low, high = loss.sum_range(draws)
     reach = max(high - low, 1e-12)
-    step = 2 * reach / _CELLS  # the transform wraps around: a grid twice as wide as the sum
+    step = 2 * reach / _CELLS  # the transform wraps around, so the grid is twice as wide as the sum
     centre = float(loss.p @ loss.values) / max(float(loss.p.sum()), 1e-300)
     single = np.zeros(_CELLS)
-    # Each loss on the two cells around it, so that its mean stays; places are counted from the
-    # mean, around the grid.
+    # Split each loss over its two neighbouring cells, which keeps its mean. Cells are counted from
+    # the mean, and wrap around the grid.
     place = (loss.values - centre) / step
     cell = np.floor(place)
     share = place - cell
@@ -186,7 +185,7 @@ def _compute_summed_loss_distribution(
     middle = draws * centre
     first = math.floor((low - middle - reach / 2) / step)
     sums: Floats = np.asarray(middle + step * (first + np.arange(_CELLS)), dtype=np.float64)
-    # index 0 of the transform is `middle`; now the lowest sum comes first
+    # Index 0 of the transform is `middle`: move the lowest sum to the front.
     return sums, np.roll(total, -first)
 
 
@@ -198,9 +197,9 @@ def _bound_one_sided_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: fl
     p = np.exp(log_p)
     power = np.exp(log_ratio / 4)
     best = np.full(log_p.shape[:-1], math.inf)
-    for excess_order in _ABOVE:  # the order less 1: each is the square of the one before
+    for excess_order in _ABOVE:  # order minus 1; each power is the square of the previous one
         divergence = np.log(np.einsum("...v,...v->...", p, power)) / excess_order
         epsilon = draws * divergence + compute_renyi_conversion_penalty(1 + excess_order, delta)
-        best = np.fmin(best, epsilon)  # too large for a float: this order says nothing
+        best = np.fmin(best, epsilon)  # `fmin` ignores an order whose power overflows a float
         power *= power
     return np.maximum(best, 0.0)

@@ -50,7 +50,7 @@ def predict_recall(
             hits_at_count = never
         if not len(hits_at_count):
             raise ValueError(f"expected a count that was measured, got {count}")
-        # each count's rate is of secrets of its own, so that the terms are independent
+        # The rates of different counts come from different secrets, so the terms are independent.
         parts.append(
             (float((after == count).mean()), measure_share(PREDICTED, hits_at_count)),
         )

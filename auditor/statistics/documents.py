@@ -18,7 +18,8 @@ from auditor.core.result import Measurement
 RECALL = "document_recall"
 NEAR = "document_near_verbatim_recall"
 LONGEST = "longest_block"
-RECORD = "record"  # the trait of an outcome: a code per record, if members are parts of records
+# trait of an outcome: the code of each member's record, if members are parts of records
+RECORD = "record"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def measure_longest_extracted_blocks(parts: Iterable[DocumentPart]) -> dict[str,
 def _count_longest_covered_tokens(out: Sequence[DocumentPart]) -> int:
     longest = start = end = 0
     for part in sorted(out, key=lambda part: part.start):
-        if part.start > end:  # at the very end it touches what came before: one block
+        if part.start > end:  # parts that touch form one block
             start = part.start
         end = max(end, part.start + part.length)
         longest = max(longest, end - start)
@@ -62,7 +63,8 @@ def _count_longest_covered_tokens(out: Sequence[DocumentPart]) -> int:
 
 def encode_records(secrets: Sequence[Secret]) -> Floats:
     """Return a number that identifies each secret's record, of shape (secrets,)."""
-    # A record that is one secret has a code too: else the shares would be of long records only.
+    # A record with a single secret needs a code too: otherwise the shares would cover only long
+    # records.
     names = [secret.document or secret.id for secret in secrets]
     codes = np.unique(np.array(names, dtype=object), return_inverse=True)[1]
     return codes.astype(float)

@@ -20,7 +20,7 @@ from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import clopper_pearson
 
-# nats: in place of infinity, where a distribution gives a text no probability at all
+# Nats, in place of infinity, if a distribution gives a text probability 0.
 _IMPOSSIBLE = 1e4
 
 
@@ -78,7 +78,7 @@ class WeightedDraws:
     log_q: Floats
     counts: Bools
     n_from_q: int
-    size: int  # of the space
+    size: int  # number of texts in the space
 
     @property
     def weights(self) -> Floats:
@@ -88,7 +88,8 @@ class WeightedDraws:
         the mixture of q and uniform. No weight exceeds `size` times n / (number of uniform draws).
         """
         n = len(self.nll)
-        with np.errstate(divide="ignore"):  # no draw from one of the two
+        # log 0, if all draws come from one of the two distributions
+        with np.errstate(divide="ignore"):
             log_share_drawn = np.log(self.n_from_q / n)
             log_share_uniform = np.log(1 - self.n_from_q / n)
         weights: Floats = np.exp(
@@ -137,7 +138,7 @@ def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEst
     low, high = bootstrap.compute_percentile_interval(
         bootstrap.compute_resampled_means(values, "exposure"),
     )
-    # No resample holds a draw that the sample missed.
+    # No resample contains a draw that the sample missed.
     missed = clopper_pearson(0, n)[1] * draws.bound_draw_weight(nll)
     most = rank_upper_bound(nll, draws.size)
     rank, low, high = (min(most, 1 + x) for x in (float(values.mean()), low, max(high, missed)))
@@ -164,7 +165,6 @@ class SkewNormal:
     """
 
     parameters: tuple[float, float, float]  # shape, location, scale
-    # of `compute_skew_normal_p_value` of the references; small: the distribution does not fit
     fit_p: float
 
     def extrapolate_exposure(self, nll: float, most: float) -> float:
@@ -173,7 +173,7 @@ class SkewNormal:
         The result has no interval, because the shape of the far tail is unknown.
         """
         _, location, scale = self.parameters
-        if scale == 0:  # all references alike
+        if scale == 0:  # all references are equal
             return 0.0 if nll >= location else most
         return min(most, float(-scipy.stats.skewnorm.logcdf(nll, *self.parameters)) / math.log(2))
 
@@ -187,7 +187,7 @@ def fit_skew_normal(references: Floats) -> SkewNormal:
     if np.ptp(references) < 1e-9:
         return SkewNormal((0.0, float(references.mean()), 0.0), 0.0)
     with warnings.catch_warnings():
-        # on its way the optimiser tries impossible parameters
+        # The optimiser tries impossible parameters on its way.
         warnings.simplefilter("ignore", RuntimeWarning)
         shape, location, scale = map(float, scipy.stats.skewnorm.fit(references))
     noise = make_keyed_generator("skew-normal fit")
@@ -197,7 +197,7 @@ def fit_skew_normal(references: Floats) -> SkewNormal:
     )
 
 
-_SIMULATED = 299  # samples of the fitted distribution
+_SIMULATED = 299  # number of samples from the fitted distribution
 # delta = shape / sqrt(1 + shape^2); towards 1 it is a half-normal distribution (Azzalini 1985).
 _LARGEST_DELTA = 0.9999
 _MAYBE_SKEWEST = 0.9
@@ -215,8 +215,8 @@ def compute_skew_normal_p_value(values: Floats, noise: np.random.Generator) -> f
     """
     delta, kurtosis, distance = _measure_skew_normal_misfit(values[None])
     normals = noise.normal(size=(2, _SIMULATED, len(values)))
-    # Few values say little of how skew they are, and a half-normal has the heaviest tail: both must
-    # be refuted.
+    # Few values determine the skewness badly, and a half-normal distribution has the heaviest tail:
+    # both distributions must be refuted.
     skewest = math.copysign(_LARGEST_DELTA, delta[0])
     deltas = [float(delta[0]), *([skewest] if abs(delta[0]) > _MAYBE_SKEWEST else [])]
     return max(

@@ -16,7 +16,7 @@ from auditor.statistics.metrics import RECALL
 from auditor.statistics.ranking import rank_guesses
 from auditor.statistics.roc import compute_conformal_p_values, count_threshold_nonmembers
 
-_COMPARABLE = 0.75  # of a suffix's length: shorter ones are compared with only if need be
+_COMPARABLE = 0.75  # share of a suffix's length; shorter suffixes are compared only if necessary
 
 
 def measure_extraction(outcome: Outcome) -> list[Measurement]:
@@ -35,7 +35,7 @@ def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...
     hit, before = rank_guesses(outcome.hit, outcome.score)
     wrong = int((~hit).sum())
     allowed = sorted({round(x) for x in np.linspace(0, wrong, 60)})
-    # With `e` wrong guesses allowed, a right one counts while at most e wrong ones stand before it.
+    # With `e` wrong guesses allowed, a right guess counts if at most e wrong guesses precede it.
     return tuple((e, float((hit & (before <= e)).sum() / len(hit))) for e in allowed)
 
 
@@ -76,7 +76,7 @@ def compute_suffix_p_values(
         start = int(np.searchsorted(sorted_lengths, _COMPARABLE * length))
         fewest = max(0, end - count_threshold_nonmembers(rate))
         if start > fewest:
-            # all of one length, or none
+            # Take all non-members of one length, or none.
             start = int(np.searchsorted(sorted_lengths, sorted_lengths[fewest]))
         of_length = lengths == length
         p_values[of_length] = compute_conformal_p_values(

@@ -30,8 +30,9 @@ from auditor.statistics.bounds import (
 )
 from auditor.statistics.roc import compute_conformal_threshold, count_allowed_false_positives
 
-RESAMPLES = 8000  # a pair among thirty points is told apart at 0.09%: seven of them lie beyond
-_COUNTS = 2**20  # of a block, as of members and of non-members at once
+# the level for a pair of thirty points is 0.09%: about seven resamples are beyond it
+RESAMPLES = 8000
+_COUNTS = 2**20  # entries of a block of counts
 
 
 # --- leakage --------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def estimate_mean_leakages(values: Floats) -> list[ModelLeakage]:
     ]
 
 
-Scores = tuple[Floats, Floats]  # of members and of non-members
+Scores = tuple[Floats, Floats]  # scores of the members, and of the non-members
 
 
 def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
@@ -131,8 +132,8 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
     scores: as in `estimate_tpr_leakages`. All resamples of a seed use the seed's direction, because
     a direction chosen per resample would give AUCs above 1/2 even at chance.
     """
-    # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
-    # pairs.
+    # A resampled AUC is (counts of members) x (matrix of which member is ahead of which non-member)
+    # x (counts of non-members), over the number of pairs.
     pair_matrices = [[_compare_all_pairs(*matrix) for matrix in point] for point in scores]
     return _resample_leakages(
         scores,
@@ -224,11 +225,10 @@ def _resample_tpr(
         len(others),
         rate,
     )
-    # n are drawn and fewer may pass, so that one of them always stays out.
-    limits = others[surest][passed.sum(axis=1)]  # the surest that has to stay out
+    # A resample draws n non-members and fewer than n may pass, so at least one never passes.
+    limits = others[surest][passed.sum(axis=1)]  # the surest non-member that may not pass
     rising = np.argsort(member_scores)
-    # Of the members drawn, those not above the limit: cumulative counts, read where the limit
-    # falls.
+    # Count the drawn members that are not above the limit: cumulative counts, read at the limit.
     not_above = np.searchsorted(member_scores[rising], limits, side="right")
     cumulative_draws = np.cumsum(members[:, rising], axis=1)
     lost = np.where(
@@ -252,7 +252,7 @@ def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> lis
     """
 
     def seed_mean(rates: Floats) -> tuple[Floats, Floats]:
-        # of logs: exp of it is the geometric mean
+        # The mean of logs: its exp is the geometric mean.
         return rates.mean(1), np.full(rates.shape, 1 / rates.shape[1])
 
     n = tokens.shape[1]
@@ -312,7 +312,7 @@ def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     corners: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i], i)):
         if corners and points[i][1] >= points[corners[-1]][1]:
-            continue  # it leaks no less than what costs no more
+            continue  # it leaks at least as much as a cheaper point
         while (
             len(corners) > 1
             and _compute_left_turn_area(points[corners[-2]], points[corners[-1]], points[i]) <= 0

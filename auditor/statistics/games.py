@@ -18,12 +18,13 @@ from auditor.core.errors import AuditError
 from auditor.core.result import Audited
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
-# tp, fn, fp, tn: games with the model that were, were not, guessed to be; without it
+# tp, fn, fp, tn: games with the model that were guessed right and wrong; games without it that were
+# guessed wrong and right
 Table = tuple[int, int, int, int]
 
-FEWEST = 64  # games: with fewer there is nothing to learn a threshold from
-_TAUGHT = 4  # one game in so many teaches
-_THRESHOLDS = 256  # that are tried on those
+FEWEST = 64  # fewest games from which a threshold can be chosen
+_TAUGHT = 4  # one game in this many chooses the threshold
+_THRESHOLDS = 256  # most thresholds to try
 
 
 def count_confusion(
@@ -84,7 +85,8 @@ def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level:
     up to the number of games that are judged later.
     """
     if included.all() or not included.any():
-        # one side alone teaches nothing: no game is then guessed to be with the model
+        # One side is not enough to choose a threshold: no game is then guessed to be with the
+        # model.
         return math.inf
     tried = np.unique(
         [

@@ -20,7 +20,7 @@ from auditor.core.arrays import Ints
 TokenArray = NDArray[np.uint32]
 Hashes = NDArray[np.uint64]
 NGRAMS_AT_ONCE = 2**20  # n-grams hashed at once
-# odd: what the hash of a piece is a polynomial in, modulo 2^64
+# Base of the polynomial hash modulo 2^64; odd.
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -68,7 +68,7 @@ class HashedNGrams:
 
     def _sort_keys(self, n: int) -> Hashes:
         if n not in self._keys:
-            # Whoever asks for several lengths asks for neighbours one after another.
+            # Callers that need several lengths request neighbouring lengths one after another.
             for length in [length for length in self._keys if abs(length - n) > 1]:
                 del self._keys[length]
             keys = np.empty(int(np.maximum(self.text_lengths - n + 1, 0).sum()), dtype=np.uint64)
@@ -116,8 +116,8 @@ def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints
 
 def hash_token_pieces(pieces: TokenArray) -> Hashes:
     """Return the hash of each piece, of shape (n,); pieces: (n, size) token ids."""
-    # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make
-    # no pair.
+    # Arrays of uint64 wrap without a warning. Two pieces with the same hash only cost a comparison;
+    # they do not form a pair.
     total = np.zeros(len(pieces), dtype=np.uint64)
     for i in range(pieces.shape[1]):
         total = total * _BASE + pieces[:, i] + np.uint64(1)

@@ -21,7 +21,7 @@ def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) ->
     """
     rejected = 0
     while True:
-        # The level only rises from round to round, so that a test that rejected once still does.
+        # The level only rises from round to round, so a test that rejected once rejects again.
         test_level = level / max(1, len(tests) - rejected)
         n_rejected = sum(test(test_level) for test in tests)
         if n_rejected <= rejected:
@@ -38,7 +38,7 @@ def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     adjusted = [0.0] * len(p_values)
     worst = 0.0
     for place, i in enumerate(order.tolist()):
-        # step-down: none rejects before all surer ones do
+        # Step-down: a test rejects only after all tests with smaller p-values.
         worst = max(worst, min(1.0, (len(p_values) - place) * p_values[i]))
         adjusted[i] = worst
     return adjusted

@@ -14,8 +14,8 @@ from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
 
-# deviations of a normal distribution that a two-sided interval reaches
-# At CONFIDENCE: a literal, because importing scipy.special takes as long as a fifth of a gate.
+# Half-width of a normal distribution's interval at CONFIDENCE, in standard deviations. A literal,
+# because importing scipy.special takes a fifth of the time of a gate.
 Z = 1.959963984540054
 
 
@@ -25,7 +25,8 @@ def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[
     tail = (1 - confidence) / 2
     if n == 0 or tail == 0:
         return 0.0, 1.0
-    # Without hits (1 - high)^n = tail, and with hits only low^n = tail: no import of scipy.special.
+    # Without hits (1 - high)^n = tail, and with only hits low^n = tail: neither needs
+    # scipy.special.
     if hits == 0:
         return 0.0, -math.expm1(math.log(tail) / n)
     if hits == n:
@@ -96,7 +97,8 @@ def estimate_perplexity(
                 f"; {np.exp(nll[~impossible].sum() / tokens[~impossible].sum()):.2f} over the "
                 "others"
             )
-    value, low, high = np.exp(np.maximum(log_ends, 0.0)).tolist()  # a token's nll is never below 0
+    # the nll of a token is never below 0
+    value, low, high = np.exp(np.maximum(log_ends, 0.0)).tolist()
     return Measurement(name, value, low, high, n, "perplexity", note)
 
 
@@ -133,13 +135,14 @@ def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
         draw=bootstrap.draw_dirichlet_weights,
     )
     places = (np.arange(len(means)) + 0.5) / len(means)
-    # the weight of the one more, Beta(1, n): its quantiles, not draws of it
+    # The weight of one additional value has the distribution Beta(1, n): use its quantiles instead
+    # of draws.
     beyond = 1 - (1 - places) ** (1 / n)
     (low, _), (_, high) = (
         bootstrap.compute_percentile_interval((1 - beyond) * means + beyond * end) for end in (0, 1)
     )
-    # Quantiles of draws may stop short of the ends that are exact for all ones, and for all zeros.
-    # rounding may pass 1
+    # Quantiles of draws may not reach the exact ends for only ones or only zeros. Rounding may
+    # exceed 1.
     return min(low, clopper_pearson(n, n)[0]), min(1.0, max(high, clopper_pearson(0, n)[1]))
 
 
@@ -158,8 +161,8 @@ def estimate_mean(
         return measure_share(name, values == 1, note)
     if unit == "probability":
         return compute_mean_probability(name, values, note)
-    # the name is the stream: numbers of one name over as many secrets are read at the same
-    # resamples
+    # The stream is the name: numbers with the same name over the same number of secrets use the
+    # same resamples.
     ends = bootstrap.compute_percentile_interval(bootstrap.compute_resampled_means(values, name))
     return Measurement(name, float(values.mean()), *ends, len(values), unit, note)
 
@@ -193,7 +196,7 @@ def combine_independent_intervals(
     """
     value = reach_down = reach_up = 0.0
     for times, m in terms:
-        # a negative coefficient swaps them
+        # A negative coefficient swaps the ends.
         down, up = sorted((times * (m.low - m.value), times * (m.high - m.value)))
         value = value + times * m.value
         reach_down = math.hypot(reach_down, down)

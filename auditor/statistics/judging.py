@@ -145,7 +145,7 @@ def _compute_guess_traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]
         zip(first.suffix, answer.suffix, strict=False),
     )
     lead = sum(1 for _ in equal_tokens)
-    if first.log_prob is None:  # attacks need not know how likely a guess is
+    if first.log_prob is None:  # an attack may not know the probability of a guess
         return rank, first.count, least, math.nan, lead
     passed_over = any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)
     return rank, first.count, least, passed_over, lead

@@ -12,7 +12,7 @@ import scipy
 
 from auditor.core.arrays import Bools, Floats, Ints
 
-SCORES = {  # by name, what each is called; in the order of a table
+SCORES = {  # titles by name, in the order of the tables
     "loss": "loss",
     "zlib": "zlib",
     "lowercase": "lowercase",
@@ -27,16 +27,16 @@ SCORES = {  # by name, what each is called; in the order of a table
     "lira": "LiRA",
     "stacked": "stacked",
 }
-FALSE_POSITIVES = (0.01, 0.001)  # rates at which the share of members found is told
-BELOW = 0.1  # up to which rate of false positives a partial AUC goes
+FALSE_POSITIVES = (0.01, 0.001)  # rates at which reports state the share of members found
+BELOW = 0.1  # largest false-positive rate of the partial AUC
 # WBC's formula, grid(2, 40, 10); its code has 6, 9, 13, 18, 25, 32, 40
 WINDOWS = (2, 3, 4, 5, 8, 11, 15, 21, 29, 40)
-# reference models below which LiRA's variances are shared by all records (Carlini et al. 2022,
-# VI-B)
+# With fewer reference models, LiRA's variances are shared by all records (Carlini et al. 2022,
+# VI-B).
 SHADOWS = 64
-# RMIA's a: how p(x) is told from the models that did not see x (Zarifzadeh et al. 2024)
+# RMIA's a, which estimates p(x) from the models that did not see x (Zarifzadeh et al. 2024).
 OFFLINE = 0.3
-_LEAST_LOSS = 2.0**-24  # what float32 tells a probability from 1 by
+_LEAST_LOSS = 2.0**-24  # the smallest difference from probability 1 in float32
 
 
 def average_lowest(values: Floats, share: float) -> float:
@@ -110,7 +110,7 @@ def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
     return float(np.mean(shares))
 
 
-# --- scores that take reference models ------------------------------------------------------------
+# --- scores that need reference models ---
 
 
 def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
@@ -119,7 +119,7 @@ def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
     LiRA assumes this logit to be normal (formulas A9).
     """
     nll = np.maximum(-np.asarray(mean_log_prob, dtype=float), _LEAST_LOSS)
-    # log p - log(1 - p); expm1 keeps the digits of 1 - p where p is near 1.
+    # log p - log(1 - p); expm1 keeps the digits of 1 - p if p is near 1.
     return np.asarray(-nll - np.log(-np.expm1(-nll)), dtype=np.float64)
 
 
@@ -183,7 +183,7 @@ def _estimate_moments(
     )
     square = (np.where(chosen, values - mean[:, None], 0.0) ** 2).sum(1)
     free = np.maximum(count - 1, 0)
-    if not per_record:  # pooled, each about its own mean: every record takes one degree of freedom
+    if not per_record:  # pooled variance; each record's mean takes one degree of freedom
         square = np.full(len(values), square.sum())
         free = np.full(len(values), free.sum())
     variance = np.divide(square, free, out=np.full(len(values), np.nan), where=free > 0)

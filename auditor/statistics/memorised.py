@@ -31,7 +31,7 @@ RECORDS = "records_out"
 NEW = "new_records_per_1000"
 RICHNESS = "records_to_come_out"
 PER = 1000  # generations
-TOP = 100  # of a ranking
+TOP = 100  # generations at the head of a ranking
 UNIT = f"per {PER:,}"
 
 
@@ -115,7 +115,7 @@ def find_longest_memorised_runs(
 
 def _count_disjoint_ngrams(at: Ints, n: int) -> int:
     """Return the largest number of non-overlapping n-grams among those that start at `at`."""
-    # to take the first that fits is best: all are of one length, in rising order
+    # Taking the first that fits is optimal: all have the same length and are in rising order.
     count = 0
     free = 0
     for start in at.tolist():
@@ -167,7 +167,7 @@ def measure_generation_memorisation(
     measurements = [main]
     if corpus.heldout:
         scale = corpus.trained / corpus.heldout
-        # How many a generation that was not seen holds, at most: as many as one that was seen does.
+        # The assumed maximum in an unseen generation: the maximum in the seen generations.
         holds = max(memorised.max(initial=0), heldout_only.max(initial=0)) or most
         floor = _estimate_rate_per_thousand(name_nonmember_metric(MEMORISED), heldout_only, holds)
         note = (
@@ -269,8 +269,8 @@ def select_distinct_texts(
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     chosen = list[int]()
     holders = dict[tuple[int, ...], list[tuple[int, int]]]()
-    # `holders`: who of those kept has a trigram, so that only texts with one in common are
-    # compared.
+    # `holders` lists, by trigram, the chosen texts that contain it: only texts with a common
+    # trigram are compared.
     for i in order:
         tokens = text(i)
         trigrams = Counter(zip(tokens, tokens[1:], tokens[2:], strict=False))

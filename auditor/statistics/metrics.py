@@ -25,22 +25,22 @@ from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.ranking import compute_resampled_recall, measure_error_recall
 
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
-# no measurement, but kept beside them of each secret: what its first guess is ranked by
+# Not a measurement: the score by which the first guesses are ranked, stored with the measurements.
 SCORE = "score"
 RECALL = "recall"
 _OTHERS = "_nonmembers"
 EXCESS = "excess_"
-DRAWN = "memorised_per_1000"  # of each drawn text, whoever it is of
-# the ends of a bracket, where no more is known
+DRAWN = "memorised_per_1000"  # counted in each drawn text, not for each secret
+# Suffixes of the ends of a bracket, if the exact value is unknown.
 AT_LEAST = "_at_least"
 AT_MOST = "_at_most"
-# a lower bound; NEAR_PROBABILITY + AT_MOST is the upper one
+# A lower bound; the upper bound is NEAR_PROBABILITY + AT_MOST.
 NEAR_PROBABILITY = "near_verbatim_probability"
 
-# traits that group secrets by person or record: such a number is of groups, not of secrets
+# Traits that group secrets by person or record: a metric with such a trait counts groups.
 _CLUSTERS = (people.USER, documents.RECORD)
 
-# numbers kept of each secret, (secrets,), by what they are the mean of
+# Per-secret values, (secrets,), by the metric that is their mean.
 Columns = Mapping[str, Floats]
 
 OfSecrets = Callable[[Outcome], Floats | Bools]
@@ -58,29 +58,29 @@ class Metric:
     name: str
     title: str
     unit: str = "share"
-    exact: bool = False  # a count of secrets: it has exact bounds
-    # secrets.parquet holds the number of each secret that it is the mean of
+    exact: bool = False  # a count of secrets, so its bounds are exact
+    # whether secrets.parquet contains the values of which it is the mean
     per_secret: bool = False
     signed: bool = False  # one share minus another
-    bounded: bool = True  # it has an interval, which every number has that a gate can decide on
-    # it is a number of the model, in no row of an attack, so that no gate finds it
+    bounded: bool = True  # whether it has an interval, as every metric of a gate must
+    # a number about the model, not about an attack, so no gate can use it
     of_model: bool = False
-    members: bool = True  # whom it is of, or else the non-members
-    short: str = ""  # its name where there is room for a word or two
-    place: int = 0  # of its column in a table of several runs, which `short` heads; 0: it has none
-    varies: bool = False  # it has that column only where it is not the same in every row
+    members: bool = True  # whether it is measured on members; otherwise on non-members
+    short: str = ""  # its short name, for narrow columns
+    place: int = 0  # rank of its column, headed `short`, in a table of several runs; 0: no column
+    varies: bool = False  # shown in that table only if it differs between lines
     note: str = ""
-    values: OfSecrets | None = None  # NaN where nothing is known
-    among: Callable[[Outcome], Bools] | None = None  # all of them where None
-    trait: str = ""  # of the outcome, without which it is not measured
-    # wrong guesses, of the number of secrets and the family's number
+    values: OfSecrets | None = None  # NaN if unknown
+    among: Callable[[Outcome], Bools] | None = None  # None: all secrets
+    trait: str = ""  # trait of the outcome that the metric needs
+    # (number of secrets, number in the name) -> wrong guesses
     errors: Callable[[int, int], int] | None = None
-    number: int = 0  # of a family's member
-    # the column of scores by which members are told from non-members; this is how well
+    number: int = 0  # the number in the name of a family's member
+    # column of scores that separate members from non-members; the metric measures how well
     scores: str = ""
-    # of false positives, at which it is the share of members found; 0: it is the AUC
+    # False-positive rate at which it is the share of members found; 0: it is the AUC.
     rate: float = 0.0
-    below: float = 0.0  # it is the mean of those shares over all rates up to this one
+    below: float = 0.0  # it is the mean of those shares over all rates up to this one; 0: it is not
 
     @property
     def is_gateable(self) -> bool:
@@ -119,7 +119,7 @@ class Metric:
 
         n: the number of ranked secrets.
         """
-        assert self.errors is not None  # whoever asks has seen to it
+        assert self.errors is not None  # callers check it
         return self.errors(n, self.number)
 
     def fill_numbers(self, *numbers: str) -> Metric:
@@ -142,8 +142,7 @@ class Metric:
         match = re.fullmatch(pattern, name)
         return match.groups() if match else None
 
-    # --- of an attack's guesses
-    # ------------------------------------------------------------------------------------
+    # --- metrics of guesses ---
 
     def measure(self, members: Outcome, others: Outcome) -> Measurement | None:
         """Return the metric's measurement with its interval; None if it needs more guesses."""
@@ -183,34 +182,33 @@ class Metric:
             return compute_resampled_recall(
                 outcome.hit, outcome.score, draws, self.compute_wrong_guess_limit(len(outcome.ids))
             )
-        assert self.values is not None  # `is_of_member_guesses`
+        assert self.values is not None  # callers check `is_of_member_guesses`
         if self.among is None:
             weights = draws
         else:
             weights = draws * self.among(outcome)
         total = weights.sum(1)
         values = self.values(outcome).astype(float)
-        # A value that is not known is NaN, which would stay one times 0.
+        # An unknown value is NaN, and 0 times NaN is still NaN.
         sums = weights @ np.where(weights.any(0), values, 0.0)
         return np.divide(sums, total, out=np.full(len(draws), np.nan), where=total > 0)
 
 
-# --- of a membership probe
-# -----------------------------------------------------------------------------------------------
+# --- metrics of membership probes ---
 
-OF_TEXT = {  # without a model
+OF_TEXT = {  # scores that need no model
     "ngrams": "n-grams of released text against those of other records",
     "bigrams": "bigrams of released text",
     "likeness": "likeness to released text",
 }
-# which have not seen the target
+# Scores that have not seen the target.
 CONTROLS = {
     "blind": "blind baseline",
     "reference_alone": "the reference alone",
 }
 
 
-# on the texts that members and non-members have in common
+# On the texts that members and non-members have in common.
 ADJUSTED_AUC = "adjusted_membership_auc"
 
 
@@ -279,8 +277,7 @@ def _find_plugin_score_metric(name: str) -> Metric | None:
     return None
 
 
-# --- of untargeted extraction
-# -----------------------------------------------------------------------------------------------
+# --- metrics of untargeted extraction ---
 
 _PER_1000 = "per 1,000"
 RANKINGS = {
@@ -391,8 +388,8 @@ _mean_over_people = partial(
     Metric, unit="probability", trait=people.USER, values=_compute_person_recall
 )
 
-# Those with `values` or `errors` are what every attack's row measures, in this order. From
-# `recall_top_3` on: where the true suffix ranks, and how right and wrong first guesses differ
+# Every attack measures the metrics with `values` or `errors`, in this order. From `recall_top_3`
+# on, they show the rank of the true suffix, and differences between right and wrong first guesses
 # (Ethicist, Table 4, Figures 6 and 7).
 METRICS = (
     _share_of_secrets(
@@ -486,7 +483,7 @@ METRICS = (
         lambda o: o.is_near_verbatim,
     ),
     Metric(documents.LONGEST, "Longest extracted block of a record", "tokens"),
-    # of the probes
+    # metrics of probes
     _mean_probability("extraction_probability", "Extraction probability, mean", short="mean p"),
     _mean_probability(
         *("extraction_probability_ancestral", "Extraction probability without truncation, mean"),
@@ -546,7 +543,7 @@ METRICS = (
     Metric("guesses_right", "Guesses of canaries that are right", "count"),
     *_list_membership_metrics(),
     *_list_generation_metrics(),
-    # of the models
+    # metrics of models
     Metric(
         "perplexity",
         "Held-out perplexity",
@@ -567,7 +564,7 @@ METRICS = (
     ),
 )
 
-# By which models are held against each other at the same usefulness.
+# Metrics by which models are compared at equal usefulness.
 LEAKS = (
     "extraction_probability",
     "exposure",
@@ -578,13 +575,13 @@ LEAKS = (
 )
 COLUMNS = sorted((metric for metric in METRICS if metric.place), key=lambda metric: metric.place)
 _BY_NAME = {metric.name: metric for metric in METRICS}
-_DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
+_DECLARED: dict[str, str] = {}  # titles of plug-ins' measurements
 
 
 def register_plugin_titles(titles: Mapping[str, str]) -> None:
     """Register the titles of plug-ins' measurements, keyed by the measurement's name."""
     _DECLARED.update(titles)
-    # it may have been asked before, and kept a name in place of the title
+    # An earlier call may have cached the name as the title.
     find_metric.cache_clear()
 
 
@@ -602,7 +599,8 @@ def find_metric(name: str) -> Metric:
             return family.fill_numbers(*numbers)
     if plugin_score := _find_plugin_score_metric(name):
         return plugin_score
-    # Behind the table, which has entries of its own for some such names, as `recall_nonmembers`.
+    # After the table, which has separate entries for some of these names, such as
+    # `recall_nonmembers`.
     if name.endswith(_OTHERS):
         base = find_metric(name.removesuffix(_OTHERS))
         return replace(base, name=name, title=f"{base.title}, non-members", members=False)
@@ -628,7 +626,7 @@ def is_builtin_metric(name: str) -> bool:
 
     NAME_nonmembers is built in if NAME is.
     """
-    return find_metric(name).unit != ""  # which no entry is without
+    return find_metric(name).unit != ""  # every entry has a unit
 
 
 def name_nonmember_metric(name: str) -> str:

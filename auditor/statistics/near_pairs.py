@@ -18,9 +18,9 @@ from auditor.core.arrays import Ints
 from auditor.core.nouns import Tokens
 from auditor.statistics.hashed_ngrams import HashedNGrams, hash_token_pieces, join_texts
 
-_ROWS = 256  # texts compared with others at once: bounds the memory
-_WORTH = 4  # comparisons that take as long as looking one piece of one text up
-_SHARE = 32  # one in so many pairs to compare: above that all are compared at once
+_ROWS = 256  # texts compared with others at once, to bound the memory
+_WORTH = 4  # one look-up of a piece takes as long as this many comparisons
+_SHARE = 32  # if more than one pair in this many is a candidate, compare all pairs
 
 
 def index_pairs_within_edit_limits(
@@ -33,7 +33,7 @@ def index_pairs_within_edit_limits(
     index = HashedNGrams(*join_texts(others))
     shapes = np.column_stack([[*map(len, texts)], limits]).astype(np.int64)
     groups, codes = np.unique(shapes, axis=0, return_inverse=True)
-    # By the size of pieces: the index keeps neighbours.
+    # In the order of piece sizes, because the index caches neighbouring sizes.
     for code in np.argsort(groups[:, 0] // (groups[:, 1] + 1), kind="stable"):
         length, limit = groups[code].tolist()
         rows = np.flatnonzero(codes == code)
@@ -49,7 +49,7 @@ def index_pairs_within_edit_limits(
                 pairs = _find_pairs_sharing_a_piece(index, batch_texts, ends, limit, most)
             if pairs is None:
                 other_texts = [others[j] for j in columns.tolist()]
-                # A distance above the limit is not worked out: it comes back as limit + 1.
+                # The distance stops at the limit: any larger distance is returned as limit + 1.
                 distances = cdist(
                     batch_texts, other_texts, scorer=Levenshtein.distance, score_cutoff=limit
                 )
@@ -81,7 +81,7 @@ def label_connected_texts(n_texts: int, pairs: Iterable[tuple[Ints, Ints]]) -> I
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    # Each text is connected with itself; the arrays are never empty.
+    # Connect each text with itself, so that the arrays are never empty.
     self_pairs = np.arange(n_texts)
     at, of = (np.concatenate(side) for side in zip((self_pairs, self_pairs), *pairs, strict=True))
     related = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(n_texts, n_texts))
@@ -112,12 +112,12 @@ def _find_pairs_sharing_a_piece(
         if (most := most - int(counts.sum())) < 0:
             return None
         at = np.repeat(np.arange(len(texts)), counts)
-        # Of each text the keys low:high, one after another.
+        # The keys low:high of each text, one text after another.
         selection = np.arange(len(at)) + np.repeat(high - counts.cumsum(), counts)
         places = index.list_positions(end - begin, selection)
         of = index.find_owners(places)
         is_near = abs(places - index.starts[of] - begin) <= limit
         is_near &= abs(lengths[of] - tokens.shape[1]) <= limit
-        # a pair as one number
+        # A pair as a single number.
         pair_codes.append((at * len(lengths) + of)[is_near])
     return np.divmod(np.unique(np.concatenate(pair_codes)), len(lengths))

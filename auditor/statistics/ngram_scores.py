@@ -19,8 +19,8 @@ from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.statistics.hashed_ngrams import Hashes, hash_token_pieces, join_texts, view_ngrams
 
-ORDER = 4  # words of an n-gram, at most
-NEAREST = 25  # texts that a record's likeness is the mean of
+ORDER = 4  # words of the longest n-gram
+NEAREST = 25  # number of nearest texts whose mean similarity is a record's score
 _FOLDS = 5
 _AT_ONCE = 256  # records compared with all texts at once
 
@@ -45,7 +45,7 @@ class NGramCounts:
         for context, gram in _hash_ngrams(texts, order):
             different, first, counts = np.unique(gram, return_index=True, return_counts=True)
             grams.append((different, counts.astype(float)))
-            # Each different n-gram is one different word behind its context.
+            # Each distinct n-gram is a distinct word after its context.
             begun, back = np.unique(context[first], return_inverse=True)
             total = np.bincount(back, counts, len(begun))
             n_different = np.bincount(back, minlength=len(begun))
@@ -66,7 +66,7 @@ class NGramCounts:
             context_count, different = (
                 _look_up_hashes(context, contexts[0], x) for x in contexts[1:]
             )
-            # behind a context that was never seen, the shorter one's p stays
+            # After an unseen context, keep the p of the shorter context.
             known = context_count > 0
             p[known] = ((count + different * p) / np.where(known, context_count + different, 1.0))[
                 known
@@ -94,7 +94,7 @@ def _hash_ngrams(texts: Sequence[Tokens], order: int) -> Iterator[tuple[Hashes, 
     lengths = np.diff(starts)
     at = np.flatnonzero(np.arange(len(words)) - np.repeat(starts[:-1], lengths) >= order)
     for k in range(1, order + 1):
-        # k - 1 < order words back lies the text itself or its own zeros, never the text before.
+        # k - 1 < order words back is the text itself or its zeros, never the previous text.
         context, gram = (hash_token_pieces(view_ngrams(words, n)) for n in (k - 1, k))
         yield context[at - k + 1], gram[at - k + 1]
 

@@ -42,21 +42,21 @@ import scipy
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 
-_CLOSE = 1e-12  # width of a bisection's last interval; what is returned is the end that was refuted
-_FAR = 12.0  # standard deviations, beyond which a binomial has no mass
+_CLOSE = 1e-12  # width of a bisection's last interval; the result is its refuted end
+_FAR = 12.0  # standard deviations beyond which a binomial has no mass
 _ROUNDED = 1e-9
-# logs of probabilities
+# Logs of probabilities.
 _UNLIKELIEST = -700.0
 _FINE = 1e-3
-_LARGE = 2**20  # products, beyond which convolving by Fourier transform is faster
+_LARGE = 2**20  # products; above this, convolution by Fourier transform is faster
 _MOST_MU = 256.0
-_FEWEST = 16  # guesses of a part: fewer prove hardly anything
+_FEWEST = 16  # fewest guesses of a part: fewer prove hardly anything
 _FDP_HALVINGS = (0, 1, 3, 5)
 
-# how many guesses are given goes by ones up to here, and by about a 16th from there on
+# Correction steps have size 1 up to this number, and then about a 16th of it.
 _COARSE = 16
 
-Counts = tuple[int, ...]  # one for each of `list_guess_counts(m)`
+Counts = tuple[int, ...]  # one count for each of `list_guess_counts(m)`
 
 
 def list_guess_counts(m: int) -> tuple[int, ...]:
@@ -87,8 +87,8 @@ def epsilon_one_run(
     Raise AuditError for impossible counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
-    # The best single r, at delta 0 and the whole level: `compute_one_run_p_value`, which looks at
-    # all r, never proves more.
+    # The best single r at delta 0 and the full level. `compute_one_run_p_value`, which uses all r,
+    # never proves more.
     most = (
         max(
             (
@@ -168,7 +168,7 @@ def find_refuting_right_counts(m: int, epsilon: float, delta: float, level: floa
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
-    # of what is good enough, and what is not, in logs
+    # Logs of a probability that passes, and of one that does not.
     low = _UNLIKELIEST
     high = math.log(level)
     while high - low > _FINE:
@@ -190,13 +190,13 @@ def _bound_p_value(
     A number v is surprising if P[at least v of r guesses are right] is at most `least`. Other
     parameters: see `compute_one_run_p_value`.
     """
-    # log p and log(1 - p): neither loses digits where p is near 1.
+    # log p and log(1 - p), which keep their digits if p is near 1.
     counts = list_guess_counts(m)
     log_chances = (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
-    # (1 - p) m delta: see the top of this file
+    # (1 - p) m delta: see the docstring of this file.
     spare = m * delta * math.exp(log_chances[1])
     more = 0
-    # A union over the counts, and Markov for what delta adds.
+    # A union bound over the counts, plus Markov's bound for the part of delta.
     if least >= enough or len(counts) * least + spare < enough < 1:
         if least >= enough:
             return least
@@ -204,23 +204,23 @@ def _bound_p_value(
     needed = []
     for r in counts:
         needed.append(_find_fewest_unlikely_right(r, math.exp(log_chances[0]), least))
-    # how many are right of those that each count, from the fewest on, adds to the one before
+    # Distributions of the right guesses that each count adds to the next smaller count.
     steps = []
     for before, r in pairwise((0, *reversed(counts))):
         steps.append(_compute_truncated_binomial_pmf(r - before, log_chances))
     chance = _compute_enough_right_probability(needed, steps)
-    # What delta adds goes where it is cheapest: to outcomes that lack one right guess, then two,
-    # and so on.
+    # Delta's share goes to the cheapest outcomes first: those that lack one right guess, then those
+    # that lack two, and so on.
     while spare > 0 and chance < enough:
-        if chance + spare / (more + 1) < enough < 1:  # the rest would each have to be given more
+        if chance + spare / (more + 1) < enough < 1:  # each remaining outcome would need more
             return chance + spare / (more + 1)
         next_more = more + 1 + more // _COARSE
-        # never r + 1 of r
+        # No help can make r + 1 of r right.
         helped = []
         for r, v in zip(counts, needed, strict=True):
             helped.append(max(0, v - next_more) if v <= r else v)
         reached = _compute_enough_right_probability(helped, steps)
-        # those that lack so many or more, and get them
+        # Outcomes that lack at least this many right guesses and receive them.
         used = min(spare, (more + 1) * max(0.0, reached - chance))
         chance = chance + used / (more + 1)
         spare = spare - used
@@ -261,7 +261,8 @@ def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Ste
         else:
             mass = scipy.signal.fftconvolve(mass, step)
         first = first + lowest
-        # What has enough here is counted and taken out, so that no later count sees it again.
+        # Outcomes with enough right guesses are counted and removed, so that no later count repeats
+        # them.
         keep = max(0, min(len(mass), fewest - first))
         reached += float(mass[keep:].sum())
         mass = mass[:keep]
@@ -327,7 +328,7 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
 
         They do if no mechanism with this trade-off has P[v right of r] >= level.
         """
-        # both only grow
+        # Both only grow.
         right = level * v / m
         wrong = level * (r - v) / m
         for i in range(v - 1, -1, -1):
@@ -365,8 +366,8 @@ def compute_gaussian_epsilon(mu: float, delta: float) -> float:
     """
     if mu <= 0 or compute_gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    # At this upper end the first term of `compute_gaussian_delta` alone is delta, and the
-    # second only takes away.
+    # At this upper end, the first term of `compute_gaussian_delta` alone equals delta, and the
+    # second term only subtracts.
     return find_largest_refuted_value(
         lambda epsilon: compute_gaussian_delta(epsilon, mu) > delta,
         mu * mu / 2 + mu * float(-scipy.special.ndtri(delta)),
@@ -378,7 +379,7 @@ def compute_gaussian_delta(epsilon: float, mu: float) -> float:
 
     delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).
     """
-    # In logs: e^epsilon overflows where Phi vanishes.
+    # In logs, because e^epsilon overflows if Phi vanishes.
     log_false_positive = scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
     return float(scipy.special.ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_false_positive))
 
@@ -425,8 +426,8 @@ def bound_share_logit(r: int, v: int, level: float) -> float:
         return 0.0
     if v == r:
         return math.log(level) / r - math.log(-math.expm1(math.log(level) / r))
-    # 1 minus the bound is taken from the mirrored beta law: it keeps its digits where the bound is
-    # near 1.
+    # The mirrored beta distribution gives 1 minus the bound, with all digits if the bound is near
+    # 1.
     bound = scipy.special.betaincinv(v, r - v + 1, level)
     complement = scipy.special.betainccinv(r - v + 1, v, level)
     return float(np.log(bound) - np.log(complement))

@@ -15,8 +15,8 @@ from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
 from auditor.statistics import roc
 
-LEAST = 20  # people: fewer give no number
-USER = "user"  # the trait of an outcome: a code per person, NaN if unknown
+LEAST = 20  # fewest people for a measurement
+USER = "user"  # trait of an outcome: the code of each secret's person, NaN if unknown
 INFERENCE = "user_inference_auc"
 INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 

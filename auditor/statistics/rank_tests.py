@@ -13,7 +13,7 @@ import scipy
 
 from auditor.core.arrays import Floats
 
-LEAST_CONTROLS = 20  # ranks that are needed to look at whether they are uniform
+LEAST_CONTROLS = 20  # fewest ranks for a test of their uniformity
 
 
 def count_alternatives_above(
@@ -24,7 +24,8 @@ def count_alternatives_above(
     nll: the value's nll in nats; tie_limit: the largest nll that counts as equal; alternative_nlls:
     (R,).
     """
-    # Symmetric about the value: what rounding may have put before it is a tie as well.
+    # Symmetric about the value: an alternative that rounding put just before the value is a tie
+    # too.
     margin = tie_limit - nll
     n_above = int((alternative_nlls < nll - margin).sum())
     tied = int((alternative_nlls <= tie_limit).sum()) - n_above

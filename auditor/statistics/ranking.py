@@ -47,7 +47,7 @@ def measure_ranked_recall(
     bootstrap over secrets with all their guesses. It is Clopper-Pearson's if the bootstrap interval
     has no width or there are fewer than `errors` wrong guesses.
     """
-    # (solved secrets,) the guess that solves each
+    # (solved secrets,) the guess that solves each secret
     solver = find_first_right_guesses(secret, right)
 
     def solvers(weight: Ints) -> Ints:
@@ -86,7 +86,7 @@ def find_first_right_guesses(
 ) -> Ints:
     """Return the index of each solved secret's first right guess, in the order of the guesses."""
     hits = np.flatnonzero(right)
-    # `unique` points at the first of each, and sorts by secret: back into the order of the guesses
+    # `unique` returns the first index of each secret, sorted by secret: sort by index again.
     return hits[np.sort(np.unique(secret[hits], return_index=True)[1])]
 
 
@@ -95,7 +95,7 @@ def compute_resampled_recall(hit: Bools, score: Floats, draws: NDArray[Any], err
 
     hit, score: (n,); draws: (resamples, n) how often each secret was drawn.
     """
-    order = np.lexsort((hit, -score))  # equal scores: wrong ones first
+    order = np.lexsort((hit, -score))  # of equal scores, wrong guesses come first
     right = hit[order]
     ranked_draws = draws[:, order]
     wrong = ranked_draws * ~right

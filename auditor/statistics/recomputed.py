@@ -54,7 +54,7 @@ def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple
         return compute_mean((hit & (before < metric.compute_wrong_guess_limit(n))).astype(float)), n
     if (
         not metric.members and metric.per_secret_column_name == DRAWN
-    ):  # its baseline is of held-out n-grams, of no text's
+    ):  # its baseline counts n-grams of held-out text, not texts
         return None
     values = columns[metric.per_secret_column_name]
     if np.isfinite(values).all():
@@ -96,7 +96,7 @@ def repeat_measurement(
             return _repeat_strongest_auc(members, others)
         return roc.estimate_auc(metric.name, *sides)
     values = (members if metric.members else others)[metric.per_secret_column_name]
-    # a share that is no count of 0s and 1s has no exact interval
+    # A share that is not a count of 0s and 1s has no exact interval.
     if metric.unit == "share" and not np.isin(values, (0, 1)).all():
         return None
     return estimate_mean(metric.name, values, metric.unit, metric.note)
@@ -128,7 +128,7 @@ def list_strongest_score_columns(columns: Columns) -> list[str]:
     for name in columns:
         if name.startswith(f"{main}_") and name not in controls:
             named_columns.append(name)
-    # The column without a name is one of those with a name, except in released text.
+    # The unnamed column repeats a named one, except in released text.
     is_duplicate = any(np.array_equal(columns[name], columns[main]) for name in named_columns)
     if is_duplicate:
         return named_columns

@@ -32,14 +32,15 @@ from auditor.statistics.distributions import (
 from auditor.statistics.intervals import Z, clopper_pearson
 from auditor.statistics.one_run import find_largest_refuted_value
 
-AUC = "AUC"  # its unit: a probability that is not written in percent
-# members, and non-members: of three and three even a perfect order comes by chance in 1 of 20
+AUC = "AUC"  # a unit: a probability that is not written in percent
+# Fewest members, and non-members: with three of each, even a perfect order has probability 1/20 by
+# chance.
 LEAST = 4
 
 _SIDE = (1 - bootstrap.CONFIDENCE) / 2
 _ROUNDING = 1e-9
-_PARTS = 5  # of the false-positive rates of a partial AUC
-# of a level, for where the threshold is: that is what few non-members say least of
+_PARTS = 5  # parts of the false-positive range of a partial AUC
+# Share of the level for the position of the threshold, which a few non-members determine worst.
 _OF_THRESHOLD = 0.8
 
 
@@ -128,7 +129,7 @@ def compute_newcombe_interval(
     """
 
     def compute_half_width(x: float) -> float:
-        more = (m + n) / 2 - 1  # the variance of Hanley and McNeil 1982, both sizes at their mean
+        more = (m + n) / 2 - 1  # variance of Hanley and McNeil 1982, with the mean of both sizes
         return (
             widen
             * Z
@@ -136,7 +137,7 @@ def compute_newcombe_interval(
         )
 
     def find_low_end(auc_value: float) -> float:
-        # 0 and 1 have half-width 0 and would pass for an end.
+        # At 0 and 1 the half-width is 0, so these would pass as ends.
         return find_largest_refuted_value(
             lambda x: x < auc_value - compute_half_width(x),
             min(auc_value, 1 - _ROUNDING),
@@ -207,7 +208,7 @@ def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
     are above it (conformal prediction: Vovk et al. 2005). One more score above it would give the
     rate (k + 1) / (n + 1), which for 100 non-members is twice the nominal 1%.
     """
-    # a product that should be whole may come out just below
+    # A product that should be an integer may be rounded to just below it.
     return int((nonmembers + 1) * rate + _ROUNDING) - 1
 
 
@@ -304,7 +305,7 @@ def bound_tpr(members: Floats, others: Floats, rate: float) -> BoundedNumber:
 
     def low(level: float) -> float:
         is_above, wrong = _mark_members_surely_above(members, others, rate, level * _OF_THRESHOLD)
-        # wrong + (1 - wrong) x the rest = level
+        # wrong + (1 - wrong) x the remaining level = level
         return bound_binomial_share(int(is_above.sum()), n).low((level - wrong) / (1 - wrong))
 
     def high(level: float) -> float:
@@ -328,7 +329,7 @@ def bound_partial_auc(members: Floats, others: Floats, max_fpr: float) -> Bounde
         return bound_tpr(members, others, max_fpr * k / _PARTS)
 
     def low(level: float) -> float:
-        # Each part at the height of its left end, the first at 0; `high` at that of its right end.
+        # Each part has the height of its left end, the first 0; in `high`, that of its right end.
         share = level / (_PARTS - 1)
         return sum(bound_step(k).low(share) for k in range(1, _PARTS)) / _PARTS
 
@@ -375,7 +376,7 @@ def _mark_members_surely_above(
     non-member scores is too low if fewer than k scores exceed the true threshold.
     """
     n = len(others)
-    k = int(find_binomial_quantile(share, n, rate))  # the largest with P[B < k] below share
+    k = int(find_binomial_quantile(share, n, rate))  # the largest k with P[B < k] below the share
     if k:
         is_above = members > np.sort(others)[n - k]
     else:
@@ -397,7 +398,7 @@ def _mark_members_possibly_above(
     n = len(others)
     k = (
         int(find_binomial_upper_quantile(share, n, rate)) + 1
-    )  # the smallest with P[B >= k] at most share
+    )  # the smallest k with P[B >= k] at most the share
     if k <= n:
         is_above = members > np.sort(others)[n - k]
     else:
@@ -422,7 +423,8 @@ def bound_tpr_difference(
         share = level * _OF_THRESHOLD / 2
         surely, wrong = _mark_members_surely_above(*first, rate, share)
         perhaps, wrong_too = _mark_members_possibly_above(*second, rate, share)
-        # A union bound: the same non-members set both thresholds, which are not independent.
+        # A union bound, because the same non-members set both thresholds, which are therefore
+        # dependent.
         return count_discordant_pairs(surely, perhaps).low(level - wrong - wrong_too)
 
     return BoundedNumber(

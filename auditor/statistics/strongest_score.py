@@ -31,7 +31,7 @@ from auditor.statistics.metrics import (
     name_tpr_metric,
 )
 
-# streams of the resamples
+# Streams of the resamples.
 _MEMBERS = "membership members"
 _OTHERS = "membership non-members"
 _ALL = ""  # the group of all members
@@ -98,7 +98,7 @@ def compute_simultaneous_widening(
             deviations.append(score.widen * roc.compute_delong_deviation(*placements))
             own_parts.append(_compute_placement_parts(placements[0], members, records.unit))
             other_parts.append(_compute_placement_parts(placements[1], others, records.unit))
-    # (entries, members' units) and (entries, non-members' units)
+    # (entries, members' units) and (entries, non-members' units).
     moved = _compute_resampled_sums(own_parts, records.member, records.unit, _MEMBERS)
     moved += _compute_resampled_sums(other_parts, others, records.unit, _OTHERS)
     deviation = np.array(deviations)
@@ -109,7 +109,7 @@ def compute_simultaneous_widening(
     reach = float(np.quantile(np.abs(moved).max(1), bootstrap.CONFIDENCE))
     if records.unit is None:
         # With few records the resamples of an AUC near 1 have long tails: Bonferroni's bound is
-        # then the sharper one.
+        # then tighter.
         tail = (1 - bootstrap.CONFIDENCE) / 2 / len(deviations)
         reach = min(reach, -compute_normal_quantile(tail))
     return max(1.0, reach / Z)
@@ -128,7 +128,7 @@ def _compute_placement_parts(placed: Floats, side: Bools, unit: Ints | None) -> 
     units = len(placed)
     if unit is not None:
         units = len(np.unique(unit[side]))
-    # A resample of n varies by (n - 1) / n of what n records do.
+    # The variance of a resample of n records is (n - 1) / n of that of n records.
     scale = 1.0
     if units > 1:
         scale = math.sqrt(units / (units - 1))
@@ -160,7 +160,7 @@ def _compute_resampled_sums(
         unit_sums = np.zeros((len(columns), len(units)))
         np.add.at(unit_sums.T, of, columns.T)
         columns = unit_sums
-    # The mean over n draws, times n.
+    # The mean over n draws times n is their sum.
     sums: Floats = columns.shape[1] * bootstrap.compute_resampled_means(columns, stream)
     return sums
 

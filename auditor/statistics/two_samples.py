@@ -39,10 +39,10 @@ def epsilon_clopper_pearson(
         """
         most = math.exp(copies * epsilon)
         slack = compute_group_delta(epsilon, delta, copies)
-        # The second by complements: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo.
+        # The second condition uses complements: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo.
         return tpr[0] > most * fpr[1] + slack or 1 - fpr[1] > most * (1 - tpr[0]) + slack
 
-    # above 0: Clopper-Pearson's bounds are inside (0, 1) or say nothing
+    # Above 0, because Clopper-Pearson's bounds are inside (0, 1), or prove nothing.
     smallest = min(fpr[1], 1 - tpr[0])
     return find_largest_refuted_value(refuted, -math.log(smallest) / copies)
 

@@ -23,7 +23,7 @@ RETRAINED_RELEARNED = "retrained_relearned"
 FORGOTTEN = "forgotten"
 RETAINED = "retained"
 NONMEMBERS = "nonmembers"
-_FEWEST = 10  # secrets of which a share is resampled
+_FEWEST = 10  # fewest secrets for a resampled share
 _CHANGES = {
     "unlearned": (AFTER, BEFORE),
     "left": (AFTER, RETRAINED),
@@ -49,7 +49,8 @@ def measure_unlearning_group(
                 change, unit, columns[new], columns[old]
             )
     if {AFTER, RELEARNED, RETRAINED, RETRAINED_RELEARNED} <= set(columns):
-        control_gain = columns[RETRAINED_RELEARNED] - columns[RETRAINED]  # by what never saw them
+        # gain of a model that never saw the secrets
+        control_gain = columns[RETRAINED_RELEARNED] - columns[RETRAINED]
         back = columns[RELEARNED] - columns[AFTER]
         changes["came_back"] = make_measurement(
             "came_back",
@@ -80,7 +81,7 @@ def _estimate_relearned_share(before: Floats, after: Floats, again: Floats) -> M
     back = again - after
     if len(forgotten) < _FEWEST or forgotten.sum() <= 0 or not back.any():
         return None
-    # (resamples, 2): both sums at the same resample, so that their ratio is of the same secrets
+    # (resamples, 2): both sums use the same resample, so that their ratio is over the same secrets.
     sums = bootstrap.compute_resampled_statistic(
         len(forgotten), lambda draws: np.stack([draws @ back, draws @ forgotten], -1), "share back"
     )

@@ -15,7 +15,7 @@ from auditor.core.arrays import Ints
 from auditor.core.result import Measurement
 from auditor.statistics.intervals import Z, clopper_pearson
 
-Counts = Ints  # (species seen,): in how many of the draws each was
+Counts = Ints  # (species seen,): the number of draws that contain each species
 
 
 def estimate_new_species(name: str, counts: Counts, draws: int, per: int) -> Measurement:
@@ -61,7 +61,7 @@ def estimate_species_richness(
     share = (draws - 1) / draws
     unseen = share * once * (once - 1) / (2 * (twice + 1))
     if unseen > 0:
-        # The variance of the form without bias (EstimateS, Appendix B, of Chao2).
+        # The variance of Chao2's bias-corrected form (EstimateS, Appendix B).
         spread = (
             unseen
             + share**2 * once * (2 * once - 1) ** 2 / (4 * (twice + 1) ** 2)
@@ -71,7 +71,7 @@ def estimate_species_richness(
         low = len(counts) + unseen / factor
         high = len(counts) + unseen * factor
     else:
-        # Poisson: one seen i times is missed with e^-i
+        # Poisson: a species seen i times is missed with probability e^-i.
         missed = float(np.exp(-counts.astype(float)).mean())
         spread = len(counts) * missed * (1 - missed)
         low = len(counts)
