@@ -367,6 +367,7 @@ def print_plan_audit(
                 publish=publish,
                 is_check=limit is not None or remarks is not None,
             )
+            del site  # models and data, which no report needs
             files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):
             # Keep the folder at Ctrl-C: --resume continues it.

@@ -159,7 +159,7 @@ def _encode_values(name: str, values: Iterable[Any]) -> NDArray[Any]:
     dtype = _DTYPES[name]
     column = np.array(list(values), object)
     if dtype is np.int64:
-        column[np.equal(column, None)] = _UNKNOWN
+        column[column == np.array(None)] = _UNKNOWN
     return column.astype(dtype)
 
 

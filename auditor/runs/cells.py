@@ -24,7 +24,7 @@ from auditor.core.nouns import (
     Secret,
 )
 from auditor.core.result import Finding, Measurement, Stratum
-from auditor.core.secret_table import select_members
+from auditor.core.secret_table import build_secret_table, select_members
 from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Observed, Probe
@@ -459,7 +459,8 @@ class ProbeCell(Cell):
         probe = self.method
         earlier, facts = self._pair_undefended_observations()
         secrets, finished = self._observe_missing_secrets(secrets, earlier)
-        values = Observed(finished.read_records(secret.id for secret in secrets))
+        ids = build_secret_table(secrets).ids
+        values = Observed(finished.read_records(ids))
         # Computed once: by an earlier run of the sweep, by the resumed run, or now. `facts` is
         # updated in place, like `earlier` below, because all these runs share both. Facts about
         # some of the secrets do not hold for more secrets.
@@ -474,7 +475,7 @@ class ProbeCell(Cell):
             changed = compress(observations, map(operator.ne, observations, values))
             for batch in batch_finished_secrets(changed, _AT_ONCE):
                 folder.observations.append(self.key, batch)
-        if any(secret.id not in earlier for secret in secrets):
+        if any(id not in earlier for id in ids):
             # A ChainMap's type wants mutable maps; nothing is written to these.
             earlier.maps.insert(0, cast(MutableMapping[str, Observation], finished))
         return secrets, Observed(observations, facts)
@@ -496,7 +497,7 @@ class ProbeCell(Cell):
         """Return the results per secret of these observed secrets."""
         finished = self.audit.folder.observations.finished_secrets(self.key)
         return build_observation_row(
-            self.method, secrets, Observed(finished.read_records(secret.id for secret in secrets))
+            self.method, secrets, Observed(finished.read_records(build_secret_table(secrets).ids))
         )
 
     def _pair_undefended_observations(

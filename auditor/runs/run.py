@@ -305,9 +305,10 @@ def _measure_greedy_recall(
     with clock.timed_stage("greedy recall"):
         if not guesses:
             # [:-1]: no query follows the last token.
-            texts = build_secret_table(secrets).texts
+            table = build_secret_table(secrets)
+            texts = table.texts
             target.model.read_ahead(
-                replace(texts, lengths=texts.lengths - 1), [len(s.suffix) for s in secrets]
+                replace(texts, lengths=texts.lengths - 1), table.lengths[:, 1].tolist()
             )
         recall = audit.site.shared.get_or_make("greedy", audit.sweep_cache_key_of_answers, given)
     if recall[0]:

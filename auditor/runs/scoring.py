@@ -249,7 +249,7 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> ValuesBySecr
             missing = [secret for secret in secrets if secret.id not in stored]
         for batch in batch_suffix_log_probs(target, missing, audit.batch_size):
             audit.folder.tokens.append(journal_key, batch)
-        return _compute_mean_log_probs(stored.read_records(secret.id for secret in secrets))
+        return _compute_mean_log_probs(stored.read_records(build_secret_table(secrets).ids))
 
     members_key = "" if target.companion else target.name
     # A resumed check reads no secret again.
