@@ -1,0 +1,78 @@
+"""Secrets as columns: the same secrets as objects, in a fraction of the memory."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from auditor.core.nouns import Canary, Secret, Wording
+from auditor.core.secret_table import build_secret_table, select_members
+
+SECRETS = (
+    Secret("a", (1, 2), (3,)),
+    Secret(
+        id="b",
+        prefix=(),
+        suffix=(4, 5, 6),
+        repeats=2,
+        member=False,
+        canary=Canary("x", coin=True),
+        group="mails",
+        wording=Wording("", "def", (1, 2, 3)),
+        alias="sb",
+        document="d",
+        at=3,
+        user="u",
+        user_trained=True,
+        copies=7,
+    ),
+    Secret("c" * 40, (9,), (8, 2**31 - 1), repeats=0),
+)
+
+
+def list_fields(secret: Secret) -> list[object]:
+    return [getattr(secret, name) for name in Secret.__slots__]
+
+
+def test_a_table_gives_back_every_field_of_every_secret() -> None:
+    table = build_secret_table(iter(SECRETS))
+    assert list(map(list_fields, table)) == list(map(list_fields, SECRETS))
+    assert [table[i] for i in (0, 1, -1)] == [SECRETS[0], SECRETS[1], SECRETS[-1]]
+    assert table == SECRETS and table != SECRETS[:2]
+    with pytest.raises(IndexError):
+        table[3]
+    assert list(table.texts) == [secret.tokens for secret in SECRETS]
+    assert list(table.suffixes) == [secret.suffix for secret in SECRETS]
+    assert build_secret_table(table) is table
+    assert len(build_secret_table(())) == 0
+
+
+def test_parts_of_a_table_are_tables_and_travel_without_the_rest() -> None:
+    table = build_secret_table(SECRETS)
+    part = table[np.array([2, 0])]
+    assert part == [SECRETS[2], SECRETS[0]] and table[1:] == SECRETS[1:]
+    again = pickle.loads(pickle.dumps(part))
+    assert again == part and len(again.tokens) == 6
+    assert select_members(table) == [SECRETS[0], SECRETS[2]]
+    assert select_members(SECRETS, False) == [SECRETS[1]]
+    prefixes, suffixes = table.stack_tokens(np.array([0]))
+    assert prefixes.tolist() == [[1, 2]] and suffixes.tolist() == [[3]]
+
+
+def test_a_secret_takes_little_more_than_its_tokens_and_id() -> None:
+    def make(count: int) -> Iterator[Secret]:
+        for i in range(count):
+            tokens = tuple(range(1000 + i, 1016 + i))
+            yield Secret(f"example-{i:06d}", tokens[:8], tokens[8:])
+
+    count = 20_000
+    tracemalloc.start()
+    table = build_secret_table(make(count))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # 16 tokens of 4 bytes, an id of 16, and where the tokens lie
+    assert len(table) == count and held < 120 * count
