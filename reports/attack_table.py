@@ -59,7 +59,8 @@ class AttackRow:
     def number_text(self) -> str:
         """Return the attack's main number with its interval, or why it has no number.
 
-        `29/96 (30% [21–40]) recall` or `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`
+        `29/96 (30% [21–40]) recall` or `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`,
+        the latter also for the records with most copies.
         """
         m = self.main
         if m is None:
@@ -73,7 +74,7 @@ class AttackRow:
         is_named = m.note not in ("", self.finding.attack)
         note = ""
         if m.name == name_auc("") and is_named:
-            note = f" ({m.note})"
+            note = f" ({m.note}{_format_most_copied_auc(self.finding)})"
         title = find_metric(m.name).short or phrases.lower_first(phrases.format_metric(m.name))
         return (
             f"{title} {phrases.format_measurement_value(m)}{note}{phrases.format_suffix_lengths(m)}"
@@ -130,6 +131,18 @@ def compare_attacks(
         is_own = finding.attack in result.own_methods
         rows.append(AttackRow(finding, main, difference, base.attack if base else "", is_own))
     return rows
+
+
+def _format_most_copied_auc(finding: Finding) -> str:
+    """Return a phrase about the records with most copies: `; 0.994 [0.91–1.00] at 8 copies`."""
+    by_copies = []
+    for count, m in phrases.sort_repeats(finding.by_repeats):
+        if m.name == name_auc("") and is_measured(m):
+            by_copies.append((count, m))
+    if len(by_copies) < 2:
+        return ""
+    count, m = by_copies[-1]
+    return f"; {phrases.format_measurement_value(m)} at {count} copies"
 
 
 def _find_main_number(finding: Finding) -> Measurement | None:

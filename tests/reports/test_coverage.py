@@ -108,6 +108,13 @@ def test_a_record_of_several_parts_counts_once_in_its_group() -> None:
     assert measure_group_shares(secrets[:3], np.array([False, True, False])) == {}
 
 
+@pytest.mark.parametrize(("population", "which"), [(1, "only"), (12, "only asked")])
+def test_a_single_recited_record_is_not_called_all(population: int, which: str) -> None:
+    stratum = Stratum(8, population, Measurement("recall", 1.0, 0.025, 1.0, 1))
+    said = f"the {which} record that occurs 8 times is recited"
+    assert coverage.format_stratum(stratum) == said
+
+
 def test_records_of_several_parts_are_recited_at_least_in_part() -> None:
     """The second part of neither record came out."""
     secrets = [
