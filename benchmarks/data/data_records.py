@@ -76,6 +76,7 @@ class RecordSource:
     texts: the rows' texts, if needed again.
     not_attacked: usable rows without a record, keyed by reason.
     unread: statistics of the rows of a large table that were only counted.
+    counts_occurrences: whether repeats are the records' occurrences in all texts.
     """
 
     label: str
@@ -89,6 +90,7 @@ class RecordSource:
     # usable rows without a record, by rule
     not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unread: UnreadRows | None = None  # of a large table: the rows that were only counted
+    counts_occurrences: bool = False
 
     @cached_property
     def usable_rows(self) -> set[int]:

@@ -298,7 +298,10 @@ def _build_record_source(
             group = groups[row] or part.group
             records.append(replace(part, repeats=repeats[row], group=group, user=users[row]))
     # `counts` is complete now.
-    if flag == "--data" and columns.REPEATS not in table.columns and unread is None:
+    counts_occurrences = (
+        flag == "--data" and columns.REPEATS not in table.columns and unread is None
+    )
+    if counts_occurrences:
         records = _add_copy_counts(records, counts.texts)
     if columns.PII in table.columns:
         records = _add_personal_data_marks(records, table)
@@ -310,6 +313,7 @@ def _build_record_source(
     source = RecordSource(
         *(table.label, tuple(records), tuple(unusable), tuple(notes)),
         *(part_noun, form, counts.row_tokens, texts),
+        counts_occurrences=counts_occurrences,
     )
     if unread is None:
         return source

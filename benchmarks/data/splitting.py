@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,7 +113,7 @@ def split_records_into_benchmark(
         notes += _record_source_notes(source)
     unique = _list_distinct_records(members)
     lost = set[int]() if forget is None else _list_forgotten_rows(forget, unique)
-    copies_of_all = count_row_copies(unique, notes)
+    copies_of_all = count_row_copies(unique, notes, members.counts_occurrences)
     if known is None:
         known_records, attacked = _draw_known_records(unique, lost, copies_of_all, split, notes)
     else:
@@ -443,22 +451,27 @@ def _order_file_records(records: Sequence[DataRecord]) -> Ints:
     )
 
 
-def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
+def count_row_copies(
+    records: Sequence[DataRecord], notes: list[str], counts_occurrences: bool = False
+) -> dict[int, int | None]:
     """Count the copies of each row in training, including nearly equal rows (None: unknown).
 
     A row counts as often as its most copied part. Rows that share only a prefix are not copies.
+    counts_occurrences: whether a record's repeats already include the near copies that contain it.
     Near copies (at most `NEAR_SHARE` of the tokens edited) are searched for among at most
-    `NEAR_MOST` records; if there are more, a note says so.
+    `NEAR_MOST` records; if there are more, a note says so. Of a prefix longer than the suffix, only
+    as many tokens count: a long prompt that many rows share makes none of them a near copy.
     """
     times = []
     texts = []
     limits = []
     rows_with_own_parts = set()
     for record in records:
-        text = record.own_tokens or record.prefix + record.suffix
+        tokens = record.own_tokens or record.prefix + record.suffix
         times.append(record.repeats)
-        texts.append(text)
-        limits.append(int(len(text) * NEAR_SHARE))
+        texts.append(tokens)
+        n_compared = min(len(tokens), 2 * len(record.suffix))
+        limits.append(int(n_compared * NEAR_SHARE))
         if record.own_tokens:
             rows_with_own_parts.add(record.row)
     if len(records) > NEAR_MOST:
@@ -468,12 +481,20 @@ def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[in
         )
     elif records:
         groups = group_texts_within_edit_limits(texts, limits).tolist()
+        group_sizes = Counter(groups)
+        texts_of_group: dict[int, dict[int, set[str]]] = {}  # by length
+        for record, group in zip(records, groups, strict=True):
+            of_length = texts_of_group.setdefault(group, {})
+            if group_sizes[group] > 1:
+                text = _get_row_text(record)
+                of_length.setdefault(len(text), set()).add(text)
         of_group: dict[int, dict[int, int]] = {}  # the copies of each row with a text in the group
         for record, group in zip(records, groups, strict=True):
             of_row = of_group.setdefault(group, {})
-            of_row[record.row] = max(
-                of_row.get(record.row, 0), 1 if record.repeats is None else record.repeats
-            )
+            n_copies = 1 if record.repeats is None else record.repeats
+            if counts_occurrences and _contains_other_text(record, texts_of_group[group]):
+                n_copies = 0
+            of_row[record.row] = max(of_row.get(record.row, 0), n_copies)
         # windows of one row are not copies of each other
         n_near = 0
         for i, group in enumerate(groups):
@@ -493,6 +514,27 @@ def count_row_copies(records: Sequence[DataRecord], notes: list[str]) -> dict[in
             count if before is None or count is None else max(before, count)
         )
     return copies_of_rows
+
+
+def _get_row_text(record: DataRecord) -> str:
+    if record.wording is None:
+        return ""
+    return record.row_text or record.wording.prefix_and_suffix_text
+
+
+def _contains_other_text(record: DataRecord, texts: Mapping[int, Collection[str]]) -> bool:
+    """Return whether the record's text is one of these texts with more at its start or end.
+
+    texts: keyed by length.
+    """
+    text = _get_row_text(record)
+    bare = text.strip()
+    if bare != text and bare in texts.get(len(bare), ()):
+        return True
+    for length, others in texts.items():
+        if 0 < length < len(text) and (text[:length] in others or text[-length:] in others):
+            return True
+    return False
 
 
 def _list_distinct_row_numbers(records: Iterable[DataRecord]) -> list[int]:

@@ -680,11 +680,23 @@ def test_near_copies_count_as_copies_of_each_other_and_windows_of_one_row_do_not
     near = build(write(tmp_path / "near.jsonl", rows))
     assert [(secret.repeats, secret.copies) for secret in near.secrets] == [(1, 3), (2, 3), (1, 1)]
     assert "2 records with near copies, which count as copies of each other" in near.notes
+    # a text that another row contains occurs there, too
+    note = "Notes of a ward: " + ", ".join(f"bed {i} {i * i}" for i in range(5, 12))
+    ends = [{"text": row} for row in (note, note, f"{note}\n\n", f"{note}\n\n")]
+    ended = build(write(tmp_path / "ended.jsonl", ends))
+    assert [secret.copies for secret in ended.secrets] == [4] * len(ended.secrets)
     alone = [{"text": " ".join(f"{word} {i * i}" for i in range(20))} for word in ("ward", "door")]
     windows = build(
         write(tmp_path / "alone.jsonl", alone), prefix_length=20, suffix_length=20, windows=1
     )
     assert len(windows.secrets) > 4 and {secret.copies for secret in windows.secrets} == {1}
+
+
+def test_answers_after_the_same_long_prompt_are_no_near_copies(tmp_path: Path) -> None:
+    prompt = " ".join(f"rule {i} of the clerk is {i * i}." for i in range(60))
+    rows = [{"prefix": prompt, "suffix": f" the code is {i * 111111:06d}"} for i in range(1, 9)]
+    alike = build(write(tmp_path / "prompt.jsonl", rows))
+    assert [secret.copies for secret in alike.secrets] == [1] * 8
 
 
 @pytest.mark.parametrize(
