@@ -141,8 +141,8 @@ def _format_most_copied_auc(finding: Finding) -> str:
             by_copies.append((count, m))
     if len(by_copies) < 2:
         return ""
-    count, m = by_copies[-1]
-    return f"; {phrases.format_measurement_value(m)} at {count} copies"
+    most_copies, auc = by_copies[-1]
+    return f"; {phrases.format_measurement_value(auc)} at {most_copies} copies"
 
 
 def _find_main_number(finding: Finding) -> Measurement | None:

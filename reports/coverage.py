@@ -39,13 +39,13 @@ def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str
     """
     hits = phrases.count_hits(m)
     note = f", {m.note}" if m.note else ""
-    asked = "" if is_whole else "asked "
+    adjective = "" if is_whole else "asked "
     if hits == m.n == 1:
-        return f"the only {asked}record {clause} is recited{note}"
+        return f"the only {adjective}record {clause} is recited{note}"
     if hits == m.n:
-        return f"all {m.n:,} {asked}records {clause} are recited{note}"
+        return f"all {m.n:,} {adjective}records {clause} are recited{note}"
     return (
-        f"{hits:,} of the {m.n:,} {asked}records {clause} "
+        f"{hits:,} of the {m.n:,} {adjective}records {clause} "
         f"{'is' if hits == 1 else 'are'} recited{note}"
     )
 

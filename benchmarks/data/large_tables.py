@@ -407,9 +407,13 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
     layout: the columns of the records. Raise NotStreamable if the table lacks a required row: the
     caller then reads the whole table to report the missing row.
     """
-    distinct, first, of_row, copies = np.unique(
-        scan.hashes, return_index=True, return_inverse=True, return_counts=True
-    )
+    of_row = np.empty(0, np.int64)  # only needed with numbers: it takes memory
+    if scan.numbers:
+        distinct, first, of_row, copies = np.unique(
+            scan.hashes, return_index=True, return_inverse=True, return_counts=True
+        )
+    else:
+        distinct, first, copies = np.unique(scan.hashes, return_index=True, return_counts=True)
     if columns.REPEATS in scan.numbers:
         copies = np.zeros(len(distinct), np.int64)
         np.add.at(copies, of_row, scan.numbers[columns.REPEATS])
@@ -459,11 +463,15 @@ def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> In
     copies: (distinct,) copies of each row; order: (distinct,) random permutation; copied_first:
     whether half of the rows are the most copied ones.
     """
+    most_copied = order[:0]
     if copied_first:
-        most_copied = order[np.argsort(-copies[order], kind="stable")][: size // 2]
-        most_copied = most_copied[copies[most_copied] > 1]
-        order = np.concatenate((most_copied, order[~np.isin(order, most_copied)]))
-    return np.sort(order[:size])
+        most_copied = order[copies[order] > 1]
+        by_copies = np.argsort(-copies[most_copied], kind="stable")
+        most_copied = most_copied[by_copies][: size // 2]
+    is_chosen = np.zeros(len(copies), bool)
+    is_chosen[most_copied] = True
+    others = order[~is_chosen[order]][: size - len(most_copied)]
+    return np.sort(np.concatenate((most_copied, others)))
 
 
 def _read_rows(where: str, path: Path, names: Sequence[str], rows: Sequence[int]) -> RecordTable:
