@@ -152,7 +152,7 @@ def _write_audit_canaries(
         raise AuditError("--delta needs --for-epsilon; the audit takes its own, -A delta=")
     count, delta = coins.audit, 1e-5 if coins.delta is None else coins.delta
     if count is None:
-        assert coins.for_epsilon is not None  # one of the two
+        assert coins.for_epsilon is not None  # the caller checks that one of the two is given
         count = audited.count_needed_canaries(coins.for_epsilon, delta, copies=counts[0])
         typer.echo(
             f"{count:,} canaries can prove, if every guess is right, ε {coins.for_epsilon:g} at δ "

@@ -59,7 +59,7 @@ def print_stderr_line(text: str, code: int) -> int:
 def is_output_pipe_closed(error: BaseException) -> bool:
     """Test if an error means that the process reading stdout or stderr (e.g. `head`) has ended."""
     if isinstance(error, SystemExit):
-        return isinstance(error.__context__, BrokenPipeError)  # rich's form of it
+        return isinstance(error.__context__, BrokenPipeError)  # rich raises this in its place
     return isinstance(error, BrokenPipeError) and any(
         map(_has_output_stream_lost_its_reader, (sys.stdout, sys.stderr))
     )
@@ -94,7 +94,7 @@ def print_error_traceback(error: BaseException) -> None:
         # Never print local variables: they may include all data.
         stderr_console().print_exception(show_locals=False)
         return
-    # The first cause first, as in Python.
+    # Show the first cause first, as Python does.
     for cause in reversed(list_causes(error)):
         for frame in traceback.extract_tb(cause.__traceback__):
             print_stderr_line(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
@@ -179,7 +179,7 @@ def silence_libraries() -> None:
         logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     warnings.filterwarnings("ignore", category=UserWarning, module="peft")
-    for library in ("bitsandbytes", "accelerate"):  # a line for every layer
+    for library in ("bitsandbytes", "accelerate"):  # these log a line for every layer
         stdlib.getLogger(library).setLevel(stdlib.ERROR)
 
 
@@ -216,7 +216,7 @@ class Terminal(Reporter):
             stderr_console().print(
                 _format_led_text(f"{time.perf_counter() - start:7.1f} s  ", name)
             )
-        # Print this only after the first stage: a refusal is only one sentence.
+        # Wait until the first stage: a refusal prints only one sentence.
         if self._verbose and not self._said_threads:
             import torch
 

@@ -99,7 +99,8 @@ def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
 
     The user's training in the block may hang.
     """
-    import psutil  # needs a module of Unix: --help works without it
+    # Imported here: `time_limit` needs modules of Unix, and --help works without them.
+    import psutil
 
     from auditor.crash.time_limit import LONG, list_training_processes
 

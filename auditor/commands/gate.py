@@ -252,7 +252,7 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     for item in changes:
         if item.endswith(".toml"):
             files[item] = policies.read_policy(Path(item)).rules
-    # Decisions of all items, in any order.
+    # Every limit of all items is one decision, whatever their order.
     rules = max([1 if rules is None else rules, *map(len, files.values())])
     needs = list[powers.SecretsNeeded]()
     n_listed = 0

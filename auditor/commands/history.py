@@ -30,7 +30,7 @@ def history(folders: list[Path], *, by: str = "date", out: Path = Path("history.
     from auditor.reports import history as reports
 
     before = out.resolve()
-    # runs/* may name the page
+    # `runs/*` may include the page itself.
     run_history = ordered([folder for folder in folders if folder.resolve() != before], by)
     disk.replace_atomically(out, reports.render_history_page(run_history, out.parent))
     for name, reason in run_history.left_out:

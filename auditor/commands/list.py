@@ -47,7 +47,7 @@ def list_plugins(
     else:
         classes = load_plugin_classes(console.silence_libraries)
     out = Console()
-    # of a pipe rich says 80 columns: there a line stays whole, for grep
+    # rich assumes 80 columns for a pipe: do not wrap lines there, because grep reads them.
     width = out.width if out.is_terminal else None
     for line in (
         listing.list_overview_lines(classes, width)

@@ -64,7 +64,8 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
     forms: dict[str, Any] = {}
     training = dict(trained)
     for name, cls in found_plugins["Defense"].items():
-        # A defense that serves the trained model is more than the training of the same name.
+        # A defense that is not the class of the training with its name also serves the model: list
+        # it instead of the training.
         if name not in trained or not _is_same_listed_plugin_class(cls, trained[name]):
             training.pop(name, None)
             group = forms if getattr(cls, "form", False) else served
@@ -205,6 +206,6 @@ def _find_plugin_source(cls: Any) -> str:
         spec = importlib.util.find_spec(cls.__module__)
     else:
         spec = None
-    with suppress(TypeError):  # the class of a file given by --plugin
+    with suppress(TypeError):  # fails for the class of a file given by --plugin
         return (spec.origin if spec else inspect.getfile(cls)) or cls.__module__
     return cls.__module__

@@ -50,18 +50,18 @@ def mitigate(
 
     options.load_plugin_files(plan.get("plugin"))
     run = read_run(folder)
-    # runs/latest is a link that the next run moves: the run it names now is meant, and names the
-    # new folder
+    # runs/latest is a link that the next run moves: resolve it, and name the new folder after its
+    # run.
     place = folder.resolve()
     # --by goes into a file name: dp-sgd:8 has a colon, and a slash would lead elsewhere
     where = out or place.with_name(f"{place.name}-{re.sub('[^A-Za-z0-9.]+', '-', by)}")
     parsed_options = parse_plugin_options("-D", option or [], [by.partition(":")[0]])
-    # options without a name also belong to this training; an option that names it wins
+    # Options without a name also belong to this training; options with its name override them.
     plugin_options = {**parsed_options.get("", {}), **parsed_options.get(by.partition(":")[0], {})}
     planned = mitigation.plan_mitigation(
         mitigation.MitigationOptions(place, by, where, plugin_options, train, data), run
     )
-    # both may come from somebody else: the plan in the run folder, and the recipe beside its model
+    # The plan in the run folder and the recipe beside its model may come from somebody else.
     allowed = options.list_allowed_risks(plan)
     options.refuse_unnamed_risks(
         planned.plan.map_field_values(), allowed, str(folder / "plan.json")

@@ -95,10 +95,10 @@ def _build_flag_type(name: str, kind: Any) -> Any:
     for plain in (bool, int, float):
         if name != "batch_size" and plain in (kind, *typing.get_args(kind)):
             return plain
-    return str  # the type of a batch size too, which may be auto
+    return str  # also for a batch size, which may be `auto`
 
 
-LOADING = "device dtype"  # of every command that loads a model
+LOADING = "device dtype"  # flags of every command that loads a model
 HUB_LOADING = f"{LOADING} revision base trust_remote_code"
 ENGINE = "engine workers ray_address gpus_per_worker"
 
@@ -218,7 +218,7 @@ def _annotate_flag(parameter: inspect.Parameter, entry: DocstringEntry, panel: s
     if entry.flags:
         option.param_decls = entry.flags
     elif kind is bool and option.default is ...:
-        option.param_decls = (f"--{parameter.name.replace('_', '-')}",)  # no flag --no-NAME
+        option.param_decls = (f"--{parameter.name.replace('_', '-')}",)  # without a flag --no-NAME
     option.help = option.help or entry.help
     option.rich_help_panel = option.rich_help_panel or panel or None
     option.metavar = option.metavar or entry.metavar or choose_metavar(parameter.name, kind)
@@ -228,7 +228,7 @@ def _annotate_flag(parameter: inspect.Parameter, entry: DocstringEntry, panel: s
 def _find_entry(name: str, entries: Mapping[str, DocstringEntry]) -> DocstringEntry:
     if name in entries or name not in FIELDS:
         return entries.get(name, DocstringEntry())
-    # Without the plan's default: typer adds that of the flag.
+    # Omit the plan's default: typer adds the default of the flag.
     return DocstringEntry((), FIELDS[name].metavar, FIELDS[name].help.partition(" [")[0])
 
 
@@ -252,7 +252,7 @@ def _combine_group_values(signature: inspect.Signature, flags: Mapping[str, Any]
     for name, parameter in signature.parameters.items():
         kind = parameter.annotation
         if (plan_flags := _get_plan_flags(kind)) is not None:
-            # Only None means not given: False was given, as by --no-controls.
+            # None means that the flag was not given; False was given, for example by --no-controls.
             fields = {}
             for field_name in plan_flags.names.split():
                 if flags[field_name] is not None:
@@ -294,7 +294,8 @@ def list_given_flags(group: Any) -> dict[str, Any]:
     for name, value in vars(group).items():
         if dataclasses.is_dataclass(value):
             values |= list_given_flags(value)
-        # `is`, because 0 == False: 0 and "" are given, a switch that is off is not.
+        # Compare by `is`, because 0 == False: 0 and "" are given values, and False is a switch that
+        # was not given.
         elif value is not None and value is not False:
             values[name] = value
     return values
@@ -345,7 +346,7 @@ def _list_risks(values: Mapping[str, Any]) -> Risks:
     for name in _RISKS:
         value = values.get(name) or []
         for item in value if isinstance(value, list | tuple) else [value]:
-            # "": all values are risky.
+            # If `risky` is "", all values are risky.
             if FIELDS[name].definition.risky in str(item):
                 # Values that are not paths, e.g. addresses, change in the same way in plan and
                 # flags.
@@ -405,7 +406,7 @@ def load_plugin_files(files: list[str] | None) -> None:
 def parse_batch_size_flag(value: str) -> int | str:
     if value == AUTO:
         return value
-    # Not isdigit(), which accepts ²; int() does not.
+    # Not isdigit(), because it accepts ² and int() does not.
     if not re.fullmatch("[0-9]{1,9}", value) or int(value) < 1:
         raise AuditError(f"expected --batch-size to be a whole number >= 1 or auto, got {value!r}")
     return int(value)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from auditor.studies.papers import Paper
 
 
-LAB = "lab"  # the scale of the small lab; the scale of another lab has its name
+LAB = "lab"  # scale of the small lab; for another lab, the scale has the lab's name
 
 # The plan fields that the user may choose.
 _OWN = options.PlanFlags(
@@ -71,7 +71,7 @@ def reproduce(
     allowed = options.list_allowed_risks(values)
     for name in plans:
         raw = chosen.raw_plan_at_scale(name, scale)  # refused before torch is imported
-        # neither kind of plan is a grid of runs: search its table directly
+        # Neither kind of plan is a grid of runs, so search its table directly.
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
         requested = [raw]
         if not lone:

@@ -110,14 +110,14 @@ def run(
             "that must be named again if the plan needs them, such as --plugin and --base-url"
         )
     _refuse_flags_beside_estimate_flag(single, resume, out, plan.get("submission"))
-    # do this now: if this run is refused below, runs/latest must not show an older run
+    # Do this now: if this run is refused below, runs/latest must not show an older run.
     if out is None and resume is None and not single.estimate:
         remove_latest_link()
     base = gates.read_flagged_run(single.baseline)  # refused now rather than after hours
     policy = None
     if single.gate is not None:
         policy = _read_gate_policy(single.gate, base)
-    # imports a part of transformers, which takes a second: first refuse what needs no import
+    # This imports a part of transformers, which takes a second: refuse what needs no import before.
     console.silence_libraries()
     requested: Plan | RunFolder | list[GridPoint]
     if resume is None:
@@ -129,7 +129,7 @@ def run(
         for point in requested:  # a sweep may name more risks than its plan
             options.refuse_unnamed_risks(point.plan, allowed, point.name)
             names |= point.plan.keys()
-        # until and submission are fields of a plan, the others flags beside it
+        # `until` and `submission` are fields of a plan; the others are flags outside the plan.
         for name, reason in _ONE_ONLY.items():
             if name in names:
                 raise AuditError(reason)

@@ -22,7 +22,7 @@ def show(folder: Path = Path("runs/latest"), *, verbose: bool = False) -> None:
     """
     from auditor.records.result_file import read_result
 
-    if folder.is_symlink():  # runs/latest: named as the run named itself
+    if folder.is_symlink():  # for runs/latest, the name that the run gave itself
         folder = folder.parent / folder.readlink()
     print_result_screen(read_result(folder), folder, verbose)
 

@@ -48,7 +48,7 @@ def synthetic(
         text, data, nonmembers, canaries, seed, console.get_command_line()
     )
     release = released_text.read_released_text(plan, text)
-    # after both are read: data that are refused leave no folder
+    # Create the folder after reading both files: refused data leave no folder.
     folder = RunFolder.create(out, f"released-{text.stem}", plan.to_json())
     with console.open_progress_terminal(verbose=False) as reporter:
         try:

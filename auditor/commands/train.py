@@ -9,7 +9,8 @@ import typer
 from auditor.commands import completion, console, options
 from auditor.runs.training_request import TrainingFlags, TrainingRequest
 
-_SHARED = f"template date seed {options.HUB_LOADING} {options.ENGINE} plugin"  # with `audit run`
+# shared with `audit run`
+_SHARED = f"template date seed {options.HUB_LOADING} {options.ENGINE} plugin"
 
 
 def train(
@@ -45,7 +46,7 @@ def train(
 
     request = TrainingRequest(
         method=method,
-        # options without the name of a method are of this one
+        # Options without the name of a method belong to this method.
         options=merge_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
         loading=LoadingOptions(**pick(options.HUB_LOADING)).resolve_auto_dtype(),
         engine=from_json(EngineOptions, pick(options.ENGINE), "engine"),
