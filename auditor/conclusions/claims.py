@@ -20,7 +20,7 @@ from auditor.statistics.audit_power import find_detectable_epsilon
 from auditor.statistics.audited import HELD, explain_powerless_audit, repeat_audit
 from auditor.statistics.bounds import LEVEL
 
-# for a training, and for a number of drawn tokens
+# Measures of an epsilon for a training, and of an epsilon for a number of drawn tokens.
 BOUNDS = "epsilon"
 BOUNDS_OF_TOKENS = "epsilon of tokens"
 Verdict = Literal["consistent", "claim contradicted", "audit too weak to tell"]
@@ -89,9 +89,9 @@ class ClaimEvidence:
     nominal: float | None
     bounds: tuple[BoundAgainstClaim, ...] = ()
     unheld: tuple[UncomparableBound, ...] = ()
-    refuted: tuple[str, ...] = ()  # sentences: failures of the claim found without an audit
-    unmeasured: tuple[str, ...] = ()  # audits that could not run, and why
-    usual: str = ""  # the probe that audits this kind of claim; "": an older record lacks it
+    refuted: tuple[str, ...] = ()
+    unmeasured: tuple[str, ...] = ()
+    usual: str = ""
 
     @property
     def _sensitive_bounds(self) -> list[BoundAgainstClaim]:
@@ -190,11 +190,11 @@ def _select_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, 
     """
     pairs: dict[tuple[str, str, Audited], tuple[Finding, Audited]] = {}
     for row in rows:
-        # skip bounds that assume a shape
+        # Skip bounds that assume a shape.
         main = next((audit for audit in row.audits if audit.estimator in HELD), None)
         if main is not None and not row.not_applicable:
             key = (row.attack, str(row.options), main)
-            # Among rows with one audit, keep a row that the claim covers.
+            # Of attacks with the same audit, keep one that the claim covers.
             if key not in pairs or (pairs[key][0].claim_applies is False and row.claim_applies):
                 pairs[key] = (row, main)
     return list(pairs.values())

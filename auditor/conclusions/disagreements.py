@@ -139,7 +139,7 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
     if recall is None or not is_measured(probability):
         return ""
     hits = max(map(_count_hits, filter(is_measured, (recall, any_recall))))
-    # same secrets: use their mean itself
+    # Both methods attacked the same secrets: use the mean itself.
     if probability.n == recall.n:
         p = probability.value
     else:
@@ -175,7 +175,7 @@ def _describe_greedy_contradiction(
         )
     for row in rows:
         for m in row.measurements:
-            # the full name if the prefix is missing
+            # Without this prefix, `removeprefix` returns the full name.
             level = m.name.removeprefix("discoverable_1_")
             # An equal number of secrets is assumed to be the secrets of greedy decoding.
             n_probable = 0

@@ -41,7 +41,7 @@ class FrontierModel:
         cells: results over the seeds, keyed by (setting, attack).
     """
 
-    name: str  # of the target
+    name: str
     label: str
     line: str
     claim: Claim | None
@@ -80,7 +80,7 @@ def list_frontier_models(
     first, _ = next(iter(runs.values()))
     replicates = list(read_replicates(runs))
     targets = [target for target in first.targets if not target.companion]
-    has_one_defense = len(targets) == 2  # besides the undefended
+    has_one_defense = len(targets) == 2  # besides the undefended model
     models = []
     for target in targets:
         defended = target.name != UNDEFENDED
@@ -217,7 +217,8 @@ def _list_frontier_cells(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
             if cell.values_by_seed and name in _list_measured_metrics(cell):
                 rows.append(row)
         widest = [row for row in rows if row[0] == "white-box"] or rows
-        if not find_metric(name).is_of_member_guesses:  # each attack has a frontier of its own
+        # such a metric has a frontier for each attack
+        if not find_metric(name).is_of_member_guesses:
             widest = sorted(
                 widest, key=lambda row: _list_measured_metrics(base.cells[row]).index(name)
             )[:1]
@@ -355,7 +356,7 @@ def _pair_model_leakages(
             return frontier.estimate_auc_leakages(scores)
         return []
     if nonmember_values.shape[-1] < count_bound_nonmembers(metric.rate, LEVEL / 2):
-        # so few bound no rate from below, so they cannot show that a model leaks more
+        # So few non-members bound no rate from below, so they cannot show that a model leaks more.
         return []
     return frontier.estimate_tpr_leakages(scores, metric.rate)
 

@@ -81,7 +81,7 @@ class LeakReading:
         if isinstance(self.baseline, Measurement):
             return m.low > self.baseline.high
         if self.baseline is None and m.unit == "probability":
-            # no rate of non-members is known: require one expected hit from one sample per secret
+            # The rate of non-members is unknown: require one expected hit at one sample per secret.
             return m.low * m.n >= 1
         return m.low > self._baseline_value or (self.either_way and m.high < self._baseline_value)
 
@@ -104,7 +104,7 @@ class LeakReading:
         if m.unit in ("share", "count"):
             return m.value > self._baseline_value
         if m.unit == "probability" and (self.baseline is None or m.value * m.n < 1):
-            # below one hit in all secrets, no hit is expected
+            # Below one hit over all secrets, no hit is expected.
             return self.is_above_baseline
         return self.is_above_baseline or m.low > self._baseline_value
 
@@ -141,7 +141,7 @@ def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, n_te
             return k / n - baseline.value > factor * math.hypot(
                 k / n - compute_wilson_interval(k, n)[0], high - baseline.value
             )
-        # An exact interval's lower end, widened as `widen_leak_measurement` widens it.
+        # The lower end of an exact interval, widened as in `widen_leak_measurement`.
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     # `above` reads this variable when `bisect_left` calls it.

@@ -138,7 +138,7 @@ def _read_personal_data_leaks(finding: Finding) -> Iterator[LeakReading]:
                 yield LeakReading(m, 0.0, part=kind)
 
 
-# anyone who draws these samples extracts such a record with this probability
+# A record counts if these samples extract it with at least this probability.
 _SURELY = 0.9
 VERBATIM = LeakKind(
     "verbatim",
@@ -197,7 +197,7 @@ PERSONAL = LeakKind(
 def _read_exposure_leaks(finding: Finding) -> Iterator[LeakReading]:
     exposed = finding.measurement(EXPOSED)
     if is_measured(exposed):
-        # corrected over the canaries: a single exposed canary is too many
+        # This number is corrected for the count of canaries: even one exposed canary is a leak.
         yield LeakReading(exposed, 0.0)
     for reading in read_nonmember_leaks(finding, EXPOSURE):
         yield reading if reading.baseline is not None else replace(reading, baseline=CHANCE_BITS)
@@ -228,7 +228,7 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
     of_people = _list_person_inference(finding)
     ranked = finding.measurement(RANKED)
     if is_measured(ranked):
-        # Corrected over the values: without a leak, each is listed with the nominal rate.
+        # This number is corrected for the count of values, so its baseline is 0.
         yield LeakReading(ranked, 0.0)
     people_readings = []
     for m in of_people:
@@ -248,7 +248,7 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
     for rate in FALSE_POSITIVES:
         share = finding.measurement(name_tpr_metric("", rate))
         if is_measured(share):
-            # By chance, members exceed the threshold at the rate of non-members: the rate itself.
+            # By chance, members exceed the threshold at the non-members' rate, which is `rate`.
             yield LeakReading(share, rate)
     yield from people_readings
 

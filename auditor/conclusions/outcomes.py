@@ -49,7 +49,7 @@ from auditor.statistics.recomputed import list_strongest_score_columns, repeat_m
 _FLAGS = ("hit", "any_hit")
 _COUNTS = ("distance", "tolerance")
 _PROBABILITY = "probability"  # column of a score that is a probability
-_OF_KIND = f"{RECALL}(kind="  # of personal data
+_OF_KIND = f"{RECALL}(kind="  # the recall of a kind of personal data
 _ASKED = "asked"  # column of secrets without any other number
 
 
@@ -88,7 +88,6 @@ class ValuesBySecret:
     outcome: Outcome | None = field(default=None, repr=False)
     kinds: Mapping[str, Floats] = field(default_factory=dict)
     score_is_probability: bool = False
-    # the sample size depended on the results: only betting bounds are valid
     anytime: bool = False
 
     @classmethod
@@ -177,7 +176,7 @@ class ValuesBySecret:
             return metric.measure(
                 self.outcome.select_secrets(is_selected), self.outcome.select_secrets(~self.member)
             )
-        # in the order of the row: a bootstrap depends on the order
+        # Keep the order of the secrets: a bootstrap depends on it.
         return repeat_measurement(
             metric,
             *(
@@ -307,10 +306,9 @@ class RunOutcomes:
 
     name: str
     result: AuditResult
-    outcomes: Mapping[CellKey, ValuesBySecret]  # empty: the folder has no table
-    # the attacked secrets, read from the other files of the folder
+    outcomes: Mapping[CellKey, ValuesBySecret]
     listed: AnsweredSecretIds = field(default=NOT_KEPT, repr=False)
-    edits: FolderEdits | None = NO_EDITS  # since the run ended; None: no manifest
+    edits: FolderEdits | None = NO_EDITS
 
 
 def read_secret_values(folder: Path) -> dict[CellKey, ValuesBySecret]:

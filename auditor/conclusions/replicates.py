@@ -36,9 +36,7 @@ class Replicates:
     setting: str
     attack: str
     values_by_seed: Mapping[int, ValuesBySecret] = field(default_factory=dict)
-    # of the finding and its target
     measured: Mapping[int, Mapping[str, Measurement]] = field(default_factory=dict)
-    # token counts and nll of the target's held-out texts
     heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     not_applicable: str = ""

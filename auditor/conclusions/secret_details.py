@@ -49,7 +49,6 @@ class SecretDetails:
     tokens: Mapping[str, SuffixLogProbs] = field(default_factory=dict)
     heldout: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
-    # columns of the generations, by quantity
     records: Mapping[CellKey, Mapping[str, Column]] = field(default_factory=dict)
 
 
@@ -236,8 +235,8 @@ class Reliability:
     """
 
     bins: tuple[ScoreBin, ...]
-    error: float  # expected calibration error: mean |score - share right| over the bins, by guesses
-    brier: float  # mean squared distance of the score from 1 (right) or 0 (wrong)
+    error: float
+    brier: float
     n: int
 
 

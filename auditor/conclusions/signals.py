@@ -81,9 +81,8 @@ class LeakSignal:
     count: str = ""
     reason: str = ""
     blind: Measurement | None = None
-    # the number of copies with the largest extracted share, among copied records
     worst_stratum: Stratum | None = None
-    worst_group: tuple[str, Measurement] | None = None  # of the data's groups, by name
+    worst_group: tuple[str, Measurement] | None = None
     n_tests: int = 1
     excess: Measurement | None = None
     can_show_leak: bool = True
@@ -135,7 +134,7 @@ class LeakAssessment:
     signals: tuple[LeakSignal, ...]
     contradictions: dict[str, tuple[Doubt, ...]]
     doubts: dict[str, tuple[Doubt, ...]]
-    unasked: int = 0  # records not attacked for lack of time
+    unasked: int = 0
 
     def list_target_signals(self, target: str) -> tuple[LeakSignal, ...]:
         return tuple(s for s in self.signals if s.target == target)
@@ -319,8 +318,8 @@ def _build_signal(
             size = max(m.low, 1 - m.high)
         else:
             size = m.value
-        # `min` takes the first that differs: shows a leak, is suspected, can show a leak, has its
-        # own level, is early among the limits, is large (zeros: has the widest interval).
+        # `min` compares these in turn: shows a leak, is suspected, can show a leak, has a separate
+        # level, is early among the limits, is large (or, if all are zero, has the widest interval).
         return (
             not reading.is_shown,
             not (reading.is_shown or reading.is_suspected),
