@@ -48,7 +48,8 @@ class CanarySpace:
                 "expected a format that several texts fit, such as 'My ID is {digits:6}', got "
                 f"{self.format!r}, which {self.size} fits: an empty space"
             )
-        # Neighbours suffice: a text also begins everything sorted between it and a text it begins.
+        # It is enough to compare neighbours: if a text is a prefix of another, it is also a prefix
+        # of every text sorted between them.
         if any(
             next_text.startswith(text)
             for block in self.choice_blocks
@@ -89,7 +90,7 @@ class CanarySpace:
             raise make_unknown_name_error(
                 f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)}
             )
-        # Not only int(), which accepts "+5", "1_0" and the digits of other scripts.
+        # int() accepts too much: "+5", "1_0" and the digits of other scripts.
         if not re.fullmatch("[0-9]{1,4}", count or "1") or not 1 <= int(count or "1") <= _LONGEST:
             raise AuditError(
                 f"expected a whole number of at least 1 in the slot {{{slot}}} and at most "
@@ -134,8 +135,8 @@ class CanarySpace:
 
     def draw(self, noise: np.random.Generator) -> str:
         """Draw a text uniformly at random, using `noise`."""
-        # Uniform over texts: because no choice of a block begins another, a text has only one
-        # composition.
+        # Every text is equally likely: no choice of a block is a prefix of another, so a text has
+        # only one composition.
         return self.common_prefix + "".join(
             block[int(noise.integers(len(block)))] for block in self.choice_blocks
         )
@@ -177,7 +178,7 @@ class CanarySpace:
         text before the first slot, if any, is a block with one choice, and comes first.
         """
         tables: list[dict[str, str]] = []
-        # No character leads out of the block of an empty head.
+        # Omit the block of an empty head: no character leads out of it.
         for block in (
             ((self.common_prefix,), *self.choice_blocks)
             if self.common_prefix
@@ -207,6 +208,6 @@ def parse_canary_format(format: str) -> list[tuple[str, str]]:
         slot = (
             f"{name or '?'}{f'!{conversion}' if conversion else ''}{f':{count}' if count else ''}"
         )
-        # None: no slot follows; `{{` is a brace already.
+        # The name is None if no slot follows; the text already has `{` in place of `{{`.
         parts.append((text, "" if name is None else slot))
     return parts

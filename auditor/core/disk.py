@@ -60,7 +60,7 @@ def open_atomic_replacement(path: Path, *, sync: bool = False) -> Iterator[Path]
             fsync(scratch)
         os.replace(scratch, path)
         if sync:
-            # The folder contains the new name: a power cut could undo the rename.
+            # The folder stores the new name: without this, a power cut could undo the rename.
             fsync(path.parent)
     except OSError as error:
         raise make_unwritable_error(path, error) from error
@@ -105,7 +105,7 @@ def append_durably(path: Path, text: str) -> int:
             file.flush()
             os.fsync(file.fileno())
         if new:
-            # The folder contains the name: without this a power cut could remove the file.
+            # The folder stores the name: without this, a power cut could remove the file.
             fsync(path.parent)
     except OSError as error:
         if begin is not None:
@@ -191,10 +191,10 @@ def open_scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """
     prefix = f".{name}.audit-scratch-"
     for leftover in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
-        # BlockingIOError: its process is running
+        # BlockingIOError means that the folder's process is running.
         with suppress(OSError), _folder_flock_context(leftover):
             shutil.rmtree(leftover)
-    # The umask is the whole process's: files of other threads are for the owner only, too.
+    # The umask belongs to the process: meanwhile, files of other threads are private, too.
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     umask_before = os.umask(0o077)
     try:

@@ -89,7 +89,7 @@ def make_file_access_error(error: BaseException, program_folder: str) -> AuditEr
             path = None
         else:
             continue
-        # Without a path the file may be ours.
+        # Without a path, the missing file may belong to this program.
         missing = code == errno.ENOENT and (path is None or str(path).startswith(program_folder))
         if code is not None and code in _OF_A_PLACE and not missing:
             return AuditError(os.strerror(code) if path is None else f"{path}: {os.strerror(code)}")

@@ -155,7 +155,7 @@ def _describe_validation_error(
     if error["type"] == "missing":
         return f"{parent}: missing field {last!r}"
     if error["type"] == "unexpected_keyword_argument":
-        # That name belongs to another record.
+        # The unexpected name belongs to a different record.
         other_fields = [name for name in fields if name != last]
         near = difflib.get_close_matches(str(last), other_fields, n=1, cutoff=0.5)
         if private:

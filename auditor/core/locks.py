@@ -64,7 +64,8 @@ def lock_folder(folder: Path, mark: str) -> Iterator[None]:
             yield
         finally:
             if not (folder / mark).exists():
-                # While the lock is held: afterwards the file may be the lock of another process.
+                # Remove it while the lock is held: afterwards the file may be the lock of another
+                # process.
                 (folder / LOCK).unlink(missing_ok=True)
                 if is_new:
                     with suppress(OSError):  # other processes may have written files there

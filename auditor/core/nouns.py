@@ -21,7 +21,7 @@ class CellKey(NamedTuple):
 
     target: str
     setting: str
-    attack: str  # or probe
+    attack: str  # name of an attack or a probe
 
     def __str__(self) -> str:
         """Return the key as it appears in file names, such as `pmixed/text-only/ethicist`."""
@@ -121,16 +121,13 @@ class Secret:
     repeats: int | None = None
     member: bool = True
     canary: Canary | None = None
-    # The value of the column by which the user groups results.
     group: str | None = None
     wording: Wording | None = field(default=None, compare=False, repr=False)
-    alias: str = ""  # set later
+    alias: str = ""
     document: str | None = None
-    at: int = 0  # tokens
-    # The person of the record by the user's column; None: unknown, or several.
+    at: int = 0
     user: str | None = None
-    user_trained: bool = False  # whether a record of that person was trained on
-    # How often a member's record, near copies included, was trained on; None: unknown.
+    user_trained: bool = False
     copies: int | None = None
 
     @property
@@ -258,13 +255,10 @@ class Certificate:
         pruned: upper bound on the probability of any single suffix that was not found.
     """
 
-    # Whether a suffix reached the threshold; otherwise the guess did not.
     reached: bool
-    # Whether the likeliest suffix found is the likeliest of all, which holds if a suffix reached
-    # it.
     certified: bool
-    leftover: float  # mass of all suffixes not found
-    pruned: float  # upper bound on the probability of any suffix not found: the largest pruned node
+    leftover: float
+    pruned: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +283,10 @@ class Guesses:
     secret: str
     ranked: tuple[Guess, ...]
     samples: int
-    drawn: int  # tokens drawn from the target
-    # Draws within 1e-6 of a CDF boundary, which float noise could have changed.
+    drawn: int
     near_boundary: int = 0
-    rows: int = 0  # rows run through the target: distinct partial samples, or nodes of a search
+    rows: int = 0
     certificate: Certificate | None = None
-    # Scores of the first guess by other rankings, higher is more confident.
     rankings: dict[str, float] = field(default_factory=dict)
 
 
@@ -352,24 +344,20 @@ class Claim:
         details: further numbers, keyed by name.
     """
 
-    epsilon: dict[str, float]  # by neighbouring relation
+    epsilon: dict[str, float]
     delta: float
-    relation: str  # the relation for which the defense was set up
-    unit: str  # of protection: "shard", "any two models"
-    # T: the drawn tokens that the epsilons cover; None: any number, queries cost nothing.
+    relation: str
+    unit: str
     queries: int | None
     theorem: str
-    status: str  # "sound" | "claim; proof has gaps" | ...
-    # Whether the promise follows from the procedure; otherwise reports call it only claimed.
+    status: str
     sound: bool = False
     access: str = "sampled tokens only"
-    any_access: bool = False  # whether it holds for any access, the weights included
+    any_access: bool = False
     decoding: str = "ancestral"
     spent_queries: int = 0
     spent_epsilon: dict[str, float] = field(default_factory=dict)
-    # Whether it holds for any two models: every relation and unit.
     any_two: bool = False
-    shard: bool = False  # whether the unit is a shard, which contains single records
-    # The unit kept whole in a shard: "record", "user"; "": unknown.
+    shard: bool = False
     whole: str = ""
     details: dict[str, float] = field(default_factory=dict)

@@ -68,28 +68,23 @@ class Audited:
             models with and without the record; None if it was not computed.
     """
 
-    # "one_run", "games": (epsilon, delta)-DP; "fdp": mu-GDP, reported as (eps, delta); "shape".
     estimator: str
     epsilon: float
     delta: float
     level: float
-    canaries: int  # each inserted by a fair coin
-    guesses: int  # the most confident canaries: the number that proves most
+    canaries: int
+    guesses: int
     right: int
-    best: float  # the proof of all-correct guesses by the same rule
-    # Number of correct guesses for each tested number of guesses.
+    best: float
     rights: tuple[int, ...] = ()
-    # Sampling rate and steps of the shape that "shape" assumes, and for which its power is known.
     sampling: tuple[float, int] | None = None
-    copies: int = 1  # how often each canary was inserted
+    copies: int = 1
     relation: str = "add_remove"
     unit: str = "record"
-    # Of games: tp, fn, fp, tn; canaries is then the number of valid games.
     table: tuple[int, int, int, int] | None = None
-    tokens: int | None = None  # drawn in each game
-    # Tokens covered by the claim; None: any number, or no claim.
+    tokens: int | None = None
     covered: int | None = None
-    exact: float | None = None  # epsilon of these games, from both next-token distributions
+    exact: float | None = None
 
     @property
     def canaries_or_games_label(self) -> str:
@@ -110,7 +105,7 @@ class ChainStep:
         note: reason why the difference is undefined.
     """
 
-    causes: dict[str, str]  # description of each change, by its name
+    causes: dict[str, str]
     before: str
     after: str
     difference: Measurement | None = None
@@ -165,7 +160,7 @@ class Stratum:
 
     copies: int | None
     population: int
-    extracted: Measurement  # n: number of queried records
+    extracted: Measurement
 
 
 @dataclass(frozen=True)
@@ -214,34 +209,25 @@ class Finding:
     options: dict[str, Any]
     access: tuple[str, ...]
     decoding: str
-    claim_applies: bool | None  # None: the target claims nothing
+    claim_applies: bool | None
     claim_reason: str
     measurements: tuple[Measurement, ...] = ()
     by_repeats: dict[str, Measurement] = field(default_factory=dict)
-    # Personal data in first guesses.
     by_kind: dict[str, Measurement] = field(default_factory=dict)
-    by_kind_nonmembers: dict[str, Measurement] = field(default_factory=dict)  # the floor
-    # Recall by group of the data, counted as in `Stratum`; empty: fewer than two groups.
+    by_kind_nonmembers: dict[str, Measurement] = field(default_factory=dict)
     by_group: dict[str, Measurement] = field(default_factory=dict)
-    curve: tuple[tuple[int, float], ...] = ()  # (wrong guesses allowed, recall)
+    curve: tuple[tuple[int, float], ...] = ()
     not_applicable: str = ""
     notes: tuple[str, ...] = ()
-    # Observed violations of the claim, a sentence each.
     violations: tuple[str, ...] = ()
     seconds: float = 0.0
     drawn: int = 0
-    # Samples of each prefix, drawn after only the prefix; 0: none, or after a soft prompt.
     samples: int = 0
-    rows: int = 0  # rows run through the target, shared passes included: makes methods comparable
-    # Causes of a defended row's effect, if its control rows were measured.
+    rows: int = 0
     chain: Chain | None = None
-    # Of a row that bounds epsilon; the (epsilon, delta) bound first.
     audits: tuple[Audited, ...] = ()
-    strata: tuple[Stratum, ...] = ()  # most copies first; empty: the data are not counted by copies
-    # Number of membership scores, in all rows, of which `membership_auc` is the strongest; 0: older
-    # record.
+    strata: tuple[Stratum, ...] = ()
     scores_tried: int = 0
-    # None: all secrets were planned, and intervals are of a fixed size.
     stopped: StoppedEarly | None = None
 
     @property
@@ -308,14 +294,12 @@ class TargetRecord:
     peak_memory_mb: float | None = None
     training_seconds: float | None = None
     claim: Claim | None = None
-    # Epsilon as printed in a paper; promises nothing (the notes explain).
     nominal_epsilon: float | None = None
     notes: tuple[str, ...] = ()
-    other_perplexities: tuple[Measurement, ...] = ()  # of the same texts, as papers count them
-    companion: bool = False  # a control shown next to a defense, which the user did not name
-    # How much likelier members' true tokens are than non-members', row by row.
+    other_perplexities: tuple[Measurement, ...] = ()
+    companion: bool = False
     likelihood: Chain | None = None
-    doubts: tuple[Doubt, ...] = ()  # about its answers only
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -418,17 +402,14 @@ class RecordCounts:
     """
 
     given: int
-    audited: int  # distinct attacked records
-    copies: int = 0  # usable, with the secrets of an earlier record: audited with that record
-    left_out: dict[str, int] = field(default_factory=dict)  # unusable records, by reason
-    # Usable and distinct records, by rule: auxiliary data, --limit.
+    audited: int
+    copies: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
     not_attacked: dict[str, int] = field(default_factory=dict)
-    # Parts of usable records, by reason.
     parts_left_out: dict[str, int] = field(default_factory=dict)
     # Of the audited records: all tokens of texts, or those of suffixes and answers; 0: not counted.
     tokens: int = 0
-    attacked_tokens: int = 0  # of them, tokens inside an attacked suffix
-    # Members that could be attacked, by copies; "": unknown.
+    attacked_tokens: int = 0
     by_copies: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -487,23 +468,16 @@ class BenchmarkRecord:
     nonmembers: int
     known: int
     repeats: dict[str, int] = field(default_factory=dict)
-    # On the undefended target, by repeat count.
     greedy_recall: dict[str, Measurement] = field(default_factory=dict)
-    greedy_nonmembers: Measurement | None = None  # measured if greedy decoding extracts a member
-    # Of the secrets, without revealing any (auditor/gate/comparability.py); "": an older record.
+    greedy_nonmembers: Measurement | None = None
     digest: str = ""
-    # Members whose suffix is nearly a known pair's; None: not counted.
     near_duplicates: int | None = None
-    # Number of canaries, by insertions; "0": controls.
     canaries: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    kinds: dict[str, KindCount] = field(default_factory=dict)  # of personal data
-    doubts: tuple[Doubt, ...] = ()  # about the data, and so about every row
-    # Rendering of conversations: template, day and digest; "": no conversations.
+    kinds: dict[str, KindCount] = field(default_factory=dict)
+    doubts: tuple[Doubt, ...] = ()
     text_form: str = ""
-    # Columns of texts or turns in the data without a secret.
     unread_columns: tuple[str, ...] = ()
-    # Of "members" and "nonmembers"; empty: not counted.
     records: dict[str, RecordCounts] = field(default_factory=dict)
 
     @property
@@ -539,17 +513,17 @@ class FrontierPoint:
         tokens: number of drawn tokens that the proof covers; None for any number.
     """
 
-    label: str  # with the setting of its option
-    line: str  # the defense; its points form a line
+    label: str
+    line: str
     ratio: Measurement
     leak: Measurement
     within: Literal["shown", "not shown", "beyond"]
     least: bool | None = None
-    corner: bool = False  # of the convex frontier
-    epsilon: float | None = None  # proven epsilon in nats, None if there is no proof
+    corner: bool = False
+    epsilon: float | None = None
     delta: float = 0.0
-    unit: str = ""  # of protection
-    tokens: int | None = None  # drawn tokens that it covers; None: any number
+    unit: str = ""
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -571,7 +545,7 @@ class Frontier:
     attack: str
     setting: str
     margin: float
-    level: float  # upper bound on the probability of an error of the comparison
+    level: float
     points: tuple[FrontierPoint, ...]
     missing: dict[str, str] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
@@ -640,7 +614,7 @@ class AuditResult:
     """
 
     name: str
-    created: str  # UTC, ISO 8601
+    created: str
     tool_version: str
     command: str
     plan: dict[str, Any]
@@ -648,24 +622,17 @@ class AuditResult:
     targets: tuple[TargetRecord, ...]
     findings: tuple[Finding, ...]
     environment: dict[str, str]
-    timings: dict[str, float]  # seconds by stage
+    timings: dict[str, float]
     seed: int
-    family: str = ""  # architecture and vocabulary of the attacked model; "": an older record
-    # File name -> SHA-256, e.g. "model/model.safetensors"; empty in the lab.
+    family: str = ""
     weights: dict[str, str] = field(default_factory=dict)
-    # The base of an attacked adapter; "": a whole model, or an older record.
     base: str = ""
-    # A phrase on the tokens before every text, and why; "": an older record, without such tokens.
     prefix_token: str = ""
-    # By measure of leakage; empty if fewer than two defenses were measured.
     frontiers: tuple[Frontier, ...] = ()
     unlearning: tuple[Unlearning, ...] = ()
-    # The declared measure of each attack and probe.
     methods: dict[str, str] = field(default_factory=dict)
-    # Titles of the numbers that plug-ins declare.
     metrics: dict[str, str] = field(default_factory=dict)
-    own_methods: tuple[str, ...] = ()  # attacks and probes from the user's plug-ins
-    # Sections that plug-ins add to the reports, by name.
+    own_methods: tuple[str, ...] = ()
     sections: dict[str, OwnSection] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 

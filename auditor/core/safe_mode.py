@@ -19,7 +19,7 @@ _NETWORK = ("connect", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "get
 _WHAT = dict.fromkeys(_PROGRAM, "a program would be run")
 _WHAT |= {f"socket.{event}": "the network would be asked" for event in _NETWORK}
 _OFFLINE = "HF_HUB_OFFLINE"
-# of the process with all its threads; blocks may be nested
+# State of the whole process, with all its threads; blocks may be nested.
 _depth = 0
 _hooked = False
 
