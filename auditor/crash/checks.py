@@ -76,8 +76,8 @@ def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
             f"read {most} times", "at most once", *runs.locate_step(worst), record
         )
 
-    # A record that is read k times moves the sum by up to k clipping norms, like noise of 1 / k of
-    # its size.
+    # A record that is read k times moves the sum by up to k clipping norms. This has the same
+    # effect as 1 / k of the noise.
     noise = runs.claim.noise_multiplier / max(most, 1)
     return judge_certain_check(
         "once a step",

@@ -276,7 +276,7 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
         )
     few = runs.small_training
     claimed = runs.few_claimed
-    # Without the first step: reads before it may be a trial of the model.
+    # Leave out the first step: reads before it may be a trial of the model.
     empty = [step for step in few.steps[1:] if not step.records]
     silent = sum(not step.scale for step in empty)
     if silent:

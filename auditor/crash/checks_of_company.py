@@ -33,7 +33,8 @@ from auditor.crash.watch import ObservedStep, TrainingTrace
 
 OWN_GRADIENT = "own gradient"
 _COLLINEAR = 1e-10  # relative to the largest eigenvalue of the normal equations: rounding
-_DIVIDED = 1.5  # clipping norms: longer gradients were made so for a mean that nothing undoes
+# clipping norms: longer gradients suggest a loop that expects a mean and does not undo it
+_DIVIDED = 1.5
 
 
 def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
@@ -155,7 +156,7 @@ def _fit_company_weight(
     for step in steps:
         for part in step.passes if by_pass else [step.records]:
             sizes.append(len(part))
-    if not any(sizes):  # no step has noise to measure a reach by
+    if not any(sizes):  # no step has noise as a unit of reach
         return None
     if weight == "records":
         constant = sum(map(bool, sizes)) / sum(sizes)

@@ -31,9 +31,9 @@ from auditor.crash.verdicts import (
 from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy.gaussian import compute_noise_scale_epsilon
 
-# Dimensions outside the span of a step's records. Noise at rounding level in this many is missing,
-# not small by chance. In one dimension chance does that in one step of some thousand (seed 171 of
-# the honest trainings).
+# Dimensions outside the span of a step's records. If noise at the level of rounding fills this
+# many, it is missing, not small by chance. In one dimension, chance makes it so small in one of
+# some thousand steps (seed 171 of the honest trainings).
 _SURELY_SILENT = 3
 
 
@@ -117,7 +117,7 @@ def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool
 
     shares: each tensor's noise over that of all tensors.
     """
-    if _find_tensors_without_noise(runs):  # a fault, and no unit to measure in
+    if _find_tensors_without_noise(runs):  # a fault that leaves no unit of measurement
         return False
     freedoms = dict.fromkeys(shares, 0)
     for step in runs.steps_with_noise:
@@ -218,7 +218,7 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     }
     variant = min(by_scope, key=lambda key: by_scope[key][1])
     strength, p = by_scope[variant]
-    pairs = len(noisy) * (len(noisy) - 1)  # of two signs each
+    pairs = len(noisy) * (len(noisy) - 1)  # each pair has two signs
     # In standard errors of 1 / sqrt(size) each: the critical value among all pairs, plus the margin
     # for a power of 80%.
     least = (stats.norm.isf(SHARE / len(by_scope) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(

@@ -59,7 +59,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     ratio = mean / promised
     least = max(reach + count_detectable_errors() * error for reach, error in fits) / promised
     would = f"a reach of {1 + count_detectable_errors(len(fits)) * fits[0][1] / promised:.2f} times"
-    if least < 1:  # another way of clipping, whose bound no estimate reaches
+    if least < 1:  # a different rule of clipping, whose bound no estimate reaches
         message = (
             f"records move the gradient by {ratio:.2f} times what the noise is made for: no "
             "bound was found"
@@ -119,8 +119,9 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
 # quantiles of the gradients' norms
 _CLIPPING_QUANTILES = (0.0, *np.linspace(0.1, 0.9, 9), 0.95, 1.0)
 _FINER = 20  # clipping norms next to the likeliest quantile
-# Drops of twice the log likelihood from its maximum: of one number, and of bound and clipping norm
-# together. The bound of the likeliest clipping norm varies more than that of a known one.
+# Critical drops of twice the log likelihood from its maximum: for one number, and for bound and
+# clipping norm together. The bound varies more if the clipping norm is estimated than if it is
+# known.
 _CONTRADICTED = float(stats.chi2.isf(0.05, 1))
 _OUTSIDE = float(stats.chi2.isf(0.05, 2))
 

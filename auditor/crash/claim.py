@@ -44,7 +44,7 @@ class LoopClaim:
 
     def __post_init__(self) -> None:
         for name in ("noise_multiplier", "max_grad_norm", "sample_rate", "delta", "epsilon"):
-            # An abstract class, which includes numpy's numbers.
+            # numbers.Real also includes numpy's numbers.
             value = getattr(self, name)
             if not isinstance(value, numbers.Real) and (name, value) != ("epsilon", None):
                 raise AuditError(f"expected a claim's {name} to be a number, got {value!r}")

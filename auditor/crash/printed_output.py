@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?\.?")
-# a line without its numbers -> the numbers, at each place it was printed
+# a line without its numbers -> the numbers each time it was printed
 _Lines = dict[str, list[tuple[str, ...]]]
 
 
@@ -30,7 +30,7 @@ class PrintedText:
 
     before_step: bool = False
     text: str = ""
-    early: str = ""  # text printed before its step
+    early: str = ""
 
     def append_before_or_after_step(self, text: str) -> None:
         if self.before_step:

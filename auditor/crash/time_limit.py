@@ -55,7 +55,7 @@ def training_time_limit_context(until: float) -> Iterator[None]:
     finally:
         over = True
         if alarmed:
-            # first, since an alarm without a handler ends the process
+            # Do this first: an alarm without a handler ends the process.
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
             # Restore an earlier alarm, less the elapsed time.

@@ -16,7 +16,7 @@ import torch
 from auditor.core.errors import AuditError
 from auditor.crash import training_specimen
 
-# A seed below it was chosen by a person and is kept: the same noise for every training.
+# A smaller seed was chosen by a person and is kept: all trainings then have the same noise.
 _CHOSEN = 1 << 16
 
 
@@ -72,7 +72,7 @@ def _copy_trainer(trainer: Any, model: Any, records: Any, folder: str) -> Any:
         options["processing_class"] = trainer.processing_class
     options["data_collator"] = _choose_collator(trainer)
     copied = type(trainer)(**options)
-    # A user turns it off if a record's loss must not depend on the other texts of its step.
+    # Users turn this off if a record's loss must not depend on the other texts of its step.
     copied.model_accepts_loss_kwargs &= trainer.model_accepts_loss_kwargs
     usual_kinds = set()
     for callback in copied.callback_handler.callbacks:

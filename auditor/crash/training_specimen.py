@@ -21,7 +21,8 @@ _WORDS = 24  # token ids of all records; each id above belongs to one record
 _LENGTHS = (12, 4, 8, 6)  # long, short and between
 _COMPANY_LENGTHS = (24, 1, 1, 2, 1, 1, 2, 1)  # one record of many tokens among records of few
 COMPANY_SHARE = 0.8  # of the clipping norm: the median gradient's norm in company trainings
-# the last norm's weight: gradients far above any usual clipping norm, so clipping always acts
+# Weight of the last norm: it makes gradients far longer than usual clipping norms, so that clipping
+# always acts.
 _STEEP = 12.0
 PAD = 0
 
@@ -252,7 +253,7 @@ class SpecimenRecordGradients:
         for name, value in self.twin.named_parameters():
             copied = weights[name].detach().expand(len(rows), *value.shape)
             copies[name] = copied.requires_grad_(name in names)
-        with torch.enable_grad():  # a training may take its steps without
+        with torch.enable_grad():  # the training may take its steps without gradients
             total = vmap(self._compute_mean_nll)(copies, rows).sum()
         gradients = torch.autograd.grad(
             total, [copies[name] for name in names], materialize_grads=True

@@ -24,23 +24,23 @@ from auditor.crash.watch import ObservedStep, Train, TrainingTrace, run_watched_
 from auditor.statistics.audit_power import estimate_median_epsilon
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 
-# trainings that look for the effect of other records on a record's gradient; all of them if its
-# gradients are much shorter than they should be, as a mean over a batch makes them
+# Number of trainings that test whether other records change a record's gradient. The larger number
+# is for gradients that are much too short, which suggests a mean over the batch.
 _IN_COMPANY = 2
 _IN_DIVIDED_COMPANY = 8
-_COMPANY_TRIALS = 4  # trials of weights until gradients are about as long as needed there
+_COMPANY_TRIALS = 4  # most trials of weights that give gradients of the desired length
 _NORM_TO_SCALE = -1 / 1.6  # norms rise with the first to the second power of the weights' scale
 # gradients of single records to observe; trainings
 _ENOUGH = 1200
 _MOST = 12
-# if one of these cannot tell, the whole test cannot
+# If one of these is inconclusive, so is the whole test.
 _NEEDED = (
     "one record's reach",
     "weights follow the steps",
     "rows are records",
     "noise by a schedule",
 )
-# if one of these cannot tell, no epsilon was observed
+# If one of these is inconclusive, no epsilon was observed.
 _OF_EPSILON = (
     "one record's reach",
     "rows are records",
@@ -104,7 +104,7 @@ class CrashTest:
     seconds: float
     loop: ObservedLoop
     seed: int = 0
-    one_run: OneRun | None = None  # None if time ran out
+    one_run: OneRun | None = None
 
     def keep_named_checks(self, names: Sequence[str]) -> CrashTest:
         """Return the test with only these checks, or with all checks if no name is given.
@@ -177,7 +177,7 @@ def crash_test(
     # First: a training that differs under its seed can be neither replayed nor reproduced.
     other_seed = _replay_shifted_seed(train, first, own_seed, until)
     fewer, again = _replay_shortened_training(train, stated, first, own_seed, until)
-    # Its seed, and below that of the bound, come after those of the trainings.
+    # The seeds of this training and of the bound below follow those of the other trainings.
     few, few_claimed, few_error = _train_few_records(
         train, claim, first, derive_training_seed(seed, _MOST + 1), until
     )
@@ -221,8 +221,8 @@ def _watch_further_trainings(
     start, until: times at which the test starts and must end. tell: see `crash_test`.
     """
     traces = [first]
-    # The number depends on how much is read, not on the results: the level holds. At least two:
-    # whether noise is fresh shows between trainings as well.
+    # The number of trainings depends on how much was observed, not on the results, so the level
+    # stays valid. At least two, because reused noise also shows between trainings.
     while len(traces) < 2 or (
         _count_planned(traces) > len(traces) and _has_time_left(start, until)
     ):
@@ -299,14 +299,14 @@ def _train_companies(
 
     specimen = training_specimen.make_company_specimen(claim.max_grad_norm)
     first = train_on(specimen, seeds[0])
-    # The gradients are of the tensors that the loop trains, perhaps an adapter's.
+    # The gradients are those of the tensors that the loop trains, for example an adapter's.
     for _ in range(_COMPANY_TRIALS):
         share = _measure_company_share(first, claim.max_grad_norm)
         if 2 / 3 < share < 3 / 2:
             break
         specimen = specimen.scale_weights(share**_NORM_TO_SCALE)
         first = train_on(specimen, seeds[0])
-    # A mean over a batch that nothing undoes shortens them again.
+    # A mean over the batch shortens the gradients again if nothing undoes it.
     share = measure_reach_share(first, claim)
     if share < 0.5:
         specimen = specimen.scale_weights(share**_NORM_TO_SCALE)
@@ -402,7 +402,7 @@ def derive_training_seed(seed: int, training: int) -> int:
 
     seed: the seed of the test. Each test has its own seeds, which no person would choose.
     """
-    # an odd factor: injective
+    # An odd factor makes the map injective.
     return (seed * (_MOST + 2 + _IN_DIVIDED_COMPANY) + training + 1) * 2654435769 % 2**32
 
 
@@ -419,8 +419,8 @@ def summarise_observed_loop(runs: WatchedTrainings, checks: tuple[LoopCheck, ...
         noise = checks_of_sensitivity.estimate_noise_multiplier_interval(runs)
     is_unseen = any(check.verdict == UNKNOWN for check in checks if check.name in _OF_EPSILON)
     if runs.steps_with_noise and (is_unseen or OWN_GRADIENT in broken_checks):
-        # No epsilon follows of a bound that is not seen, of parts of records, and of a record that
-        # moves the others'.
+        # The noise gives no epsilon if a part of the bound was not observed, or if a record changes
+        # the gradients of others.
         noise = None
     epsilons = [check.epsilon for check in broken_checks.values() if check.epsilon is not None]
     worst = max(epsilons, default=0.0)

@@ -19,8 +19,8 @@ from auditor.core.arrays import Ints
 from auditor.crash.claim import LoopClaim
 from auditor.crash.watch import ObservedStep, TrainingTrace
 
-LEVEL = 0.05  # probability to call an honest training broken, over all checks
-SHARE = LEVEL / 15  # of each check; checks that count, without chance, need none
+LEVEL = 0.05  # probability that any check calls an honest training broken
+SHARE = LEVEL / 15  # level of each check; checks that count faults need none
 POWER = 0.8
 BROKEN = "broken"
 NO_FAULT = "no fault seen"
@@ -49,20 +49,13 @@ class WatchedTrainings:
 
     claim: LoopClaim
     traces: tuple[TrainingTrace, ...]
-    # under the first training's seed, on its model, with its steps; another last record if n is
-    # public
     fewer: TrainingTrace
-    # the first training once more, with its steps, if `fewer` prints other text
     repeated_training: TrainingTrace | None = None
-    small_training: TrainingTrace | None = None  # on a batch's records and one more
-    few_claimed: int | None = None  # the steps that `small_training` claims
-    few_error: str = ""  # why `small_training` raised an exception
-    # the first step under a seed with the same lowest 32 bits as the first seed
+    small_training: TrainingTrace | None = None
+    few_claimed: int | None = None
+    few_error: str = ""
     other_seed: ObservedStep | None = None
-    company: tuple[
-        TrainingTrace, ...
-    ] = ()  # on gradients shorter than the clipping norm, and texts of other lengths
-    # noise by which each tensor was divided; None: not divided
+    company: tuple[TrainingTrace, ...] = ()
     whitened_shares: dict[str, float] | None = None
 
     @property
@@ -207,11 +200,11 @@ class LoopCheck:
     name: str
     verdict: str
     said: str
-    would_see: str  # the smallest violation that this check catches with 80% probability
+    would_see: str
     p: float = 1.0
     epsilon: float | None = None
-    witness: WorstViolation | None = None  # of a broken check
-    source: str = STATISTIC  # of would_see
+    witness: WorstViolation | None = None
+    source: str = STATISTIC
 
 
 def judge_p_value(

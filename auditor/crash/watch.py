@@ -65,23 +65,17 @@ class ObservedStep:
         `scale`.
     """
 
-    records: tuple[int, ...]  # records read since the previous step, with repeats
-    passes: tuple[tuple[int, ...], ...]  # the records of each read of the model
-    rate: float  # the learning rate
-    # standard deviation of the noise per element, over all tensors; 0: only rounding
+    records: tuple[int, ...]
+    passes: tuple[tuple[int, ...], ...]
+    rate: float
     scale: float
-    # tensor -> its noise's standard deviation and degrees of freedom
     scales: dict[str, tuple[float, int]]
-    # (records,) coefficients of the unit gradients over `scale`, or of the gradient if it is 0
     reaches: Floats
-    gram: Floats  # (records, records) of the unit gradients: the inverse of the reaches' covariance
-    norms: Floats  # (records,) of the gradients before clipping
-    noise: Floats  # (d,)
-    # (d,) each element's standard deviation over the noise's: below 1 near the records' span
+    gram: Floats
+    norms: Floats
+    noise: Floats
     spread: Floats
-    # tensor -> its (begin, end) in `noise`
     tensor_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # rows with tokens that the model read since the previous step and that are no record
     foreign: int = 0
     # (tensors, records, records) inner products of the gradients, and (tensors, records) theirs
     # with the released gradient over `scale`. Tensors are in the order of `tensor_ranges`. These
@@ -126,19 +120,13 @@ class TrainingTrace:
 
     n: int
     steps: list[ObservedStep] = field(default_factory=list)
-    evaluated: set[int] = field(default_factory=set)  # records read without a gradient
-    # the first step whose weights differ from the weights after the previous step
+    evaluated: set[int] = field(default_factory=set)
     elsewhere: int | None = None
-    # the step whose weights the training returned; None: no step's
     returned: int | None = None
-    # step and tensor of numbers that are not finite
     overflowed: list[tuple[int, str]] = field(default_factory=list)
-    # each step's gradients, by tensor
     released: list[dict[str, Tensor]] = field(default_factory=list)
-    # the model's weights and buffers after the training
     state: dict[str, Tensor] = field(default_factory=dict)
     printed: PrintedText = field(default_factory=PrintedText)
-    # relative change of a record's logits with the rest of its batch
     batch_effect: float | None = None
 
     @property
@@ -294,7 +282,8 @@ class StepWatch:
             self._take_back_outer_step()
         self._stepping = optimizer
         index = len(self.trace.released)
-        # Of one set of tensors: a training that unfreezes a layer trains other tensors later.
+        # A query is for one set of tensors: a training that unfreezes a layer trains more tensors
+        # later.
         if len(self._taken) == _TOGETHER or (
             self._taken and list(self.trace.released[-1]) != list(gradients)
         ):
@@ -413,7 +402,8 @@ class StepWatch:
         for name, end in zip(gradients_taken, np.cumsum(sizes).tolist(), strict=True):
             tensor_ranges[name] = (end - gradients_taken[name].numel(), end)
         is_overflowed = bool(self.trace.overflowed) and self.trace.overflowed[0][0] <= index
-        # broken, and the weights with it: read later values as far as they are numbers
+        # The training is broken, and so are its weights: use finite numbers in place of later
+        # values.
         if is_overflowed:
             released = released.nan_to_num(0.0, 0.0, 0.0)
             gradients = gradients.nan_to_num(0.0, 0.0, 0.0)
