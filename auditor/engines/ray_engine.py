@@ -31,8 +31,8 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.plan_parts import EngineOptions
 from auditor.engines.engine import Engine, Work
 
-_LOSSES = 3  # of a worker in a run: if it is lost more often, the work itself kills it
-# bytes for secrets, guesses and soft prompts, which travel; each worker loads models itself
+_LOSSES = 3  # losses of a worker in a run: if it is lost more often, the work itself kills it
+# Bytes of Ray's store, for secrets, guesses and soft prompts; each worker loads models itself.
 _STORE = 256 * 2**20
 _LOST = (
     "stopped: a process of the Ray cluster of this machine was lost (killed, or out of memory), so "
@@ -40,7 +40,8 @@ _LOST = (
 )
 PATIENCE = 10.0  # seconds for a cluster to start and for the workers of the last run to end
 _AUTO = "auto"  # Ray's word for the cluster that this machine belongs to
-# As this process. Ray's 15 lets any other program go before the workers, which do all the work.
+# The niceness of this process. Ray's default, 15, would let any other program run before the
+# workers, which do all the work.
 AS_NICE = {"worker_niceness": 0}
 # Errors of portions that are no longer needed after one was refused.
 _QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"
@@ -83,9 +84,9 @@ class RayEngine(Engine):
         self.gpus = gpus
         self._make_place: Callable[[], Any] = lambda: None
         self._pool: list[Any] = []
-        # held as long as its workers: one that is started anew asks for it again
+        # Kept as long as the workers, because a restarted worker requests it again.
         self._stored_make_place: Any = None
-        # the connection, unless a notebook made it before, and its folder
+        # The connection and its folder, unless a notebook connected before.
         self._resources = contextlib.ExitStack()
         os.environ.setdefault(_QUIET, "1")
         try:
@@ -113,8 +114,7 @@ class RayEngine(Engine):
         # `put` stores the work once for all portions instead of a copy with each.
         shared_work = ray.put(work)
         streams = list[Any]()
-        # A worker gets every len(pool)-th item, so that its items follow from its place in the
-        # pool.
+        # A worker gets every len(pool)-th item, so that its index determines its items.
         for worker_index, worker in enumerate(pool):
             worker_items = items[worker_index :: len(pool)]
             # "streaming": results come one by one.
@@ -156,7 +156,7 @@ class RayEngine(Engine):
 
     def _kill_worker_pool(self) -> None:
         for worker in self._pool:
-            # for good: Ray does not restart a worker that it was told to kill
+            # This is final: Ray does not restart a worker that it was told to kill.
             _import_ray().kill(worker)
         self._pool = []
         self._stored_make_place = None
@@ -167,7 +167,7 @@ class RayEngine(Engine):
             kind = kind.options(
                 num_cpus=1, num_gpus=self.gpus, max_restarts=_LOSSES, max_task_retries=_LOSSES
             )
-            # Once for all workers: it may hold the counts of a run.
+            # Store it once for all workers: it may contain the counts of a run.
             self._stored_make_place = _import_ray().put(self._make_place)
             for _ in range(self.workers):
                 self._pool.append(kind.remote(self._stored_make_place, os.getcwd(), __version__))
@@ -227,7 +227,7 @@ class RayEngine(Engine):
                 f"{os.environ[_MODE]!r}"
             )
         if "RAY_AUTH_TOKEN_PATH" not in os.environ:
-            # kept for the process: Ray reads it once
+            # Set it for the rest of the process, because Ray reads it once.
             os.environ.setdefault(_TOKEN, secrets.token_hex(32))
         # Secrets travel through this folder. Ray lets everybody on this machine read its own
         # folder, so it lies inside a private one.
