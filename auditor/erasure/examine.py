@@ -33,7 +33,8 @@ from auditor.records.file_digests import digest_file
 from auditor.reports import escaping
 
 _MOST_NAMES = 5
-_MOST_SEARCHES = 100  # deleted records, and as many kept: without an index each reads all vectors
+# for deleted and for kept records: a search without an index reads all vectors
+_MOST_SEARCHES = 100
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def _report_unsearchable(
     for i in sorted(records.deleted - searchable):
         if records.targets[i].name not in leftovers:
             names.append(records.targets[i].name)
-    if names and searchable & records.deleted:  # else each layer says so
+    if names and searchable & records.deleted:  # otherwise each layer reports it
         reason = (
             f"{len(names)} of {format_count(len(records.deleted), 'deleted record')} cannot be "
             "searched for, as their text is below 16 bytes or other records have the same text or "

@@ -24,7 +24,7 @@ GONE = "gone"
 STILL_THERE = "still there"
 CANNOT_TELL = "cannot tell"
 NEAR = "near-verbatim text"
-SEEN = 0.9  # share of the control to find before absence counts as gone
+SEEN = 0.9  # share of the control that must be found before an absent record counts as gone
 _PASSAGE = 10  # words
 _MOST_TEXTS = 20_000  # other texts to compare word by word
 
@@ -39,7 +39,7 @@ class Piece:
 
     place: str
     content: bytes | Sequence[str] | Floats
-    start: int = 0  # offset of bytes in their file
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
     verdicts = []
     for kind, possible in possible_by_kind.items():
         places = sightings.places.get(kind, {})
-        # Text without a part of its own may be found as a whole.
+        # A record without a unique part may still be found as a whole text.
         seen_deleted = records.deleted & frozenset(places)
         possible = possible | _restrict(layer, kind, seen_deleted, records)
         if layer.quotes:
@@ -224,7 +224,8 @@ def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) 
     if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:
         return
     cosines = compute_highest_cosines(records.directions, vectors, [-1] * len(vectors))
-    # At less than half the angle to another record's vector, it is a form of this record's alone.
+    # A vector is a form of only this record if its angle is less than half of the angle between
+    # this record's vector and any other record's.
     is_there = (cosines >= ALIKE) & (2 * cosines**2 - 1 > records.highest_cosines)
     for record in np.flatnonzero(is_there).tolist():
         sightings.add(VECTORS, record, piece.place)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from auditor.api import FinishedRun
     from auditor.core.result import Finding
 
-DISCOVERIES = 0.05  # false-discovery rate among the deleted, and among the kept records
+DISCOVERIES = 0.05  # false-discovery rate among the deleted records, and among the kept records
 REMEDY = "train the model again without these records"
 _WHAT = {
     "extraction-probability": ("greedy completion of the beginning", TEXT),
@@ -169,7 +169,7 @@ def _list_discoveries(
         for record in p_values:
             if (record in records.deleted) == is_deleted:
                 group.append(record)
-        # The least of n p-values, times n: a p-value of the record (Bonferroni).
+        # The smallest of n p-values times n is a p-value of the record (Bonferroni).
         values = []
         for record in group:
             values.append(min(1.0, min(p_values[record]) * len(p_values[record])))

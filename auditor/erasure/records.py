@@ -22,7 +22,7 @@ from auditor.core.errors import AuditError
 from auditor.erasure.windows import TEXT, WindowIndex, choose_window_count
 
 CONTROL = 400  # kept records to look for
-LEAST = 20  # control records needed before a layer can be judged gone
+LEAST = 20  # fewest control records for a verdict on a layer
 _AT_ONCE = 2_000  # kept rows to compare at once
 _VECTOR_NAMES = ("embedding", "vector")
 _NEARLY = 0.99  # cosine in float32 from which it is computed in float64
@@ -170,7 +170,8 @@ def compute_highest_cosines(
         batch = np.asarray(vectors[start : start + _AT_ONCE], dtype=np.float64)
         lengths = np.linalg.norm(batch, axis=1, keepdims=True)
         units = np.nan_to_num(batch / np.where(lengths == 0, np.nan, lengths))
-        # In float32 first, which is several times as fast; in float64 what is nearly equal.
+        # Compare in float32, which is several times as fast, and again in float64 if vectors are
+        # nearly equal.
         cosines = units.astype(np.float32) @ singles.T
         _skip_owners(cosines, owners[start : start + _AT_ONCE])
         near = np.flatnonzero(cosines.max(axis=1) >= _NEARLY)

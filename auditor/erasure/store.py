@@ -299,7 +299,7 @@ def _list_store_files(path: Path) -> list[Path]:
         for outer in Path(folder).parents:
             if outer.is_relative_to(path):
                 around.add(outer.resolve())
-        # A link to a folder around it has no other files, and no end.
+        # Skip a link to a folder that contains it: it has no other files, and would never end.
         folder_names[:] = [n for n in folder_names if Path(folder, n).resolve() not in around]
     return sorted(file for file in files if file.is_file())
 

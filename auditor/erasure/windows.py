@@ -23,11 +23,11 @@ VECTORS = "vectors"
 SIZE = 32  # bytes of a window; a text below 32 bytes uses windows of 16
 _WORD_SIZE = 8  # bytes from the end of a word, shorter than any other window
 _SIZES = (SIZE, 16, _WORD_SIZE)
-_MOST = 8  # windows of a form of a record, at least
+_MOST = 8  # windows of each form of a record; with few records, more
 _MOST_OF_TEXT = 64  # windows of a form of a text, if there are few records
 _MOST_IN_ALL = 100_000
 _MOST_HITS = 50_000  # shared windows to find before they are discarded
-_BLOCK = 4  # numbers of a vector by which kept vectors that share a part of it are found
+_BLOCK = 4  # numbers in a part of a vector; kept vectors with a common part are found by it
 _LEAST_BYTES = 7  # distinct values in a window of 32 bytes; empty pages have fewer
 _BITS = 22  # hash table
 # Odd factors, by which the first and the last word of a window are hashed.

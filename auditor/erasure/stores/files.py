@@ -22,7 +22,7 @@ class FileStore(Store):
         The hint says that the store's library was not used.
         """
         facts = ["its files only"]
-        for path in sorted(self.path.glob("*")):  # none in a file
+        for path in sorted(self.path.glob("*")):  # yields nothing for a file
             kind = next(kind for kind in list_store_kinds().values() if kind.recognises(path))
             if kind is not FileStore:
                 facts.append(f"give the path of {path.name}, too, to read it as {kind.name}")
