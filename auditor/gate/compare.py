@@ -36,7 +36,7 @@ class Comparand:
 
     measured: Measurement | None
     delta: Measurement | None = None
-    reason: str = ""  # the reason for no number, or no difference
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ from auditor.statistics.roc import AUC
 
 # share of parts -> share of records with such a part
 _OF_RECORDS = {RECALL: documents.RECALL, NEAR: documents.NEAR}
-_COUNTED_BY_COPIES = (RECALL, documents.RECALL)  # the strata of a row count such records
+_COUNTED_BY_COPIES = (RECALL, documents.RECALL)  # metrics whose strata count records by copies
 
 
 def read_run(folder: Path) -> RunOutcomes:
@@ -80,7 +80,7 @@ def read_run(folder: Path) -> RunOutcomes:
     for finding in result.findings:
         cell = finding.cell_key
         if finding.stopped and cell in rows:
-            # the run stopped depending on its results: only anytime-valid bounds hold
+            # The results decided when the run stopped: only anytime-valid bounds are valid.
             rows[cell] = replace(rows[cell], anytime=True)
     answered_ids = attacked_secrets.read_answered_secret_ids(folder)
     edits = manifest.find_folder_edits(folder)
@@ -293,7 +293,7 @@ def _list_target_cases(
     pairs = pair_rule_rows(rule, rows, result)
     for finding, row_rule in pairs:
         yield _build_case(finding, row_rule, values_by_cell, baseline)
-    if not pairs:  # another target's rows do not cover this target
+    if not pairs:  # attacks on another target do not cover this target
         reason = "this run has no forms: --forms names them"
         if cell.target:
             reason = "nothing was measured"
@@ -345,8 +345,8 @@ class _Case:
     cell: CellKey
     rule: Rule
     evidence: _Number | Audited | _Claimed | str
-    finding: Finding | None = None  # of an absolute limit
-    is_of_parts: bool = False  # the row's secrets are parts of records
+    finding: Finding | None = None
+    is_of_parts: bool = False
 
 
 def _build_claim_case(
@@ -466,7 +466,7 @@ def _select_measurement(
     decisive = _join_recorded_interval(recomputed, recorded)
     if decisive is None or math.isnan(decisive.value) or decisive.n == 0:
         return f"{rule.metric_with_part} is not a number: nothing was measured", False
-    # counts of queries and records, as claim_violations, are no mean over secrets
+    # Counts of queries and records, such as claim_violations, are not means over secrets.
     is_count = decisive.unit == "count"
     is_derived = recomputed is not None or values_by_cell is None or is_count
     return replace(decisive, name=rule.metric), is_derived
@@ -511,8 +511,8 @@ def _build_limit_evidence(
     """
     evidence: BoundedNumber | None = None
     if values_by_secret is not None and values_by_secret.anytime:
-        # its stop depended on the results: an interval for a fixed sample size would be too
-        # narrow (formulas D2)
+        # The results decided when the attack stopped: an interval for a fixed sample size would be
+        # too narrow (formulas D2).
         evidence = values_by_secret.build_anytime_evidence(rule.metric, rule.count, rule.kind)
     evidence = (
         evidence
@@ -606,8 +606,8 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
         f"{case.evidence.words} between {low:.4f} and {high:.4f} "
         f"({_describe_sample_size(case, case.evidence)}), {allowed} {limit:g}"
     )
-    # a number that cannot be recomputed may fail a gate but not hold it: edits make numbers look
-    # better
+    # A number that cannot be recomputed can break a rule but not satisfy it: edits make numbers
+    # look better.
     unmeasured = verdict == "held" and not case.evidence.derived
     objection = ""
     if unmeasured:

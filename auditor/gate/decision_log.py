@@ -37,10 +37,10 @@ class KeptDecision:
         before: SHA-256 of the previous line.
     """
 
-    decided: str  # UTC, ISO 8601
+    decided: str
     result: str
     decision: Decision
-    before: str  # SHA-256 of the line before this one
+    before: str
 
 
 def save_decision(folder: Path, decision: Decision) -> None:

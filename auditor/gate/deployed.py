@@ -17,7 +17,7 @@ from auditor.gate.rulings import Ruling, make_ruling
 from auditor.records.file_digests import find_changed_files, list_model_roles
 
 _MODEL = "model"  # the target's name in the digests, and in the objects passed from Python
-# its digest, if it was queried over a network: its weights cannot be read
+# The name of its digest if it was queried over a network: its weights cannot be read.
 ANSWERS = "model/answer to the handshake"
 _SHOWN = 3  # files named in a sentence
 
@@ -35,7 +35,7 @@ class DeployedModelMatch:
 
     statement: str
     is_local: bool
-    age: float  # days
+    age: float
     differs: str = ""
 
 

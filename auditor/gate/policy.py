@@ -83,8 +83,7 @@ class Rule:
     metric: str
     limit: float
     against_baseline: bool = False
-    count: int | None = None  # among the secrets with this repeat count
-    # kind of personal data: the extracted share, among the secrets that contain the kind
+    count: int | None = None
     kind: str | None = None
     target: str | None = None
     setting: str | None = None

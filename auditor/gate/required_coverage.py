@@ -47,7 +47,7 @@ def _judge_required_attack(
         return make_ruling(reason, rule, cell=cell)
     enough = (required.secrets, required.nonmembers)
     counts = [_count_attacked_secrets(run, key) for key in applied]
-    # a single row needs enough members and non-members: counts of several rows do not add up
+    # A single attack needs enough members and non-members: counts of several attacks do not add up.
     members, nonmembers = next(
         (c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts)
     )

@@ -46,11 +46,10 @@ class Ruling:
     high: float
     verdict: Verdict
     reason: str
-    rule: str = ""  # as a sentence
+    rule: str = ""
     value: float = math.nan
     n: int = 0
-    unmeasured: bool = False  # inconclusive because nothing was measured; it never passes
-    # if held: a leak, or difference, of this size is missed at most once in twenty
+    unmeasured: bool = False
     missed: float | None = None
 
     @property
@@ -85,7 +84,7 @@ class Decision:
     baseline: str
     rulings: tuple[Ruling, ...]
     inconclusive: Treatment = "report"
-    about: str = ""  # the judged model, the date, and whether it is the model on this machine
+    about: str = ""
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
         """Return the ruling's verdict, after applying `self.inconclusive` to an inconclusive
