@@ -219,7 +219,7 @@ def _mark_surviving_children(
     best = lowest.scatter_reduce(0, secret_of_child, child_log_q, "amax")
     is_champion = (child_log_q == best[secret_of_child]) & below_floor[secret_of_child]
     champions = is_champion.nonzero().squeeze(-1)
-    # Of equally likely children, the first.
+    # The first of equally likely children.
     first = torch.full((n_secrets,), len(child_log_q), device=device)
     first.scatter_reduce_(0, secret_of_child[champions], champions, "amin")
     survives[first[below_floor]] = True

@@ -62,12 +62,12 @@ class TrieLevel:
         nodes: number of inner nodes in each node's branch, counting the node itself, (n,).
     """
 
-    leaf_start: Tensor  # (n + 1,)
-    leaf_token: Tensor  # (leaves,)
-    inner_start: Tensor  # (n + 1,)
-    inner_token: Tensor  # (inner nodes of the next depth,), in their order
-    leaves: Tensor  # (n,) in the whole branch
-    nodes: Tensor  # (n,) inner nodes in the whole branch, the node itself included
+    leaf_start: Tensor
+    leaf_token: Tensor
+    inner_start: Tensor
+    inner_token: Tensor
+    leaves: Tensor
+    nodes: Tensor
 
     def move_level(self, device: torch.device) -> TrieLevel:
         """Return a copy of this level with its tensors on the device."""
