@@ -22,7 +22,8 @@ from auditor.models.weights import (
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-# Names in adapters that PEFT places itself, or fails: prompt rows, and second copies of modules.
+# Names of weights that PEFT either places or refuses itself: prompt rows, and second copies of
+# modules.
 _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
 
 

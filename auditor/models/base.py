@@ -76,10 +76,10 @@ class DivergenceCheck:
             the larger one of the two directions.
     """
 
-    relation: str  # how neighbours differ: "add_remove"; or the step of the proof that is checked
-    order: float  # of the Renyi divergence; inf: pure
-    claimed: float | None  # nats, the largest divergence of two neighbours; None: no claim
-    realised: Tensor  # (B, positions, neighbours) nats, float64, the larger of both directions
+    relation: str
+    order: float
+    claimed: float | None
+    realised: Tensor
 
 
 def check_logits_finite(logits: Tensor, name: str) -> None:
@@ -116,7 +116,7 @@ class Neighbours:
             `LanguageModel.neighbour_model(relation, i)` returns neighbour i.
     """
 
-    relation: str  # how they differ from the model: "zero_out"
+    relation: str
     log_probs: Tensor
 
 
@@ -165,19 +165,19 @@ class LanguageModel(ABC):
 
     capabilities: frozenset[str] = frozenset({"draw", "distribution", "embeddings"})
     name: str
-    family: str = ""  # architecture and vocabulary, in words; "" if unknown
-    vocab_size: int  # width of the distribution; may exceed the tokenizer's
-    max_positions: int | None = None  # tokens that a text may have; None: any number
-    prepended: tuple[int, ...] = ()  # tokens that a server adds before every text
-    returns_token_ids: bool = True  # of what it draws; False: a server writes text only
+    family: str = ""
+    vocab_size: int
+    max_positions: int | None = None
+    prepended: tuple[int, ...] = ()
+    returns_token_ids: bool = True
     eos: tuple[int, ...] = ()
     device: torch.device = torch.device("cpu")
-    notes: tuple[str, ...] = ()  # facts on loading and serving that its user must know
+    notes: tuple[str, ...] = ()
     can_join_rows = False  # whether rows after prefixes of several lengths may be `joined`
-    parts: int = 1  # distributions computed for each row: a factor of time and memory
-    prefix_token: tuple[int, ...] = ()  # tokens that it reads before every text
+    parts: int = 1
+    prefix_token: tuple[int, ...] = ()
     tokenizer: Any = None  # of its texts; None if it has none, or if the caller tokenizes
-    choices_kept_in: Path | None = None  # folder that stores its serving choices for the next run
+    choices_kept_in: Path | None = None
 
     def start(
         self,

@@ -21,7 +21,8 @@ CAPABILITIES = frozenset({"draw", "likelihood", "ranks", "likeliest", "distribut
 # The parents of the rows after each token: rows split, die and move.
 STEPS = ([1, 0, 1], [2, 0, 0, 1], [3, 1])
 _LENGTH = 12  # tokens of a test text
-# Of the spread of log-probabilities: quantised weights stay below; another distribution is at 1.4.
+# Share of the spread of log-probabilities: quantised weights stay below it; a different
+# distribution is at 1.4.
 _ROUNDING = 1 / 32
 SEED = 20_240_229  # of the random tokens: any number
 

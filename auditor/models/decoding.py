@@ -18,7 +18,7 @@ NEAR_BOUNDARY = 1e-6
 _POINT_TOP_P = 1e-6
 # Numbers of tokens tried for a top-p nucleus; rows that need more are sorted in full.
 _NUCLEUS_GUESSES = (16, 128, 1024)
-# Entries, at some 60 bytes of temporary memory each; the results do not depend on it.
+# Entries, each with about 60 bytes of temporary memory; the results do not depend on this number.
 _SORTED_AT_ONCE = 2**22
 
 

@@ -22,16 +22,15 @@ from auditor.models.memory import BatchSizeLimit, measure_free_device_memory
 from auditor.models.slot_cache import SlotLayer
 
 _SHARE = 8  # Share of the free memory that the cache may use: one part in _SHARE.
-# Keys and values may use one part in _FOR_STATES of that: without room for them there is still room
-# for states.
+# Keys and values may use one part in _FOR_STATES of that. If they do not fit, states still may.
 _FOR_STATES = 2
 # Tokens of the texts read ahead in one pass: a CPU reads more tokens no faster.
 _TOGETHER = 1024
 _PADDED = 1.25  # longest length of a batch over its shortest, at most
 _WORTH_A_PASS = 128  # tokens of a batch that is large enough
 _RECENT_BYTES = 2**29  # of log-probabilities of a batch of texts that several callers query in turn
-# Relative to the largest logit: a difference above rounding means that more than the head follows
-# the states.
+# Relative to the largest logit: a larger difference means that more than the head follows the
+# states.
 _TOLERANCE = 1e-4
 
 # A text (n,), numbers of its last positions to be queried and first tokens to be completed.
@@ -166,7 +165,7 @@ class HiddenStateCache:
         lengths_to_complete = prefix_lengths or [
             len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)
         ]
-        # Each text once.
+        # Keep each text once.
         ranges = dict(zip(texts, zip(last, lengths_to_complete, strict=True), strict=True))
         unread = []
         for text, (n_last, begin) in ranges.items():
@@ -320,7 +319,7 @@ def _group_nested_texts(texts: Sequence[TextRange]) -> list[list[TextRange]]:
     """
     groups: list[list[TextRange]] = []
     before: list[int] = []
-    # In lexicographic order, a text follows its lengths_to_complete.
+    # In lexicographic order, a text directly follows its own prefixes.
     for tokens, entry in sorted(((entry[0].tolist(), entry) for entry in texts), key=itemgetter(0)):
         if before and tokens[: len(before)] == before:
             groups[-1].append(entry)

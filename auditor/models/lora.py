@@ -246,8 +246,7 @@ class MixedLoraRouting:
             consecutive rows belong to parts 0, 1, ... in turn. Used only if `part` is None.
     """
 
-    part: Tensor | None = None  # (rows,); None: equally many rows for each part
-    # These parts, a block of rows each; None: all parts in turn, (row, part) interleaved.
+    part: Tensor | None = None
     blocks: Tensor | None = None
 
 
@@ -264,7 +263,6 @@ class MixedLora(nn.Module):
 
     a: Tensor
     b: Tensor
-    # (parts, in, out): the layer's weight with each part's update.
     merged: Tensor | None = None
 
     def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: MixedLoraRouting) -> None:

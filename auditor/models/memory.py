@@ -70,8 +70,8 @@ def wrap_threaded_work(work: Callable[[int], T]) -> Callable[[int], T]:
     thread can try again. The new thread keeps the current context and gradient mode.
     """
     context = copy_context()
-    # A decorator, because a thread begins with gradients on. Its construction also sets the mode of
-    # this thread, to its current value.
+    # A decorator, because new threads begin with gradients enabled. Creating it also sets the mode
+    # of this thread, to its current value.
     set_same_mode = torch.set_grad_enabled(torch.is_grad_enabled())
 
     def run_work(size: int) -> T:

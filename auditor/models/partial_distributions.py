@@ -340,7 +340,7 @@ def _bound_top_p_kept(
     low = decoding.top_p * least * (1 - _EDGE)
     high = decoding.top_p * most * (1 + _EDGE)
     before = (distributions.top * distribution._outranking_mask).sum(-1)
-    # A token stays iff the mass before it is < p (formulas.md A4); that mass is between `before`
+    # A token is kept iff the mass before it is < p (formulas.md A4); that mass is between `before`
     # and `latest`.
     latest = before + torch.minimum(
         distributions.middle * distributions.any_of, distributions.unknown[1]
@@ -348,7 +348,7 @@ def _bound_top_p_kept(
     fewest = torch.maximum(
         _nucleus_weight(distributions.top, low, low), before + distributions.given_weight
     )
-    # If the given token stays, the last token that stays is no likelier.
+    # If the given token is kept, the last kept token is no likelier.
     widest = torch.minimum(
         _nucleus_weight(distributions.top, high, most),
         torch.minimum(high + distributions.given_weight, most),

@@ -38,7 +38,7 @@ from auditor.models.self_check_facts import (
 )
 
 AT_LOAD = 16  # tokens of the longest test text before a run reports the length of its texts
-_LEAST = 5  # the same if only the run's own length decides: two tokens and those of `STEPS`
+_LEAST = 5  # the same if it is the run that limits the length: two tokens and those of `STEPS`
 _SHORT = 12  # tokens of most test texts
 _RECORD_STEPS = 2  # suffix tokens read one at a time
 

@@ -175,7 +175,8 @@ def regress_change(
     width = min(n_parameters, max(2, _SKETCH_BYTES // (4 * n_texts)))
     compress = _flatten_gradients
     if width < n_parameters:
-        # Errors of sketches are a share of what gradients have in common, so this is kept exactly.
+        # The error of a sketch is a share of the common part of the gradients, so this part is kept
+        # exactly.
         common = _find_common_direction(change, read_gradients())
         compress = _GradientSketch(common, width, seed).compress
     projections = np.zeros(n_texts)

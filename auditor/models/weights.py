@@ -49,11 +49,13 @@ _MORE_THAN_TOKENS = {
     "tapas": "which cell of a table each token is in",
 }
 # Names that wrappers add anywhere: torch.compile, fully sharded, recomputed activations, DeepSpeed.
-# Names in front of all, unless the model has such a module: data parallel, Opacus.
+# Names that wrappers (data parallel, Opacus) add before the whole name, unless the model has such a
+# module.
 _ANYWHERE = r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 _IN_FRONT = rf"^(?:{_ANYWHERE}|_?module\.)+"
 _WRAPPER = re.compile(rf"{_IN_FRONT}|(?<=\.)(?:{_ANYWHERE})+")
-# In transformers' format, which applies each pattern once to a name: three after the front.
+# In the format of transformers, which applies each pattern only once to a name: three patterns
+# after the first.
 WRAPPED = {_IN_FRONT: "", **{rf"(\.)(?:{_ANYWHERE}){{1,{most}}}": r"\1" for most in (9, 8, 7)}}
 # Weights without effect on the distribution: constants stored by older versions, poolers and other
 # heads, encoders of pictures and sound.
