@@ -40,9 +40,7 @@ class Attack(Method):
     """
 
     measures = "verbatim"
-    # Whether it attacks only models trained on the data, not models that read it.
     of_learnt: ClassVar[bool] = False
-    # Name of a defense that a run adds for this attack, if available.
     control: ClassVar[str] = ""
 
     def soft_prompt_rows(self) -> int:

@@ -54,32 +54,24 @@ class Benchmark:
     marks_all: ClassVar[bool] = False
 
     tokenizer: Any = None
-    text_form: TextForm | None = None  # how its conversations become text; None: it has none
-    # whether its prefixes begin as training texts did, with the chat template's own text
+    text_form: TextForm | None = None
     framed: bool = False
-    # whether its token ids are a trainer's own, with nothing else before them
     as_trained: bool = False
-    secrets: Sequence[Secret]  # members and non-members alike
-    canaries: tuple[Secret, ...] = ()  # inserted ones and, as non-members, controls that were not
-    # ids of the secrets and canaries that a model was trained to forget
+    secrets: Sequence[Secret]
+    canaries: tuple[Secret, ...] = ()
     forgotten: frozenset[str] = frozenset()
-    # indices of secrets, worst first, for a check that may run out of time
     asking_order: Sequence[int] = ()
     known: tuple[Pair, ...]
-    # private text that no model was trained on, for perplexity
     heldout: tuple[Tokens, ...]
-    # how many first tokens of each are given, not scored; empty: one
     heldout_given: tuple[int, ...] = ()
     description: str = ""
     notes: tuple[str, ...] = ()
-    # of "members", "nonmembers"; {}: not counted
     record_counts: Mapping[str, RecordCounts] = types.MappingProxyType({})
-    unread_columns: tuple[str, ...] = ()  # of the data, with texts or turns
+    unread_columns: tuple[str, ...] = ()
     # large tables, so that workers need not count again
     counted_tables: Mapping[str, Any] = types.MappingProxyType({})
-    # by secret id: the texts packed before it, and last the beginning of its own
     earlier_in_row: Mapping[str, tuple[Tokens, ...]] = types.MappingProxyType({})
-    doubts: tuple[Doubt, ...] = ()  # reasons why the data may hide a leak of any model
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def unattacked_training_tokens(self) -> Sequence[Tokens]:

@@ -38,7 +38,7 @@ def load_plugin_classes(before: Callable[[], None]) -> PluginClasses:
     if importlib.metadata.entry_points(group=ENTRY_POINTS):
         return _import_all_plugins(before)
     fingerprint = _plugin_source_files_fingerprint()
-    # A cache that cannot be read is made anew.
+    # A cache that cannot be read is created again.
     with suppress(AuditError, OSError, ValueError, KeyError, TypeError, AttributeError):
         record = json.loads((find_cache_folder() / "plugins.json").read_text(encoding="utf-8"))
         if record["files"] == fingerprint:

@@ -36,17 +36,14 @@ class Scenario:
 
     target: LanguageModel
     public: LanguageModel | None
-    ensemble: Any  # auditor.models.ensemble.Ensemble, or None
-    queries: int  # tokens the text-only row will draw
-    answer_length: int  # tokens of one answer
+    ensemble: Any
+    queries: int
+    answer_length: int
     trained: TrainedModel | None = None
-    # An adapter on all the ensemble's records, by its members' recipe.
     whole: LanguageModel | None = None
-    # The texts before its answers, and the private records that begin with them.
     prompts: tuple[Prompt, ...] = ()
-    # The target's training records known to the audit, without repeats.
     corpus: Sequence[Tokens] = ()
-    beside: LanguageModel | None = None  # shown next to a model that was to forget
+    beside: LanguageModel | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class Defense(Configured):
     title: ClassVar[str] = ""  # title in tables; "": its name
     needs: ClassVar[tuple[str, ...]] = ()
     claims: ClassVar[str] = "none"  # one line for `audit list`
-    # Whether it is right only in float32, the meaning of `--dtype auto` then.
+    # Whether it is valid only in float32, which `--dtype auto` then means.
     float32: ClassVar[bool] = False
     # Whether it is a form in which the model is deployed: `--forms` may name it.
     form: ClassVar[bool] = False
@@ -214,7 +211,7 @@ class Cause:
         needs: input that the user must give if the control is missing.
     """
 
-    name: str  # "splitting"
+    name: str
     # The difference, as the continuation of the name: "splitting: each adapter sees one shard
     # only".
     changes: str

@@ -29,13 +29,11 @@ class Method(Configured):
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # shown in tables; "": its name
-    # a way to leak: one of `records.leak_readings.KINDS` or its own; "": none
     measures: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("draw",)
     page: ClassVar[str] = "how-to/audit-your-model"  # of docs that explains it
-    of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"  # what it attacks
+    of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"
     metrics: ClassVar[Mapping[str, str]] = {}
-    # its options in `audit check`; None: too slow for it
     quick: ClassVar[Mapping[str, Any] | None] = None
     deep: ClassVar[bool] = False  # whether `audit check --deep` uses it
     without_reference: ClassVar[

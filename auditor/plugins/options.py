@@ -114,7 +114,7 @@ def parse_plugin_option_value(where: str, kind: Any, value: Any) -> Any:
         return words[str(value).lower()]
     fits = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
     try:
-        # From TOML: 2.7 is no whole number, true is no number.
+        # Values from TOML: 2.7 is not a whole number, and true is not a number.
         if not isinstance(value, str) and not fits:
             raise TypeError
         parsed = kind(value)

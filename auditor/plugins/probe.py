@@ -148,7 +148,6 @@ class Probe(Method):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("distribution",)
-    # Measurements that are means of `per_secret` and take no facts: these may stop a row early.
     means: ClassVar[tuple[str, ...]] = ()
 
     def textless_subjects(self, view: View) -> tuple[Secret, ...]:

@@ -50,11 +50,9 @@ class Provider(Configured):
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # shown in tables; "": its name
-    # the plan's fields about loading that this provider uses
     takes: ClassVar[tuple[str, ...]] = ()
-    unprefixed: ClassVar[bool] = False  # whether names without a prefix go to it
-    network: ClassVar[bool] = False  # whether requests go over a network and may cost money
-    # whether its models give whole next-token distributions, which defenses need
+    unprefixed: ClassVar[bool] = False
+    network: ClassVar[bool] = False
     distribution: ClassVar[bool] = True
 
     def check(self, request: RequestedModel) -> None:

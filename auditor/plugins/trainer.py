@@ -34,9 +34,8 @@ class TrainingRecord:
     """
 
     text: str
-    tokens: Tokens  # of the whole text, without special tokens
-    unit: str  # its owner: the user or group column, else the digest of the record's content
-    # The tokens with a loss (`training.loss_masks`); None: all.
+    tokens: Tokens
+    unit: str
     learnt: tuple[bool, ...] | None = None
 
 
@@ -59,26 +58,21 @@ class TrainingJob:
         forget: records that the base model has learnt and must forget.
     """
 
-    base: str  # hub id or folder
-    # Loads a fresh transformers model with free parameters (LoRA: the adapter's).
+    base: str
     load: Callable[[], Any]
     tokenizer: Any
-    end: int  # the token that ends a record
-    block: int  # maximum tokens of a training sequence
+    end: int
+    block: int
     records: tuple[TrainingRecord, ...]
-    users: bool  # whether the data name each record's owner; otherwise its unit is its content
+    users: bool
     # Judges records for trainers that need it; the base unless the user names another model.
     public: HuggingFaceModel
     out: Path
-    # Continues an interrupted training; removed when the training is recorded as finished.
     checkpoint: TrainerCheckpoint
     seed: int
-    progress: Callable[[str, int, int], None]  # (what, done, of how many)
-    # The dtype of torch's autocast for matrix products, if a trainer permits it.
+    progress: Callable[[str, int, int], None]
     half: torch.dtype | None = None
-    # Not for training: a trainer may choose its model by these.
     heldout: tuple[TrainingRecord, ...] = ()
-    # The records that the base has learnt and is to forget.
     forget: tuple[TrainingRecord, ...] = ()
 
 
@@ -105,22 +99,14 @@ class Trainer(Configured):
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # title in tables; "": its name
     claims: ClassVar[str] = "none"  # one line for `audit list`
-    # Whether its models, or their serving, carry a promise.
     promises: ClassVar[bool] = False
-    # Whether it trains adapters on a frozen base, with or without --lora.
     adapters: ClassVar[bool] = False
-    # Whether it takes a whole model, and selects the trained parameters itself.
     whole: ClassVar[bool] = False
-    chooses: ClassVar[bool] = False  # whether it uses held-out records
-    # Whether its base has learnt the records, some of which it is to forget.
+    chooses: ClassVar[bool] = False
     unlearns: ClassVar[bool] = False
-    # Options without effect on results: memory and speed.
     immaterial: ClassVar[frozenset[str]] = frozenset()
-    # Whether the end token precedes and follows every record.
     surrounds: ClassVar[bool] = False
-    # The option that `audit mitigate --by NAME:VALUE` sets; "": none.
     main: ClassVar[str] = ""
-    # Options added later: their defaults change nothing.
     later: ClassVar[frozenset[str]] = frozenset()
 
     def options(self) -> dict[str, Any]:

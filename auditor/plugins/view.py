@@ -34,8 +34,8 @@ from auditor.plugins.defense import count_largest_lot
 from auditor.privacy.gradient_canaries import GradientCanaries
 
 # Memory of decoding rows on a CPU, if no two samples of a prefix share a path. Twice as much is 9%
-# slower with the lab's ensemble (its distributions outgrow the allocator's blocks); a sixteenth,
-# 30% with any model.
+# slower with the lab's ensemble (its distributions outgrow the allocator's blocks). A sixteenth is
+# 30% slower with any model.
 _ROWS_BYTES = 2**29
 _PREFIXES_AT_ONCE = 256
 _STEP_TOKENS = 16  # tokens that a CPU reads in a batch in the time of a step of a tree
@@ -58,9 +58,8 @@ class Setting:
     """
 
     name: SettingName
-    stream: str  # in the keys of random streams, unchanged since the first results
+    stream: str
     capabilities: frozenset[str]
-    # Draws come from the target's distribution, whatever the attack's decoding.
     ancestral: bool
 
 
@@ -142,19 +141,15 @@ class View:
     seed: int
     public: LanguageModel | None = None
     reference: LanguageModel | None = None
-    # The reason why it is no reference: it saw private data.
     reference_fault: str = ""
-    # By the value of `-A references=`; None: not available.
     references: Callable[[str], ReferenceModels] | None = None
     tokenizer: Any = None
     batch_size: int | None = None
-    # Tokens that a (recipe, secret) may still draw; None: unlimited.
     allowance: Mapping[tuple[str, str], int] | None = None
     meter: ClaimTokenMeter = field(default_factory=ClaimTokenMeter)
-    claim: Claim | None = None  # the target's public promise; None: nothing
-    # Progress of slow queries.
+    claim: Claim | None = None
     progress: Callable[[str, int, int], None] = lambda description, n_done, total: None
-    training: GradientCanaries | None = None  # the record of the target's training for an audit
+    training: GradientCanaries | None = None
     tokens_after: Tokens | None = None
     _shared: dict[str, CandidatesOnDisk] = field(default_factory=dict)
 
@@ -355,7 +350,7 @@ class View:
         )
         _, passes = zip(*passes_by_piece, strict=True)
         if self.setting is TEXT_ONLY:  # the setting whose tokens a claim's budget pays for
-            # The public model answers the others.
+            # The public model answers the other draws.
             for query, uniforms in zip(batch, noise, strict=True):
                 self.meter.drawn[name, query.id] = int((uniforms[..., 1] >= 0).sum())
         if len(passes) == 1:
@@ -454,7 +449,7 @@ def _compute_shared_nlls(
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, choose_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         limit = BatchSizeLimit(size)
-        # Consumed within this iteration, so `pairs` is still its own.
+        # The results are consumed in this iteration, so the lambda reads this iteration's `pairs`.
         results = limit.run_pieces_within_memory(
             len(pairs),
             lambda batch: _list_summed_suffix_log_probs(model, pairs[batch]),  # noqa: B023
