@@ -139,7 +139,7 @@ def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> 
         divergence = logsumexp(
             np.where(alive, log_p + (alpha - 1) * log_ratio, -np.inf), axis=-1
         ) / (alpha - 1)
-    # A number if no dimensions are left.
+    # A plain number if no dimensions are left.
     return np.where(np.isposinf(log_ratio).any(-1), np.inf, divergence)[()]
 
 
