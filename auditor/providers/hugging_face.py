@@ -30,7 +30,8 @@ class HuggingFace(Provider):
 
     name = "hf"
     unprefixed = True
-    # The last four compare weights or train on: only a model loaded in this process can.
+    # The last four fields compare weights or train further, which needs a model loaded in this
+    # process.
     takes = (
         *_LOADING_FIELDS,
         "before",

@@ -89,8 +89,8 @@ class LlamaModel(LanguageModel):
         longest = min(len(self._cached_text), len(text) - last)
         while shared < longest and self._cached_text[shared] == text[shared]:
             shared += 1
-        # Shortened before anything is read: if `eval` fails, `_cached_text` is still true.
-        # `eval` drops the part of the cache after n_tokens and goes on there.
+        # Shorten these before reading anything: if `eval` fails, `_cached_text` is still true.
+        # `eval` drops the part of the cache after n_tokens and continues there.
         self._llama.n_tokens = shared
         self._cached_text = text[:shared]
         for position in range(shared, len(text)):
