@@ -49,13 +49,12 @@ class SecretAttributes(NamedTuple):
     alias: str
     member: bool
     repeats: int | None = None
-    length: int | None = None  # length of its suffix, in tokens
+    length: int | None = None
     group: str | None = None
     canary: bool = False
-    # the document that contains it, by the alias of the document's first part
     document: str | None = None
-    at: int = 0  # start of its suffix in the document, in tokens
-    user: str | None = None  # the alias of its person
+    at: int = 0
+    user: str | None = None
     user_trained: bool = False
 
 

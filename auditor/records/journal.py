@@ -125,7 +125,7 @@ class CellJournal(Generic[Key, Record]):
                     at += len(line)
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
-        # remove a cut-off append: the next append starts on a line of its own
+        # Remove a cut-off append, so that the next append starts on a new line.
         disk.truncate(self.path, at)
 
     def _read_records(self, begins: Iterable[int]) -> Iterator[Record]:

@@ -23,7 +23,8 @@ def read_result(folder: Path) -> AuditResult:
     if not isinstance(raw, dict):
         raise AuditError(f"{path}: expected an object, got {type(raw).__name__}")
     version = raw.get("schema_version", "none")
-    if type(version) is not int or version != SCHEMA_VERSION:  # not isinstance: True is an int
+    # not isinstance, because True is an int
+    if type(version) is not int or version != SCHEMA_VERSION:
         newer = type(version) is int and version > SCHEMA_VERSION
         tool_version = raw.get("tool_version")
         made_by = ""
