@@ -97,7 +97,7 @@ class ServerAnswerStore:
         )
         return ServerUsage(*rows[0]) if rows else ServerUsage()
 
-    # --- what became of them ---
+    # --- use of the answers ---
 
     def record_used_answers(self, run: str, answers: Sequence[tuple[bytes, bytes, str]]) -> None:
         """Record which answers a run used, each as (key, context, kind).

@@ -294,7 +294,8 @@ class CachedServerQueries:
             likeliest,
             self.spelling.is_split_character(text[-1]),
         )
-        # One body may list all tokens for one token's sake, or for the likeliest.
+        # The same body may serve to score a token or to list the likeliest ones: the key tells them
+        # apart.
         key = self._build_store_key(body, *[likeliest] * forced)
 
         def read(answer: Any) -> Mapping[bytes, Any]:
@@ -313,7 +314,7 @@ class CachedServerQueries:
 
         return key, ServerRequest(body, len(text) + 9, read, stored)
 
-    # --- asking ---
+    # --- requests ---
 
     def _find_stored_answers(self, keys: Iterable[bytes]) -> dict[bytes, Any]:
         entries = {}
@@ -424,7 +425,7 @@ class CachedServerQueries:
     def check_server_unchanged(self) -> None:
         self._check_server_unchanged(self.watch.check_all_sentinels)
 
-    # --- what became of the answers ---
+    # --- use of the answers ---
 
     def count_own_answers(self) -> dict[str, int]:
         """Return the number of answers that this run used, by their kind in `withheld_answers`.

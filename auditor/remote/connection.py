@@ -61,11 +61,11 @@ class _RetryableFailure(Exception):
 
     reason: str
     _: KW_ONLY
-    wait: float = 0.0  # seconds that the server asks for
-    slower: bool = False  # True if requests came too fast
-    billed: bool = False  # True if the tokens may have been paid for
-    status: int = 0  # of HTTP; 0 without an answer
-    unreachable: bool = False  # True if no connection was made
+    wait: float = 0.0
+    slower: bool = False
+    billed: bool = False
+    status: int = 0
+    unreachable: bool = False
 
     def __str__(self) -> str:
         return self.reason

@@ -39,15 +39,17 @@ _BURSTS = 10  # most bursts in a run
 # Greedy text may change with the batch. Tolerate a server that gives nine answers in ten as always,
 # so that two answers to one request differ in less than a fifth.
 VARIES = 0.2
-# level of the exact binomial test of the run's own requests; with ten bursts 0.5% of honest runs
+# level of the exact binomial test of the run's own requests; over ten bursts, 0.5% of honest runs
+# fail
 LEVEL = 5e-4
 _UNSTEADY = 0.01  # level of the same test over all repeated requests, for a doubt
-# changed sentinels of four, with no answer from the handshake: 0.2% of the runs of such a server
+# Number of the four sentinels that must give none of the answers of the handshake. A server as
+# variable as VARIES reaches it in 0.2% of runs.
 _CHANGED = 2
 
-# Nats between two answers to the same tokens that never raise an alarm, at most and on average:
-# half precision in another batch. A difference counts less for an unlikely token, whose logit was
-# rounded at a larger magnitude.
+# The largest and mean difference in nats, between two answers to the same tokens, that never raises
+# an alarm: half precision in another batch. A difference counts less for an unlikely token, whose
+# logit was rounded at a larger magnitude.
 _MOST = 0.5
 _MEAN = 0.05
 _TIMES = 4  # the allowed multiple of the handshake's difference
@@ -116,10 +118,10 @@ class ServerWatch:
     draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]
     score: Callable[[Sequence[Tokens]], Sequence[Sequence[float] | None]] | None
     contexts: Sequence[Tokens]
-    max_difference: float = _MOST  # nats that two answers may differ by, at most and on average
+    max_difference: float = _MOST
     mean: float = _MEAN
-    measured: float = 0.0  # largest difference at the handshake
-    compared: int = 0  # greedy answers asked again
+    measured: float = 0.0
+    compared: int = 0
     differed: int = 0
     rescored: int = 0
     _sentinels: list[GreedyAnswer] = field(default_factory=list)
@@ -171,7 +173,7 @@ class ServerWatch:
         self.measured = most
         self.max_difference, self.mean = max(_MOST, _TIMES * most), max(_MEAN, _TIMES * mean)
 
-    # --- what the run asks ---
+    # --- requests of the run ---
 
     def note_greedy_answer(self, context: Tokens, length: int, text: str) -> None:
         self._requests += 1
@@ -260,7 +262,7 @@ class ServerWatch:
         others = [answer for answer in answers if answer not in chosen]
         chosen += _choose_rechecked_answers(others, _LAST - len(chosen), self._checks)
 
-    # --- asked again ---
+    # --- repeated requests ---
 
     def _rescore_shortened_texts(
         self, scored_texts: Sequence[ScoredText]

@@ -70,7 +70,7 @@ _COPIES = 4
 _SEEDS = 12
 _SEVERAL = 16  # samples per request, which bounds the server's memory for it
 _HOT = Decoding(temperature=2.0)  # so that two equal samples are no coincidence
-# greedy, if not ignored
+# Settings that are greedy unless the server ignores them.
 _SURE = {
     "top_p": replace(_HOT, top_p=1e-4),
     "top_k": replace(_HOT, top_k=1),
@@ -133,7 +133,7 @@ class _HandshakeInProgress:
             dialect, tuple(self.checks), hashlib.sha256(greedy.text.encode()).hexdigest(), room
         )
 
-    # --- how a text is sent ---
+    # --- form of the prompt ---
 
     def _detect_prompt_form(
         self, plain: ServerDialect
@@ -310,7 +310,7 @@ class _HandshakeInProgress:
         (rest,), _ = self._request_samples(codec.dialect, prompt)
         return codec.continues_reading(reading, rest.text)
 
-    # --- how likely given tokens are ---
+    # --- scores of given tokens ---
 
     def _detect_scoring(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
@@ -441,7 +441,7 @@ class _HandshakeInProgress:
         if dialect.ids and dialect.returned:
             yield replace(dialect, scored="forced", drawable=context[-1])
 
-    # --- how samples are drawn ---
+    # --- samples ---
 
     def _detect_sampling(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
@@ -547,7 +547,7 @@ class _HandshakeInProgress:
         self._record_check(REPORTED, not fault, fault)
         return not fault
 
-    # --- asking ---
+    # --- requests ---
 
     def _request_samples(
         self,

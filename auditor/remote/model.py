@@ -49,7 +49,7 @@ class RemoteModel(LanguageModel):
         if not self.dialect.ids:
             self.prepended = self.dialect.adds
         self.returns_token_ids = self.dialect.returned
-        # scoring a text takes one more token after it
+        # Scoring a text generates one more token after it.
         self.max_positions = None if room is None else room - 1
         end = getattr(tokenizer, "eos_token_id", None)
         self.eos = () if end is None else (int(end),)
@@ -209,7 +209,7 @@ class RemoteModel(LanguageModel):
             for (prefix, _), (log_probs, _) in zip(pairs, scores, strict=True)
         ]
 
-    # --- what it cost ---
+    # --- cost of the queries ---
 
     def check_unchanged_at_end(self) -> None:
         self.asker.check_server_unchanged()
@@ -266,7 +266,7 @@ class RemoteModel(LanguageModel):
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[Tokens]) -> list[bool]:
         return self.asker.has_withheld_answer_by_context(prefixes)
 
-    # --- what an API does not give ---
+    # --- unsupported methods ---
 
     def check_text_fits(
         self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0

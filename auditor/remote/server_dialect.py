@@ -134,7 +134,7 @@ class ServerDialect:
         """
         return self.ranked and (self.scored != "forced" or likeliest > 0)
 
-    # --- what is asked ---
+    # --- requests ---
 
     def build_sampling_body(
         self,
@@ -208,7 +208,7 @@ class ServerDialect:
             body |= {"echo": True, "logprobs": self.logprobs}
         return body | (_IDS if self.extended else {})
 
-    # --- what is answered ---
+    # --- answers ---
 
     def parse_sampled_answers(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
         """Return the `count` samples in an answer, by index, each of at most `length` tokens.

@@ -28,7 +28,7 @@ class TokenTextCodec:
     eos: Tokens
     name: str  # of the model, in sentences
 
-    # --- what it is sent ---
+    # --- texts in requests ---
 
     def can_score_exact_tokens(self, text: Tokens) -> bool:
         """Return whether the server reads the text as these tokens and can score any of them."""
@@ -86,7 +86,7 @@ class TokenTextCodec:
     def text(self, tokens: Sequence[int]) -> str:
         return decode_keeping_special_tokens(self.tokenizer, tokens)
 
-    # --- what came back ---
+    # --- texts in answers ---
 
     def read_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
         """Return the answer with tokens, taken from the server or by tokenising the answer's text.

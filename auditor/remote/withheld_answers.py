@@ -21,7 +21,7 @@ ENDED = "ended"
 UNCLEAR = "unclear"
 FAILED = "failed"
 SPLIT = "split"
-# a single such answer is enough for a doubt
+# A single answer of this kind is enough for a doubt.
 HIDDEN = (
     FILTERED,
     CALLED,
@@ -31,9 +31,9 @@ HIDDEN = (
     UNCLEAR,
     SPLIT,
 )
-# An honest model ends some texts early, and a few immediately: only a large share means something.
-# An honest server fails at a few samples (llama-server at bytes that write no character): fewer
-# than any limit of a gate.
+# Shares of answers that raise a doubt. An honest model ends some texts early, and a few
+# immediately, so only a large share counts. An honest server fails at a few samples (llama-server
+# at bytes that are not a character): fewer than any limit of a gate.
 MANY = {EMPTY: 0.05, ENDED: 0.5, FAILED: 0.001}
 
 _WORDS = {
