@@ -114,7 +114,7 @@ def list_budget_remarks(
     if view.allowance is None:
         return ()
     allowance = view.allowance
-    # No key is missing: a secret without an allowance has no guess.
+    # No key can be missing: a secret without an allowance has no guess.
     n_paid = sum(
         all(
             allowance[recipe, g.secret] >= g.drawn

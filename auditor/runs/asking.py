@@ -39,9 +39,11 @@ _PART_SECONDS = 6.0
 # logits of the true tokens of a part: several methods read them in turn
 _LOGIT_BYTES = 2**28
 _FLAT = 10  # records: completing n records takes about n + 10 times the cost of another record
-# seconds a record to complete records together, in seconds to read a record, before it is measured
+# Seconds to complete a record together with others, relative to the seconds to read a record,
+# before it is measured.
 _COMPLETING = 0.3
-# reserve for the final result, in durations of the last result: it has more records
+# Reserve for the final result, as a multiple of the time of the last result, which has fewer
+# records.
 _RESERVE = 1.5
 # the same before the first result: shares of the time until the first record, and of the limit
 _RESERVE_OF_START, _RESERVE_OF_LIMIT = 0.5, 0.1

@@ -290,7 +290,7 @@ class Audit(RunContext):
         It is made from model, secrets and prefix token.
         """
         key = {**self.site.subject, "prefix_token": self.prefix_token.tokens}
-        # A check queries more and more secrets: answers about a smaller set are not shared.
+        # A check attacks more and more secrets: do not share answers about a smaller set.
         if self.population:
             return {**key, "asked": tuple(self.secrets_by_id)}
         return key

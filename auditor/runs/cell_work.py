@@ -45,7 +45,7 @@ class CellWorkResult(Generic[Answer]):
     """
 
     answers: list[Answer]
-    tokens_drawn: dict[tuple[str, str], int]  # see `ClaimTokenMeter`
+    tokens_drawn: dict[tuple[str, str], int]
     seconds: float
 
 

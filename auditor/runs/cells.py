@@ -228,7 +228,7 @@ class AttackCell(Cell):
         if not ids:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
         outcome, costs, kinds = self._judge_guesses(ids)
-        # Charge the tokens before the row may be refused below, because they were drawn.
+        # Charge the tokens, which were drawn, before the attack may be refused below.
         if self.setting is TEXT_ONLY:
             self.target.spending.charge_claim(self.view, self.method, costs)
         members = outcome.select_secrets(outcome.member)
@@ -429,8 +429,8 @@ class ProbeCell(Cell):
         target = self.target
         candidates = select_probed_secrets(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
-        # A probe of the claim reads `uncharged_token_count`: the attacks' draws in excess of the
-        # charge to the claim.
+        # A probe of the claim reads `uncharged_token_count`: the number of drawn tokens that the
+        # claim was not charged for.
         meter = target.spending.meter
         meter.spent = claim.spent_queries if claim else meter.drawn_token_count
         secrets, observations = self._observe_secrets(candidates)

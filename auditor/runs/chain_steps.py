@@ -212,7 +212,7 @@ class CauseChains:
             name = UNDEFENDED
         else:
             name = shown_rows.name_defense_row(self.selection.rows, control)
-        # The name is "" for a control without a row: no target has this name.
+        # The name is "" for a control that was not attacked: no target has this name.
         row_values = answers.get(name)
         title = get_plugin_title(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"

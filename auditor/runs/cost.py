@@ -66,11 +66,11 @@ class CostEstimate:
     costs: tuple[RunPartCost, ...]
     preparing: tuple[tuple[str, float], ...]
     probe: float
-    loaded_bytes: int  # bytes after all loading
+    loaded_bytes: int
     secrets: tuple[int, int] = (0, 0)
     samples: int | None = None
-    rates: bool = False  # whether a method needs many non-members, for rates of false positives
-    ceilings: tuple[str, ...] = ()  # what each audit could show of its target's claimed epsilon
+    rates: bool = False
+    ceilings: tuple[str, ...] = ()
 
     @property
     def loading(self) -> float:

@@ -340,7 +340,7 @@ class _RunPartTimer:
         cut = (LIMIT,) if probe.of == "secrets" else ()
         return TimedPart(name, len(secrets), at_once, observe, cut=cut)
 
-    # --- asking ---
+    # --- queries ---
 
     def time_parts_within_share(
         self, parts: Sequence[TimedPart], least: int = 1, weight: int = 1

@@ -116,7 +116,7 @@ class JudgedGenerations:
     notes: tuple[str, ...]
     costs: list[Guesses]
     columns: tuple[Column, ...]
-    texts: dict[str, tuple[Tokens, Tokens]]  # with the full generation that contains it
+    texts: dict[str, tuple[Tokens, Tokens]]
 
 
 def build_training_corpus(

@@ -55,7 +55,7 @@ class LabSite(Site):
         # the attacks too.
         del self.subject["seed"]
         self.subject["lab_recipe"] = to_json(self.recipe)
-        # refuse a bad mitigation now, not at its training
+        # Refuse a bad mitigation now, not when it is trained.
         self.mitigation = build_mitigation_trainer(plan.target, self.recipe)
 
     @property

@@ -76,7 +76,7 @@ class MitigationOptions:
     out: Path
     options: Mapping[str, Any] = field(default_factory=dict)
     train: str | None = None
-    data: str | None = None  # training data, if not the audited file
+    data: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Mitigation:
     """
 
     options: MitigationOptions
-    plan: Plan  # of the first audit
+    plan: Plan
     trainer: Trainer
     recipe: training.TrainingRequest | None = None
     command: tuple[str, ...] = ()

@@ -54,7 +54,7 @@ class GridPoint:
     """
 
     variant: str
-    at: Values  # swept key -> value
+    at: Values
     seed: int
     plan: Values = field(compare=False)
 

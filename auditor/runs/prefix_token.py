@@ -39,7 +39,7 @@ _SPECIAL = ("bos", "eos")
 PAIRS = 500
 # first pairs, enough if they exclude a lead of `_MARGIN` for another prefix token
 _LOOKS = (5, 50)
-_SCORED = 16  # leading tokens of each suffix, which depend most on a prefix token
+_SCORED = 16  # leading tokens of each suffix to score: these depend most on a prefix token
 _MARGIN = 0.1  # nats a token
 _LEAD = 4  # unscored leading tokens of a text in a hurried choice
 _DRAWN = 64  # texts of each canary format in place of known pairs

@@ -295,7 +295,7 @@ def doubt_if_members_likelier(
     nonmembers = values[~answers.member]
     least, _ = compute_welch_interval(members, nonmembers)
     if not least > 0:
-        # NaN, also no doubt: a defense forbids a true token, or all values are equal.
+        # NaN is no doubt either: a defense forbids a true token, or all values are equal.
         return ()
     gap = np.mean(members) - np.mean(nonmembers)
     name = registry.find_method_name(_ALIKE)

@@ -126,7 +126,7 @@ class RelearnedBaseline(UnlearningBaseline):
     of: Defense | None = None
 
 
-# rows of an unlearned model and its baselines, by role
+# Names of an unlearned model and its baselines, by role.
 UnlearnedModel = Mapping[str, str]
 
 

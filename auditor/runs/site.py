@@ -67,7 +67,7 @@ class Site(SiteModels):
     form_rows = text_form.ROWS
     # rows of the longest soft prompt of an attack: they take room in a context
     soft_prompt_rows = 0
-    relearn_rate: ClassVar[float] = 5e-5  # default of `--relearn`
+    relearn_rate: ClassVar[float] = 5e-5
 
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:

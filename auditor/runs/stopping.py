@@ -72,7 +72,7 @@ class StoppingRule:
             return ""
         if self.width is not None:
             metric, width = self.width
-            # Intervals by betting, which hold at every look (Waudby-Smith and Ramdas, arXiv
+            # Intervals by betting, which are valid at every look (Waudby-Smith and Ramdas, arXiv
             # 2010.09686).
             m = replace(row, anytime=True).remeasure_metric(metric)
             if m is not None and max(m.value - m.low, m.high - m.value) <= width:
@@ -99,8 +99,8 @@ class StoppingRule:
             evidence = compare_paired_metric(rule.metric, rule.count, row, self.base)
         if evidence is None or isinstance(evidence, str):
             return ""
-        # As in the gate: a single wrong rule is a false alarm, so its level is divided; a false
-        # pass needs errors in all rules (Berger 1982), each at the full level.
+        # As in the gate: one wrong rule is a false alarm, so the level is divided for failures. A
+        # false pass needs errors in all rules (Berger 1982), so each has the full level.
         if evidence.low(self.level) > rule.limit:
             return "failed"
         if evidence.high(LEVEL) <= rule.limit:
@@ -182,8 +182,7 @@ def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
     return digest.hexdigest() if stops else ""
 
 
-# --- the rule of each row
-# -----------------------------------------------------------------------------------------------
+# --- rules of each attack ---
 
 
 def build_stopping_rules(
