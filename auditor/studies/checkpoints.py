@@ -61,7 +61,7 @@ def describe_last_checkpoint(points: Sequence[StudyPoint], name: str, most: floa
                 rows.append(measure_seed_mean(name, cell))
         step = _checkpoint_step(point)
         if rows and step is not None:
-            # The row with the most leakage decides.
+            # The attack with the most leakage decides.
             bounds[step] = max(rows, key=lambda m: m.high)
     if not bounds:
         raise AuditError(f"expected finished checkpoints with {name}, got none that has it")

@@ -60,7 +60,7 @@ class StudyPoint:
     attacks: tuple[str, ...]
     cells: tuple[Replicates, ...] = ()
     failure: str = ""
-    subject: str = ""  # the attacked model and data, for the reader
+    subject: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Term:
 
     metric: str
     variant: str | None
-    cell: Mapping[str, str]  # target, setting, attack, if given
+    cell: Mapping[str, str]
     at: Mapping[str, Any]
 
 

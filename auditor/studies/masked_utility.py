@@ -162,14 +162,13 @@ class Utility:
     data: str
     rows: tuple[UtilityRow, ...]
     notes: tuple[str, ...]
-    created: str  # UTC, ISO 8601
+    created: str
     tool_version: str
     command: str
     seed: int
-    plan: dict[str, Any]  # `UtilityPlan.to_json`
+    plan: dict[str, Any]
     environment: dict[str, str]
     seconds: float
-    # File name -> SHA-256, e.g. "model/model.safetensors"; empty in the lab.
     weights: dict[str, str] = field(default_factory=dict)
 
     def list_points(self) -> list[StudyPoint]:

@@ -77,7 +77,7 @@ class PromiseCheck:
     unit: str = "token"
     ours: bool = False
     is_uncounted: bool = False
-    location: str = ""  # in the words of claim-check
+    location: str = ""
 
     @property
     def loss_ratio(self) -> float:
@@ -559,7 +559,7 @@ def build_published_promise_table(
 
 def build_published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseCheck]) -> str:
     """Return the claim's section of the page, as Markdown."""
-    # `beside` rows are in the table, but not counted in the verdict.
+    # Checks marked `beside` are in the table, but not counted in the verdict.
     published = []
     counted = []
     controls = []
