@@ -153,7 +153,7 @@ class ScaledOptimizer(DPOptimizer):
             # Divide by the expected size: the size of this batch is secret.
             p.grad /= self.expected_batch_size
         self.original_optimizer.step()
-        self.zero_grad(set_to_none=True)  # Opacus's: clears the clipped sums too
+        self.zero_grad(set_to_none=True)  # Opacus's `zero_grad` also clears the clipped sums
 
     def add_noise(self) -> None:
         """Add noise from `NoiseStream`, scaled for this batch.

@@ -51,7 +51,7 @@ class UnitTreatment:
 
     shares: Sequence[float] | None = None
     noise_scale: Callable[[Ints], float] | None = None
-    details: tuple[tuple[str, float], ...] = ()  # for `privacy.json`
+    details: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from auditor.core.arrays import Bools
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
 
-_MAX_ROWS = 200_000  # of a training set that are read
+_MAX_ROWS = 200_000  # most rows of a training set to read
 _SEPARATOR = -1  # not a token
 _PROMPTS = ("prompt_ids", "prompt_input_ids")  # TRL's; the second before 1.16
 _COMPLETIONS = ("completion_ids", "chosen_ids", "rejected_ids")  # TRL's, each after the prompt
@@ -41,7 +41,7 @@ class TrainingSet:
     ids: NDArray[np.int32]
     has_loss: Bools
     rows: int
-    copies: int  # rows that equal an earlier row
+    copies: int
 
 
 def read_training_set(

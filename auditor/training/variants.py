@@ -85,7 +85,7 @@ class FineTuning(Trainer):
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         sequences, data_notes = self.select_sequences(job)
-        torch.manual_seed(job.seed)  # for an adapter's random half, and for dropout
+        torch.manual_seed(job.seed)  # determines an adapter's random half, and dropout
         model, model_notes = self.prepare_model(job)
         # After `prepare_model`, which decides which weights are frozen.
         cast_frozen_linear_weights(model, job.half)
