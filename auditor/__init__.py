@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["FinishedRun", "audit", "crash_test", "load_run"]
-# Next to this folder in a checkout, inside it when installed.
+# These packages are next to this folder in a checkout, and inside it when installed.
 _BESIDE = (
     "attacks",
     "benchmarks",

@@ -197,7 +197,7 @@ def audit(
         try:
             result = run.run_audit(checked_plan, site, folder, objects)
         except Exception:
-            # Not on Ctrl-C, which is not an Exception: results so far are kept.
+            # Ctrl-C is not an Exception, so it keeps the results so far.
             folder.discard_if_empty()
             raise
         files.write_run_reports(folder.path, result)
@@ -313,7 +313,7 @@ def _check_audit_arguments(
 
     if odd := [name for name in plan if name not in IN_FILE or name in ("attack", "defense")]:
         raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(IN_FILE)}")
-    # Also if there is no live model: all() of nothing is True.
+    # This also refuses a tokenizer without any live model, because all() of nothing is True.
     if tokenizer is not None and all(isinstance(one, LanguageModel) for one in live.values()):
         raise AuditError(
             "expected a tokenizer only with a live transformers model: a folder, a hub id or a "
@@ -376,7 +376,7 @@ def _encode_rows(name: str, rows: Any) -> str:
     """
     import pandas as pd
 
-    # datasets.Dataset, polars and pyarrow have it; other objects are refused below.
+    # datasets.Dataset, polars and pyarrow have this method; other objects are refused below.
     if hasattr(rows, "to_pandas"):
         rows = rows.to_pandas()
     if not isinstance(rows, pd.DataFrame) and not (

@@ -108,7 +108,7 @@ def apply_global_flags(
         ),
     ] = None,
 ) -> None:
-    # Before any command imports torch, whose OpenMP reads the environment once.
+    # Do this before any command imports torch: its OpenMP reads the environment once.
     set_thread_count(threads)
     console.debugging = debug
     if show:

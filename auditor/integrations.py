@@ -176,7 +176,7 @@ class AuditCallback(TrainerCallback):
         self.rows: list[dict[str, float]] = []
         self.stopped_at: int | None = None
 
-    # --- what the trainer calls ---
+    # --- calls of the trainer ---
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -286,7 +286,7 @@ class AuditCallback(TrainerCallback):
                 panels.append(Panel(title, tuple(lines)))
         disk.replace_atomically(out / "curve.svg", draw_training_curve(panels, self.stopped_at))
 
-    # --- what is looked at ---
+    # --- results for the user ---
 
     def to_csv(self) -> str:
         """Return the logged values as CSV, with one row per measurement and its `step`."""

@@ -357,8 +357,7 @@ def _model_contract_faults(model: LanguageModel) -> Iterator[str]:
             yield "expected gradients for a soft prompt, as its capabilities say, got none"
 
 
-# --- what they are tried on
-# -----------------------------------------------------------------------------------------------
+# --- inputs of the contracts ---
 
 SMALL: dict[str, Any] = {
     "samples": 6,
