@@ -361,7 +361,7 @@ def _get_canary(secret: Secret) -> Canary:
 
 
 def _compute_maximum_exposure(observations: Sequence[Observation]) -> float:
-    """Return the largest possible exposure in bits: log2 of the largest space's size."""
+    """Return the largest possible exposure, log2 of the largest canary space's size, in bits."""
     return float(value_column(observations, "space_bits").max())
 
 

@@ -160,7 +160,11 @@ class PredictionAudit(AncestralProbe):
         yield from observe_in_batches(view, secrets, size, look)
 
     def _game_terms(self, claim: Claim | None) -> dict[str, float]:
-        """Return the terms of the games, keyed by name, such as tokens and claimed epsilon."""
+        """Return the settings of the audit games and of the claim, keyed by name.
+
+        A game is one guess of which of two neighbouring models drew some tokens. Examples of
+        settings are the number of tokens in a game, the number of games and the claimed epsilon.
+        """
         if claim is not None and claim.any_access:
             raise TargetLacks(
                 "its claim is about how it was trained, not about drawn tokens: see epsilon-audit"

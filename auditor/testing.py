@@ -93,12 +93,12 @@ class ContractBroken(AssertionError):
 def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
     """Check that an attack or probe keeps its contract.
 
-    A class is built with few samples and epochs. Raise ContractBroken with every breach. An attack
-    must describe itself correctly. In every setting with the access that it needs, it must answer
-    every query, most confident guess first, or give a reason. Each answer may depend only on its
-    own query. It must draw as many tokens as announced. A probe must observe every secret. Each
-    observation may depend only on its own secret, and measured values must be within their
-    intervals.
+    A class is built with few samples and epochs. Raise ContractBroken, which lists every violation.
+    An attack must describe itself correctly. In every setting with the access that it needs, it
+    must answer every query, most confident guess first, or give a reason. Each answer may depend
+    only on its own query. It must draw as many tokens as announced. A probe must observe every
+    secret. Each observation may depend only on its own secret, and measured values must be within
+    their intervals.
     """
     plugin: Any = attack
     if isinstance(attack, type):
@@ -129,7 +129,7 @@ def check_model(model: LanguageModel) -> None:
     """Check that a model keeps its contract.
 
     A model must return the same distribution for every kind of query, and samples of the requested
-    length. Raise ContractBroken with every breach.
+    length. Raise ContractBroken, which lists every violation.
     """
     _raise_if_broken(model.name, _model_contract_faults(model))
 

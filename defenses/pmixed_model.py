@@ -397,13 +397,18 @@ def _compute_float64_member_probabilities(distributions: Tensor) -> np.ndarray:
 def _check_radii(
     promised: PMixedMemberProjection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
 ) -> Iterator[DivergenceCheck]:
-    """Check that each member stays within the promised radius, for each subset size.
+    """Check that each member's mixed distribution stays within the radius of the projection.
 
-    Yield one check for each subset size. If the projection also has a cap, yield a check of the cap
-    after each. If neither radii nor weights depend on the subset size, there is only one size.
+    The radius is the largest Renyi divergence from the public model, in nats. Each size of the
+    random subset of members that answers may have its own radius. Yield one check for each subset
+    size. If the projection also has a cap on the mixing weight, yield a check of the cap after
+    each. If neither radii nor weights depend on the subset size, there is only one size.
 
-    public: (..., 1, V) probabilities; members: (..., N, V) probabilities.
-    weights: (..., sizes, N) mixing weights as served.
+    Args:
+        promised: the projection whose radii are checked.
+        public: (..., 1, V) probabilities of the public model.
+        members: (..., N, V) probabilities of the members.
+        weights: (..., sizes, N) mixing weights with which the model answers.
     """
     alpha, sizes = promised.alpha, max(len(promised.radii_by_subset_size()), weights.shape[-2])
     for radius, size in zip(promised.radii[:sizes], range(sizes), strict=True):

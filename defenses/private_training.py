@@ -206,10 +206,11 @@ class PrivateTraining(PoissonTraining):
         trained: PrivateModel,
         base: PrivacyRecord | None,
     ) -> tuple[str, str]:
-        """Explain why epsilon is not guaranteed; "" if it is.
+        """Return why epsilon is not guaranteed, and the condition under which it would be.
 
-        Also return the condition under which it would be, such as "if the noise were secret"; "" if
-        there is none.
+        An example of a condition is "if the noise were secret". Guaranteed epsilon gives ("", "").
+        `base`: the privacy record of the model
+        from which training started; None without private training.
         """
         if not trained.moved:
             return "no parameter moved: nothing was learnt, so epsilon has no meaning", ""

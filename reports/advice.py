@@ -170,9 +170,11 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
 def _describe_leak_concentration(
     members: Outcome, facts: Mapping[str, SecretAttributes]
 ) -> Iterator[str]:
-    """Describe copy counts, groups and lengths that are overrepresented among extracted members.
+    """Yield a sentence for each feature that is significantly more common among extracted members.
 
-    Only significant ones are described (Fisher's exact test).
+    Features are the number of copies, the group and the length of a record. The test is Fisher's
+    exact test. `members` is the strongest attack's outcome for each member; `facts` gives each
+    member's group and length, keyed by id.
     """
     for parts in (
         _mask_members_per_copies(members),
@@ -294,9 +296,12 @@ def predict_undefended_recall(
 ) -> tuple[Finding, Measurement] | None:
     """Predict the recall of the strongest attack if the training data had fewer copies.
 
-    Return the attack's result on the undefended model, and the predicted recall. count_remaining:
-    maps a record's number of copies to the remaining number. Return None if nothing was extracted,
-    if the attack used parts of documents, or if a remaining number was not measured.
+    Return the attack's result on the undefended model, and the predicted recall. Return None if
+    nothing was extracted, if records were attacked in several parts, or if no record has the number
+    of copies that would remain.
+
+    count_remaining: function from a record's number of copies to the number that would remain after
+    the advice, for example after removing duplicates; None if that is unknown.
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:

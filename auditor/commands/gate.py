@@ -206,7 +206,16 @@ def print_run_judgement(
     scope: GateScopeFlags | None = None,
     attested: Ruling | None = None,
 ) -> int:
-    """Judge a finished run. Print, write and store the decision; return the exit code."""
+    """Judge a finished run. Print, write and store the decision; return the exit code.
+
+    Args:
+        folder: the run folder, in which the decision is stored.
+        policy: the limits.
+        baseline: the run with which limits on changes are compared; None if no limit needs it.
+        outputs: flags that name the files to write, such as JUnit.
+        scope: flags that restrict which results are judged; None for all.
+        attested: ruling on the run's signed statement; None if no statement was given.
+    """
     from auditor.gate.decision_log import save_decision
     from auditor.runs import gate_inputs
 

@@ -203,9 +203,12 @@ def _flag_parameters(
 
 
 def _annotate_flag(parameter: inspect.Parameter, entry: DocstringEntry, panel: str) -> Any:
-    """Return a parameter's type, annotated for typer as an argument or flag.
+    """Return a parameter's type, annotated for typer as a command-line argument or option.
 
-    entry: what the docstring says about the parameter.
+    Args:
+        parameter: a parameter of the command's function.
+        entry: the description of the parameter in the function's docstring.
+        panel: title of the group of options in `--help`; "" for none.
     """
     kind = parameter.annotation
     option: Any = typer.Option() if parameter.kind is _FLAG else typer.Argument()
@@ -304,9 +307,13 @@ def list_given_flags(group: Any) -> dict[str, Any]:
 def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
     """Load the plug-in files that the flags name, and return the given flags as plan values.
 
-    Raise AuditError if the file sets a risky value that the flags do not.
+    Args:
+        values: the given flags, keyed by field of the plan.
+        base: values of the plan file.
 
-    base: values of the plan file.
+    Raises:
+        AuditError: if the plan file sets a risky value, such as one that runs foreign code, and no
+            flag repeats it.
     """
     from auditor.plugins import registry
     from auditor.runs.plan import parse_plugin_options

@@ -80,10 +80,10 @@ def _list_guessable_normals() -> Floats:
 
 
 def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
-    """Find the guessable integer seed that best reproduces noise of a first step.
+    """Find the guessable integer seed that best reproduces the noise in some tensor.
 
-    All tensors of the first step of each training are searched. Return the seed, its p-value, and
-    the tensor's name.
+    Only the first step of each training is searched, in all tensors. Return the seed, the p-value
+    of the match, and the tensor's name; (0, 1.0, "") if no tensor is long enough or has noise.
     """
     # torch draws 16 normal numbers at a time, and draws the last 16 of a tensor again if its size
     # is no multiple of 16.

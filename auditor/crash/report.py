@@ -226,7 +226,11 @@ def build_crash_test_document(test: CrashTest, source: str, again: str) -> Docum
 
 
 def render_crash_test_json(test: CrashTest, again: str) -> str:
-    """Render the test as JSON: verdict, claim, observed loop, checks and their reproductions."""
+    """Render the test as JSON: verdict, claim, observations of the loop, and all checks.
+
+    A failed check also has a reproduction: code that shows the fault. `again` is the command that
+    repeats the test.
+    """
     checks = []
     for check in test.checks:
         if check.verdict == BROKEN:

@@ -158,10 +158,13 @@ def read_erasure_records(
 def compute_highest_cosines(
     directions: Floats, vectors: Floats, owner_indices: Sequence[int]
 ) -> Floats:
-    """Return each direction's highest cosine with the other records' vectors, (directions,).
+    """Return each direction's highest cosine with the vectors of other records, (directions,).
 
-    owner_indices: (vectors,), the index of the direction that belongs to the same record as the
-        vector; -1 if there is none. This pair is not compared.
+    Args:
+        directions: (directions, dimensions) vectors of length 1, at most one for each record.
+        vectors: (vectors, dimensions) vectors to compare with.
+        owner_indices: (vectors,) for each vector, the index of its own record's direction, with
+            which it is not compared; -1 if its record has none.
     """
     highest = np.full(len(directions), -1.0)
     owners = np.asarray(owner_indices, dtype=int)

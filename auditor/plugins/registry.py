@@ -73,9 +73,9 @@ def list_methods() -> dict[str, type[Attack] | type[Probe]]:
 
 
 def find_method_name(measures: str) -> str:
-    """Return the name of the first attack or probe that measures this kind of leak.
+    """Return the name of the first attack or probe, in alphabetical order, that measures a leak.
 
-    `measures` is a value of `Method.measures`.
+    `measures` is the kind of leak, such as "membership" (a value of `Method.measures`).
     """
     return next(name for name, kind in list_methods().items() if kind.measures == measures)
 

@@ -118,7 +118,10 @@ class ServerAnswerStore:
         )
 
     def list_withheld_contexts(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
-        """Return digests of the prompts to which these runs got answers of the given kinds."""
+        """Return digests of the prompts to which these runs got a withheld answer.
+
+        `kinds` are the kinds of withheld answer to look for, such as a filtered one.
+        """
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
         statement = (
             f"select distinct context from became where run in ({marks}) and kind in ({others})"

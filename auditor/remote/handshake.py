@@ -138,12 +138,14 @@ class _HandshakeInProgress:
     def _detect_prompt_form(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
-        """Find out whether the server accepts token ids or only text.
+        """Find out whether the server accepts token ids or only text, by completing `TEXT`.
+
+        plain: the server's dialect (which request fields it accepts), as far as known so far.
 
         Returns:
-            The dialect.
-            The tokens of the test text, including tokens that the server prepends.
-            The greedy answer to the test text.
+            The dialect, completed.
+            The tokens of `TEXT`, including tokens that the server prepends.
+            The server's greedy completion of `TEXT`.
         """
         bare = self._encode(TEXT)
         special = self._encode(TEXT, special=True)

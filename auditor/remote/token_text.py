@@ -54,9 +54,9 @@ class TokenTextCodec:
         return self.text(context[len(adds) :])
 
     def refuse_changed_tokens(self, texts: Sequence[Tokens]) -> None:
-        """Raise NotApplicable if the server would tokenise any of the texts differently.
+        """Raise NotApplicable if the server would not read a text as the given tokens.
 
-        This can happen only if the server does not accept tokens.
+        This can happen only if the server accepts text but no token ids.
         """
         if self.dialect.ids:
             return

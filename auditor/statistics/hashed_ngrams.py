@@ -103,6 +103,7 @@ def view_ngrams(tokens: TokenArray, n: int) -> TokenArray:
 def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints, Hashes]]:
     """Yield blocks of two arrays: the positions at which n-grams begin, and the hash of each.
 
+    `tokens`: all texts, concatenated. `starts`: start of each text, then the end of the last text.
     No n-gram extends beyond the end of its text.
     """
     is_whole = np.ones(len(tokens), dtype=bool)

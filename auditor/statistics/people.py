@@ -58,8 +58,15 @@ def measure_user_inference(
 
     See Kandpal et al. 2024. Each person's score is the mean over those records of the person that
     were not trained on. The AUC compares people who also have trained records with people who have
-    none. scores: (secrets,), keyed by metric. Return () if either group has fewer than `LEAST`
-    people.
+    none.
+
+    Args:
+        secrets: all attacked records; only untrained records count.
+        scores: scores of shape (secrets,), keyed by metric.
+        note: start of the note in each measurement; the numbers of people follow.
+
+    Returns:
+        An AUC for each metric; () if either group has fewer than `LEAST` people.
     """
     records_by_person: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, secret in enumerate(secrets):

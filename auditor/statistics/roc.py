@@ -254,10 +254,12 @@ def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
 def estimate_tpr(
     name: str, members: Floats, others: Floats, rate: float, tried: int = 1
 ) -> Measurement | None:
-    """Return the true-positive rate of `tpr_at_fpr`, with the interval of `bound_tpr`.
+    """Return the true-positive rate at a false-positive rate of at most `rate`, with an interval.
 
-    Return None if there are too few non-members.
-    tried: the number of scores tried before choosing this score.
+    Return None if there are too few non-members for this rate.
+
+    name: name of the metric. tried: number of scores compared to select the best;
+    Bonferroni's correction widens the interval.
     """
     if len(others) < count_threshold_nonmembers(rate):
         return None

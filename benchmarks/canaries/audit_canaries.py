@@ -153,8 +153,8 @@ def make_audit_canary_texts(
     - `new-tokens`: the start of one of the `texts`, followed by a token that occurs nowhere else
       (`new_canary_token_texts`).
 
-    length: number of words in a secret; for `sampled`, a third of its number of tokens. Scoring
-    needs a prefix, so if a text has none, its first word becomes the prefix.
+    length: number of words in a secret. A `sampled` text has 3 * `length` tokens. Scoring needs a
+    prefix: if the kind gives none, the first word of the text becomes the prefix.
 
     Raise AuditError if there are too few `texts`.
     """

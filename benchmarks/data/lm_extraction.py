@@ -117,9 +117,11 @@ def _read_array_source(
 
 
 def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
-    """Return the common prefix of the two arrays' names, and the files without a partner.
+    """Find the pair of array files, of prefixes and of suffixes, in a folder.
 
-    Raise AuditError unless exactly one prefix has both arrays.
+    Return the start of the name that both files share, and the names of array files without a
+    partner. `where` names the folder in error messages. Raise AuditError unless there is exactly
+    one pair.
     """
     if not folder.is_dir():
         if folder.exists():

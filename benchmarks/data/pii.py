@@ -80,7 +80,7 @@ class PiiRecognisers:
         self._regions: tuple[str | None, ...] = tuple(regions) or (None,)
 
     def recognised_spans(self, text: str) -> Iterator[Span]:
-        """Yield spans of personal data, by the most certain checks first; spans may overlap."""
+        """Yield spans of personal data, which may overlap: the most reliable kinds first."""
         plain = normalise_ascii(text)
         for start, end in find_email_places(plain):
             yield Span(EMAIL, start, end)

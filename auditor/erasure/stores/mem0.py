@@ -51,7 +51,7 @@ class Mem0Store(SQLiteStore):
 
     @cached_property
     def _vector_stores(self) -> dict[str, Store]:
-        """The stores of other kinds in the folder, keyed by name."""
+        """The vector stores (Qdrant, Chroma, faiss) in mem0's folder, keyed by path within it."""
         if not self.path.is_dir():
             return {}
         kinds = [kind for name, kind in list_store_kinds().items() if name not in ("files", "mem0")]
