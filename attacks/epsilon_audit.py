@@ -88,7 +88,7 @@ class EpsilonAudit(Probe):
     def sampling(self) -> Sampling:
         return Sampling(self.samples if self.draws_samples else 1, ANCESTRAL)
 
-    # --- what is seen of each canary ---
+    # --- observations ---
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if not view.target.prefix_token and not all(secret.prefix for secret in secrets):
@@ -192,7 +192,7 @@ class EpsilonAudit(Probe):
         return Observed(observations).add_columns({"score": scores})
 
     def _score_canary_gradients(self, view: View, secrets: Sequence[Secret]) -> Floats:
-        assert view.reference is not None  # by `check_inputs`
+        assert view.reference is not None  # `check_inputs` guarantees it
         title = f"gradients of {view.target_name}"
         texts = [_choose_scored_parts(view, secret) for secret in secrets]
         return WeightChange(view.target, view.reference).score_texts(
@@ -221,7 +221,7 @@ class EpsilonAudit(Probe):
         )
         return self.score == "difference" or not bool((differences <= _SAME).all())
 
-    # --- what it proves ---
+    # --- bounds ---
 
     def epsilon_lower_bounds(
         self, secrets: Sequence[Secret], observations: Observed

@@ -196,7 +196,7 @@ class Ethicist(SamplingAttack):
         # Start at embedding rows 0..P-1 with AdamW's eps 1e-6: the authors' settings (formulas A1).
         # Use float32 for any model: bfloat16 would round small steps away.
         prompt = model.embedding_rows(self.prompt_length).float().requires_grad_(True)
-        # Count all epochs: the rate decays as planned, even if patience ends the tuning sooner.
+        # The rate decays over all epochs as planned, even if patience ends the tuning sooner.
         steps = self.epochs * -(-len(train) // self.batch)
         optimizer, schedule = self._make_prompt_optimizer(prompt, steps)
         # The initial prompt is not a candidate: the paper keeps the best *epoch*.

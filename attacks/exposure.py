@@ -74,7 +74,8 @@ class Exposure(AncestralProbe):
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Sequence[Observation]:
         """Add the Holm-adjusted p-value of each inserted canary."""
-        # Only of inserted canaries: a control is no hypothesis, and would only cost power.
+        # Adjust only the p-values of inserted canaries: a control is not a hypothesis, and would
+        # only cost power.
         inserted = np.flatnonzero(mask_members(secrets))
         adjusted = holm.adjust_p_values(value_column(observations, "null_p")[inserted].tolist())
         return Observed(observations).add_columns({"holm_p": np.array(adjusted)}, inserted)

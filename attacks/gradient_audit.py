@@ -35,7 +35,7 @@ _STEPS = (
 )
 _FALSE_ALARM = 1e-9  # false alarm rate for correctly reported steps
 _SAME = 0.9  # correlation of two steps' noise, at 64 coordinates: by chance less than once in 10^20
-_ENOUGH = 48  # such coordinates, below which two steps may agree by chance
+_ENOUGH = 48  # fewest coordinates: with fewer, two steps may agree by chance
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,7 @@ class Identifiers(AncestralProbe):
         finder, counts = _ValueFinder(self), Counter[str]() if unknown is None else unknown
         return any(any(finder.find_record_values(secret, counts)) for secret in secrets)
 
-    # --- one record at a time
-    # ------------------------------------------------------------------------------------
+    # --- each record ---
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
@@ -201,8 +200,7 @@ class Identifiers(AncestralProbe):
             numbers["base_above"], numbers["base_tied"] = counts
         return numbers
 
-    # --- all records together
-    # ------------------------------------------------------------------------------------
+    # --- all records together ---
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         ranks = self._ranks(secrets, observations)
@@ -368,7 +366,7 @@ class RanksOfValues:
     copies: Ints
     has_base: bool
     fdr: float
-    refused: Mapping[str, float] = field(default_factory=dict)  # kinds, and p of their control
+    refused: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_observations(

@@ -51,7 +51,7 @@ _LEAST_LOG = -1e4  # nats: e^x is 0, as is its part of a moment, which -inf woul
 _OF_TEXT = ("zlib", "lowercase")
 _OF_REFERENCE = ("reference", "reference_ratio", "min_k_plus_calibrated", "ez_mia", "wbc")
 _OF_REFERENCES = ("rmia", "lira")
-_OF_DISTRIBUTION = {  # needs of a score besides the log-probabilities of the text's own tokens
+_OF_DISTRIBUTION = {  # what a score needs besides the log-probabilities of the text's own tokens
     "min_k_plus": "whole distributions",
     "min_k_plus_calibrated": "whole distributions",
     "ez_mia": "the ranks of tokens",
@@ -109,8 +109,7 @@ class Membership(AncestralProbe):
                 f"--attack {self.name} {fault}: give --nonmembers FILE, records like the data"
             )
 
-    # --- one secret at a time
-    # ------------------------------------------------------------------------------------
+    # --- each secret ---
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         self._usable_reference_model(view)
@@ -268,8 +267,7 @@ class Membership(AncestralProbe):
                 values |= {f"log_prob_{i}": mean, f"saw_{i}": float(secret.id in saw)}
         return values_by_text
 
-    # --- all secrets together
-    # ------------------------------------------------------------------------------------
+    # --- all secrets together ---
 
     def add_joint_values(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]

@@ -237,7 +237,8 @@ def bound_near_verbatim_probability(
         owner = owner[parents]
         verbatim = verbatim[parents] & (tokens == truth[parents])
         matches = row_suffixes[parents] == tokens.unsqueeze(-1)
-        place = matches.int().argmax(-1)  # any place of the token: its rows are equal
+        # any place of the token will do, because its rows are equal
+        place = matches.int().argmax(-1)
         edits = torch.where(matches.any(-1, keepdim=True), known[parents, place], unknown[parents])
         rows.advance(parents, tokens)
     return NearVerbatimBounds(impossible, dropped, impossible)

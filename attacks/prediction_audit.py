@@ -102,7 +102,7 @@ class PredictionAudit(AncestralProbe):
             )
         check_audit_parameters(self.delta, self.level)
 
-    # --- where to ask: what each secret's contexts would give away ---
+    # --- distances of opponents in each secret's contexts ---
 
     @torch.no_grad()
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -137,8 +137,8 @@ class PredictionAudit(AncestralProbe):
             offered, _ = self._choose_opponents(view, contexts, length, positions)
             tokens = int(terms["tokens"])
             often = max(terms["delta"], 1 / terms["games"])
-            # nats, (B, positions, neighbours): distance of the two after a game. Events rarer than
-            # once in all games show nothing.
+            # (B, positions, neighbours) nats that a game shows between the model and a neighbour.
+            # An event rarer than once in all games shows nothing.
             reaches = {}
             for other in offered:
                 reaches[other.relation] = bound_game_epsilon(
@@ -218,7 +218,7 @@ class PredictionAudit(AncestralProbe):
             candidate for candidate in offered if candidate.relation == preferred
         ] or offered, stand_in
 
-    # --- the games ---
+    # --- games ---
 
     @torch.no_grad()
     def facts(
@@ -274,7 +274,7 @@ class PredictionAudit(AncestralProbe):
             "advantage": compute_best_game_advantage(*game.both_log_distributions, tokens),
         }
 
-    # --- what they prove ---
+    # --- bounds ---
 
     def epsilon_lower_bounds(
         self, secrets: Sequence[Secret], observations: Observed

@@ -70,7 +70,7 @@ class Untargeted(CorpusAttack):
         if self.prompts:
             return read_untargeted_prompts(Path(self.prompts), view.tokenizer)
         if view.target.prefix_token:
-            return [()]  # as every text, they follow the prefix token
+            return [()]  # like every text, they follow the prefix token
         for kind in ("bos", "eos"):
             token = getattr(view.tokenizer, f"{kind}_token_id", None)
             if token is None:
@@ -103,7 +103,7 @@ class Untargeted(CorpusAttack):
                 scores_of_text = {}
                 for name, scores in rankings.items():
                     scores_of_text[name] = float(scores[i][0])
-                # equal scores without log-probabilities
+                # Without log-probabilities, all scores are equal.
                 score = candidate_values_tensor([scores_of_text.get("perplexity", 0.0)])
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=scores_of_text)
 
