@@ -51,7 +51,7 @@ class FreezeEmbeddings(Variant):
         embeddings = model.get_input_embeddings()
         head = model.get_output_embeddings()
         embeddings.requires_grad_(False)
-        # A tied matrix counts once, here and in `num_parameters`.
+        # A tied matrix counts once here, as in `num_parameters`.
         n_frozen = sum(p.numel() for p in embeddings.parameters())
         layers = "the embeddings are frozen"
         if head is not None and head.weight is embeddings.weight:

@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from auditor.core.errors import AuditError
 
 PLAIN = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "bf16", "f16")
-# The type of most matrices, and of those with more bits.
+# The types of most matrices, and of the matrices that get more bits.
 MIXED = {"q5_k_m": ("q5_k", "q6_k"), "q4_k_m": ("q4_k", "q6_k")}
 _PACKAGES = {"gguf": "gguf", "llama_cpp": "llama-cpp-python"}
 _SUPER_BLOCK = 256

@@ -60,10 +60,10 @@ from auditor.privacy.accounting import (
 
 UNIT = "reference"
 _RELATIONS = ("zero_out", "replace")
-# a clip that is solved for costs no more than was asked, however it is rounded
+# Factor on a solved clip, so that rounding cannot make it exceed the requested epsilon.
 _PRIVATE_END = 1 - 1e-12
-# of the divergences that are looked at: the lowest whole one, where a bounded range uses most of
-# its zCDP
+# Order of the checked divergences: the lowest integer, at which a bounded range uses most of its
+# zCDP.
 _ORDER = 2
 
 
@@ -153,7 +153,7 @@ class InvisibleInk(BudgetedDefense):
         queries = self.count_covered_tokens(scenario)
         ink = self._clip_and_decoding_parameters(scenario)
         promise = InkLogRatioRange.from_ink_options(ink, self.batch)
-        n_tokens = min(n_tokens, queries)  # beyond, no record has a say
+        n_tokens = min(n_tokens, queries)  # later tokens do not depend on any record
 
         def epsilon(tokens: int) -> dict[str, float]:
             return {
@@ -225,8 +225,8 @@ class InkOptions:
         """
         public = distributions[..., 0, :].double()
         private = distributions[..., 1:, :].double()
-        impossible = (public == -math.inf).unsqueeze(-2)  # stays so, whatever a record says
-        # -inf less -inf would be NaN; a record's own -inf is clamped to -C.
+        impossible = (public == -math.inf).unsqueeze(-2)  # impossible for every record
+        # -inf minus -inf would be NaN; a record's own -inf is clamped to -C.
         change = (
             (private - public.unsqueeze(-2))
             .masked_fill(impossible, 0.0)
@@ -255,10 +255,10 @@ class InkLogRatioRange:
 
     @classmethod
     def from_ink_options(cls, ink: InkOptions, batch: int) -> InkLogRatioRange:
-        # the most that a record out of its place moves phi / tau
+        # The most that removing a record changes phi / tau.
         moved = ink.clip / (batch * ink.temperature)
-        # Twice, as the log-normaliser moves too; to replace a record is to take one out and put one
-        # in.
+        # Twice this, because the log-normaliser changes too. A replacement is a removal and an
+        # addition.
         return cls({"zero_out": 2 * moved, "replace": 4 * moved})
 
     def zcdp_rho(self, relation: str) -> float:
@@ -284,7 +284,7 @@ def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContex
     batch_by_beginning: dict[tuple[int, ...], int] = {}
     for prompt in scenario.prompts:
         if prompt.record:
-            # one prefix, one batch: the first record's answers
+            # A prefix has one batch: that of the first record that begins with it.
             batch_by_beginning.setdefault(prompt.given, where[prompt.record])
     for i, prompt in enumerate(prompt for prompt in scenario.prompts if not prompt.record):
         batch_by_beginning.setdefault(prompt.given, i % len(batches))
@@ -293,7 +293,7 @@ def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContex
 
 def _build_context_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
     """Return the public model as an ensemble: each member has one record in its context."""
-    assert scenario.public is not None  # the run has seen to what is needed
+    assert scenario.public is not None  # the run checks `needs`
     return InContextEnsemble(scenario.public, deal_records_into_context_batches(scenario, size))
 
 
@@ -314,18 +314,18 @@ class InvisibleInkModel(EnsembleModel):
         super().__init__(ensemble, name)
         self.ink = ink
         self.promise = promise
-        # A neighbour is a permuted ensemble around the one that knows the records.
+        # The ensemble of a neighbour is permuted; the inner ensemble knows the records.
         if isinstance(ensemble, PermutedEnsemble):
             inner = ensemble.inner
         else:
             inner = ensemble
-        # tokens of a record in a context
+        # Number of tokens that a record takes in a context.
         if isinstance(inner, InContextEnsemble):
             self.longest = inner.batches.longest_record_token_count
         else:
             self.longest = 0
         if self.max_positions is not None:
-            self.max_positions -= self.longest  # the record in the context takes its room
+            self.max_positions -= self.longest  # a record takes this room in the context
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
         return self.ink.clipped_mean_distribution(distributions)
@@ -362,8 +362,8 @@ class InvisibleInkModel(EnsembleModel):
         for relation in _RELATIONS:
             other = self._neighbour_token_distributions(relation, distributions).cpu().numpy()
             realised = torch.from_numpy(compute_two_sided_renyi(released, other, order))
-            # Largest log-ratio less smallest: the larger ones of both directions, one after the
-            # other.
+            # The largest log-ratio minus the smallest: the sum of the largest ones in both
+            # directions.
             ranges = torch.from_numpy(
                 realised_renyi(released, other, math.inf)
                 + realised_renyi(other, released, math.inf)
@@ -403,7 +403,7 @@ class InvisibleInkModel(EnsembleModel):
         return torch.stack(neighbours, dim=-2)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        # In every part a record may stand before the text.
+        # In every part, a record may precede the text.
         return super().row_bytes(positions + self.longest)
 
 

@@ -143,7 +143,7 @@ class PMixed(BudgetedDefense):
         members = scenario.ensemble.size
         projection = self._make_projection(queries, members)
         share = compute_rdp_budget(self.epsilon, self.delta, self.alpha) / queries
-        # Orders above alpha are not controlled by the projection (formulas B2.5).
+        # The projection does not control orders above alpha (formulas B2.5).
         claims = list(product(self._list_claimed_adjacencies(), range(2, self.alpha + 1)))
         if self.accounting == "published":
             # D_k <= D_alpha: the claim holds at every order up to alpha.
@@ -165,7 +165,7 @@ class PMixed(BudgetedDefense):
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim:
         ensemble = scenario.ensemble
         queries = self.count_covered_tokens(scenario)
-        # After the budget, the public model answers, or nothing does.
+        # After the budget, the public model answers, or the defense stops.
         n_spent = min(n_tokens, queries)
         counts = ensemble.count_shard_overlaps()
         n_shared = counts["shared_records"]

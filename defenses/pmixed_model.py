@@ -26,8 +26,8 @@ from auditor.privacy.mixing import (
 )
 from auditor.privacy.projection import compute_projection_weight, compute_two_sided_weight
 
-_NO_SHARE = 1e-9  # of subsets of one size: too few to show in a distribution of single precision
-_TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
+_NO_SHARE = 1e-9  # a share of subsets so small that it changes no single-precision distribution
+_TUNING_MEMBERS = 4  # members in one gradient step; each step draws others
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PMixedMemberProjection:
         The equation is in formulas A5. log_p, log_p0: (..., V), in nats, of the members and of the
         public model. radius: in nats, either a single one or one per distribution.
         """
-        if self.radii[0] == math.inf:  # as `build_unmixed_projection` has it
+        if self.radii[0] == math.inf:  # set by `build_unmixed_projection`
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
             return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
         if self.two_sided:
@@ -80,7 +80,7 @@ class QueryRDP:
     """
 
     projection: PMixedMemberProjection
-    query_rdp: Mapping[tuple[Adjacency, int], float]  # nats, by relation and order
+    query_rdp: Mapping[tuple[Adjacency, int], float]
 
 
 class EnsembleModel(WrappingModel):
@@ -146,10 +146,10 @@ class PMixedModel(EnsembleModel):
         self.projection = projection = served(ensemble.size)
         sizes = compute_subset_sizes(q, ensemble.size)
         self.size_cdf = torch.from_numpy(np.cumsum(sizes)).to(self.device)
-        # By the size of the subset, from 0: nobody is asked there.
+        # By the size of the subset, from 0, at which no member is queried.
         self.radii = torch.tensor((0.0, *projection.radii), dtype=torch.float64, device=self.device)
-        # Subset sizes of one radius act alike: the first of them, (1 + N,); {radius: probability
-        # that a subset has it}.
+        # Sizes with the same radius act alike. `like_size`, (1 + N,), has the first of them;
+        # `shares` has the probability of each radius.
         self.like_size = (self.radii.unsqueeze(0) == self.radii.unsqueeze(1)).long().argmax(1)
         self.shares: dict[float, float] = {}
         for radius, share in zip(projection.radii, sizes[1:].tolist(), strict=True):
@@ -200,13 +200,13 @@ class PMixedModel(EnsembleModel):
         radii, shares = torch.tensor(
             list(self.shares.items()), dtype=torch.float64, device=distributions.device
         ).T
-        # (radii, 1, ..., 1), each against the members (..., n).
-        # (radii, ..., n)
+        # The radii, (radii, 1, ..., 1), broadcast against the members, (..., n), to (radii, ...,
+        # n).
         by_radius = self.projection.mixing_weights_within_radius(
             log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1))
         )
         weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(distributions.dtype)
-        rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)  # below 0 by rounding alone
+        rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)  # only rounding puts it below 0
         private = (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)  # (..., V): summed over members
         return torch.log(private + rest * log_p0.squeeze(-2).exp())
 
@@ -241,8 +241,9 @@ class PMixedModel(EnsembleModel):
         """
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
-        sampled_members = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
-        # (tokens, asked members), as `weight` is.
+        # members of any subset, which are few
+        sampled_members = inside.any(0).nonzero().squeeze(-1)
+        # (tokens, queried members), like `weight`.
         inside = inside[:, sampled_members]
         parts = torch.cat([sampled_members.new_zeros(1), 1 + sampled_members])
         # (tokens, parts, V)
@@ -322,7 +323,7 @@ class PMixedModel(EnsembleModel):
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
         places = list_neighbour_parts(relation, index, self.ensemble.size)
-        if not places[1:]:  # its only member absent, the public model is left
+        if not places[1:]:  # without its only member, the public model remains
             return self.ensemble.public
         return type(self)(
             PermutedEnsemble(self.ensemble, places), self.q, self.served, self.name, self.promise
@@ -356,7 +357,7 @@ class PMixedModel(EnsembleModel):
         return self.ensemble.count_shard_overlaps()
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        if not distribution:  # a draw asks one member at most
+        if not distribution:  # a draw queries at most one member
             return 2 * self.ensemble.public.row_bytes(positions)
         return super().row_bytes(positions)
 
@@ -370,7 +371,7 @@ def list_neighbour_parts(relation: str, index: int, size: int) -> list[int]:
     places = list(range(1 + size))
     if relation == "add_remove":
         del places[1 + index]
-    else:  # as `neighbour_distributions` has it
+    else:  # as in `neighbour_distributions`
         places[1 + index] = 0 if relation == "zero_out" else 1 + (index + 1) % size
     return places
 
@@ -464,19 +465,19 @@ class _PMixedDrawRows(Rows):
                 f"expected ancestral decoding, got {decoding}: PMixED's claim covers no other"
             )
         model, distribution = self.model, self.public.log_probs()
-        # Channels: 0 draws the token, 1 the size of the subset, 2 the member. Channel 1 is -1 in a
-        # draw that no budget pays for (`View._uniform_draws_of_query`): the public model answers.
-        # Rounding may leave the last sum below 1.
+        # Channel 0 draws the token, channel 1 the size of the subset, channel 2 the member. Channel
+        # 1 is -1 for a draw that no budget pays for (`View._uniform_draws_of_query`): the public
+        # model answers it. Rounding may leave the last sum below 1.
         size = torch.searchsorted(
             model.size_cdf, uniforms[:, 1].contiguous(), right=True
         ).clamp_max(model.parts - 1)
         draws, near = decoding.draw(distribution, row_of_draw, uniforms[:, 0])
         private = (size > 0).nonzero().squeeze(-1)
         if len(private):
-            # A uniform is 1 - 2^-53 at most: times N it is below N, however it is rounded.
+            # A uniform is at most 1 - 2^-53, so its product with N is below N even after rounding.
             member = 1 + (uniforms[private, 2] * model.ensemble.size).long()
             like = model.like_size[size[private]]
-            # (row, member, size) as one number.
+            # (row, member, size) as a single number.
             combinations = (row_of_draw[private] * model.parts + member) * model.parts + like
             distinct, combination_index = torch.unique(
                 combinations, return_inverse=True

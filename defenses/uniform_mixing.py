@@ -45,7 +45,7 @@ from auditor.plugins.options import CountOrZero, Limits
 from auditor.privacy.accounting import compute_uniform_mixing_epsilon, realised_pure_dp
 
 ANY_TWO = "any two models"
-_RELATION = "any_two_models"  # the same, as measurements are named
+_RELATION = "any_two_models"  # the same relation, as part of a metric's name
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,8 @@ class UniformMixture:
 
     def epsilon(self, tokens: int = 1) -> float:
         """Return the pure-DP epsilon (nats) of `tokens` drawn tokens for any two private models."""
-        # T (log(1 + (k - 1) weight) - log(1 - weight)), k the size of the support (formulas B1).
+        # T (log(1 + (k - 1) weight) - log(1 - weight)), where k is the size of the support
+        # (formulas B1).
         return compute_uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
 
     def mix_next_token_distribution(self, distribution: Tensor, public: Tensor | None) -> Tensor:
@@ -166,10 +167,10 @@ class UniformMixture:
         With float32, rounding would break the claim if the weight is small.
         """
         if not self.top_k:
-            # Normalised first: the bound is of distributions that add up to 1, as float32 ones
-            # hardly do.
+            # Normalise first: the bound is for distributions whose sum is 1, which float32 ones
+            # rarely have.
             return self.mix_token_log_probs(distribution.double().log_softmax(-1))
-        assert public is not None  # `UniformMixing` has seen to it
+        assert public is not None  # `UniformMixing` guarantees it
         public = public.to(distribution.device).double()
         return mix_public_top_k(distribution.double(), public, self.weight, self.top_k, self.tail)
 
@@ -207,7 +208,7 @@ class UniformMixingModel(WrappingModel):
         self.mixing = UniformMixture(weight, target.vocab_size, top_k, tail)
         self.name = f"{target.name} under uniform mixing"
         if top_k and public is not None:
-            self.capabilities = self.capabilities & public.capabilities  # both are asked
+            self.capabilities = self.capabilities & public.capabilities  # both models are queried
 
     def start(
         self,
@@ -266,7 +267,7 @@ class UniformMixingModel(WrappingModel):
             return super().divergence_checks(contexts, last, at, order)
         distribution = self.log_probs(contexts, last)[:, at]
         (others,) = self.neighbour_distributions(contexts, last, at)
-        # (B, positions, 1, V) against (B, positions, neighbours, V).
+        # Compare (B, positions, 1, V) with (B, positions, neighbours, V).
         realised = realised_pure_dp(
             distribution.unsqueeze(-2).cpu().numpy(), others.log_probs.cpu().numpy()
         )
@@ -282,8 +283,8 @@ class UniformMixingModel(WrappingModel):
 
         The worst case is a model that is certain of this model's least likely token.
         """
-        # One-hot distributions attain the bound (formulas B1, Tightness): the first neighbour is
-        # such a one.
+        # One-hot distributions attain the bound (formulas B1, Tightness), and the first neighbour
+        # is one-hot.
         others = []
         for index in range(1 if self.public is None else 2):
             others.append(self.neighbour_model(_RELATION, index))
@@ -298,7 +299,8 @@ class UniformMixingModel(WrappingModel):
         else:
             target = _LeastLikelyTokenModel(self)
         assert relation == _RELATION and target is not None
-        other = copy.copy(self)  # its mixing, public model and name, around another target
+        # with the same mixing, public model and name, but a different target
+        other = copy.copy(self)
         other.model = target
         return other
 
@@ -307,7 +309,7 @@ class UniformMixingModel(WrappingModel):
 
         The token is chosen among those that the mixture can draw.
         """
-        # the support is the same for all neighbours
+        # All neighbours have the same support.
         possible = distribution.masked_fill(distribution == -math.inf, math.inf)
         if self.mixing.top_k:
             assert public is not None
@@ -440,7 +442,7 @@ def mix_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
     """
     if weight == 1:
         return log_probs
-    # log1p: of a small weight, 1 - weight keeps too few digits.
+    # log1p, because 1 - weight loses digits if the weight is small.
     floor = math.log1p(-weight) - math.log(vocab_size)
     if weight == 0:
         return torch.full_like(log_probs, floor)
@@ -458,12 +460,12 @@ def mix_public_top_k(
     top_tokens = _find_public_top_k(public, top_k)
     inside = distribution.gather(-1, top_tokens)
     nowhere = (inside == -math.inf).all(-1, keepdim=True)
-    inside = inside.masked_fill(nowhere, 0.0).log_softmax(-1)  # no mass on the support: uniform
+    # without mass on the support, uniform
+    inside = inside.masked_fill(nowhere, 0.0).log_softmax(-1)
     mixed = mix_uniform(inside, weight, top_k)
     if not tail:
         return torch.full_like(distribution, -math.inf).scatter(-1, top_tokens, mixed)
-    # On the top-k its public mass P0(S) times the mixture: that factor is the same for both
-    # neighbours.
+    # On the top-k, the mixture times the public mass P0(S), a factor that both neighbours share.
     return public.scatter(
         -1, top_tokens, mixed + public.gather(-1, top_tokens).logsumexp(-1, keepdim=True)
     )
@@ -474,5 +476,6 @@ def _find_public_top_k(public: Tensor, top_k: int) -> Tensor:
 
     If tokens are equally likely, the lowest ids come first.
     """
-    # `topk` promises no order among equals, and all neighbours must have the same support.
+    # `topk` does not define the order of equal values, and all neighbours must have the same
+    # support.
     return public.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
