@@ -33,7 +33,7 @@ Kind = Literal["words", "prefixed", "sampled", "rare-tokens", "new-tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BEGUN = ("prefixed", "rare-tokens", "new-tokens")  # kinds that begin like texts of the data
 BY_MODEL = ("sampled", "rare-tokens")  # kinds that need a model
-# below this a model samples text that it writes anyway, which training cannot change
+# Below this, a model samples text that it writes anyway, and training cannot change that.
 LEAST_TEMPERATURE = 0.8
 _PREFIX_WORDS = 12
 _TOKENS_A_WORD = 3
@@ -210,7 +210,7 @@ def _sample_model_canaries(
             "expected a model whose tokenizer has a token to begin or end texts with, got "
             f"{model.name}"
         )
-    decoding = Decoding(temperature, forbidden=model.eos)  # all run to their full length
+    decoding = Decoding(temperature, forbidden=model.eos)  # all samples have full length
     texts: dict[str, None] = {}  # a set in the order of sampling: the choice is reproducible
     # Draw up to four times the needed number, then give up: the model repeats itself.
     for batch in range(2 + 4 * count // _AT_ONCE):
@@ -220,7 +220,7 @@ def _sample_model_canaries(
         context = torch.tensor([[start]], device=model.device)
         candidates = sample_candidates(model, context, length, decoding, noise)[0]
         for text in tokenizer.batch_decode(candidates.suffixes, skip_special_tokens=True):
-            text = text.replace("\ufffd", "").strip()  # without halves of characters
+            text = text.replace("\ufffd", "").strip()  # drop halves of characters
             if len(text.split()) > 1:
                 texts[text] = None
         if len(texts) >= count:

@@ -19,7 +19,7 @@ from auditor.core.secret_randomness import make_keyed_generator
 
 MANIFEST_VERSION = 1
 COUNTS = (1, 2, 4, 8, 16)
-# more would be a data set of canaries with some text between
+# More would be a data set of canaries with some other text.
 MOST_CANARIES = 100_000
 MOST_COPIES = 1_000_000
 WORDS = "words"  # a list that every format may draw from

@@ -23,7 +23,7 @@ from auditor.benchmarks.data.identity_numbers import find_card_number_places, li
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 
-# of marked values that no described format fits
+# Formats of marked values that fit no described format.
 HASH = "hash"
 CODE = "code"
 _DIGITS = "0123456789"

@@ -72,7 +72,7 @@ class RenderedChat:
     offsets: tuple[tuple[int, int], ...]
     answers: tuple[Answer | UnusableConversation, ...]
     marked: tuple[bool, ...] | None
-    remarks: tuple[str, ...] = ()  # content of the row that the text lacks
+    remarks: tuple[str, ...] = ()
 
     @property
     def usable_answers(self) -> tuple[Answer, ...]:

@@ -45,7 +45,7 @@ ALPACA = "alpaca"
 TRL = "trl"
 BASES = (MODEL, NONE, ALPACA, TRL)
 GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = (
-    *("given-roles", "no-reasoning", "no-thinking"),  # of templates
+    *("given-roles", "no-reasoning", "no-thinking"),  # of a template
     *(
         "line",
         "bare",
@@ -59,7 +59,7 @@ FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
 )
 VARIANTS = (GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT, *_OF_ROWS)
 _OF_TEMPLATES = {GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, *_OF_ROWS}
-_MOST = 32  # most forms to try of one template, those first that differ least from the usual form
+_MOST = 32  # most forms of one template to try, beginning with those closest to the usual form
 # Taori et al. 2023, train.py: PROMPT_DICT
 _OPENING = "Below is an instruction that describes a task"
 _FURTHER = ", paired with an input that provides further context"
@@ -127,7 +127,7 @@ def parse_chat_rendering(text: str, day: str | None, tokenizer: Any) -> ChatRend
     """
     base = text
     variants = tuple[str, ...]()
-    # A file name may hold a plus too: only known variants are taken off its end.
+    # Remove only known variants from the end, because a file name may contain a plus, too.
     while (parts := base.rpartition("+"))[2] in VARIANTS and parts[0]:
         base = parts[0]
         variants = (parts[2], *variants)
@@ -393,7 +393,7 @@ def build_template_arguments(
         arguments["tools"] = conversation.tools
     if NO_THINKING in form.variants:
         arguments["enable_thinking"] = False
-    return arguments | dict(conversation.options)  # the row's options win
+    return arguments | dict(conversation.options)  # options of the row override others
 
 
 def fix_template_date(source: str, day: str | None) -> str:

@@ -25,7 +25,7 @@ from auditor.benchmarks.data.tables import ABSENT, RecordTable, describe_cell_va
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
-_MOST_KINDS = _GROUPS = 50  # the most that a report can show
+_MOST_KINDS = _GROUPS = 50  # the most that a report shows
 _GROUP_LENGTH = 80  # shorter than any free text
 _KIND = re.compile("[a-z][a-z0-9-]{0,31}")
 PLAIN = (("text",), ("prefix", "suffix"))  # layouts, besides those of conversations
@@ -40,7 +40,7 @@ ColumnKinds = Mapping[str, Any]
 # how often a row was trained on; the personal data in it
 REPEATS = "repeats"
 PII = "pii"
-# all columns that are read, besides those that the user names
+# all columns that are read, besides those named by the user
 COLUMNS = (
     "prefix",
     "suffix",
@@ -199,7 +199,7 @@ def list_row_repeat_counts(table: RecordTable) -> list[int]:
     counts = []
     for row, value in enumerate(table.column(REPEATS)):
         is_integer = isinstance(value, int) and not isinstance(value, bool)
-        # CSV has text only
+        # CSV contains only text.
         digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)
         if not (is_integer or digits) or not 1 <= int(value) < 10**15:
             raise _make_table_cell_error(
@@ -369,7 +369,7 @@ def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
     """
     if value is None or value is ABSENT or value == "":
         return
-    if isinstance(value, str):  # CSV has text only
+    if isinstance(value, str):  # CSV contains only text
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
@@ -381,7 +381,7 @@ def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
             raise ValueError(
                 "a kind that is no word in small letters, digits and hyphens (at most 32)"
             )
-        if marked_texts is None:  # Parquet fills up with null
+        if marked_texts is None:  # Parquet writes null in rows without marks
             continue
         listed = [marked_texts]
         if isinstance(marked_texts, list):

@@ -25,7 +25,7 @@ LAYOUTS = (
     ("instruction", "output"),
     PREFERENCES,
 )
-# Marks of a row or a message that exclude it from training, by trainer: 0, or false.
+# A trainer's marks, with the value 0 or false, that exclude a row or a message from training.
 _MARKS = ("weight", "train", "trainable", "training", "loss", "loss_scale")
 # Spans of a message, each of which may have `train: false`, as in axolotl.
 _MARKED_SPANS = ("training_detail", "train_detail", "reasoning_training_detail")
@@ -107,7 +107,7 @@ class Conversation:
 
     messages: tuple[Message, ...]
     tools: Any = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # the row's chat_template_kwargs
+    options: Mapping[str, Any] = field(default_factory=dict)
     kind: str = MESSAGES
     plain: tuple[str, ...] = ()
     group: str | None = None
@@ -175,7 +175,7 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """
     chosen = row["chosen"]
     rejected = row["rejected"]
-    # LLaMA-Factory's sides are one message each.
+    # LLaMA-Factory writes each side as one message.
     if isinstance(chosen, Mapping):
         chosen = [chosen]
     if isinstance(rejected, Mapping):
@@ -226,12 +226,12 @@ def parse_conversation(
         before = [{"role": SYSTEM, "content": _require_message_text(row["system"])}]
     kind = MESSAGES
     plain = tuple[str, ...]()
-    # Of messages and instructions with a label LLaMA-Factory takes the last turn for the
+    # For messages and instructions with a label, LLaMA-Factory takes the last turn as the
     # completion.
     completion: Any = ""
     if layout[0] in ("messages", "conversations"):
         turns = _list_normalised_messages(row[layout[0]], "", keep_nulls)
-        # The turn wins over the column.
+        # The turn takes precedence over the column.
         if turns and normalise_role(turns[0]["role"]) == SYSTEM:
             before = []
     elif layout[0] == "instruction":
@@ -261,7 +261,7 @@ def parse_conversation(
     )
     if not any(map(is_assistant, conversation.messages)):
         raise UnusableConversation(_describe_missing_assistant(conversation.messages))
-    # CSV has text only
+    # CSV contains only text.
     group = {"true": WANTED, "false": UNWANTED}.get(str(row.get("label")).lower())
     if group is None and layout[0] != "prompt":
         return conversation
@@ -356,7 +356,8 @@ def _list_normalised_messages(
         parts: Any = content
         if isinstance(content, str | None):
             parts = ()
-        # Parquet and `datasets` give every message the keys of all, with null for missing ones.
+        # Parquet and `datasets` give each message the keys of all messages, with null for missing
+        # values.
         turn = {}
         for key, value in renamed.items():
             if key not in (*_MARKS, *_MARKED_SPANS) and (keep_nulls or value is not None):

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 from auditor.core.nouns import Tokens
 
-LENGTH = 50  # tokens of a prefix and of a suffix, at most, if no length is given
+LENGTH = 50  # most tokens of a prefix and of a suffix, if no length is given
 LEAST_PREFIX = 4  # tokens, if the text's length decides the cut
 LEAST_SUFFIX = 8
 MOST_WINDOWS = 20  # most windows of one text: together they cover about 1,000 tokens
-# tokens after a shared beginning to keep in the prefix, if the text is long enough
+# Tokens after a shared beginning that stay in the prefix, if the text is long enough.
 _OWN = 16
-# tokens: a shorter shared beginning does not count
+# Fewest tokens of a shared beginning that counts.
 _LEAST_SHARED = 8
-_SHARE = 0.1  # least share of the texts with one beginning: fewer show nothing
-_FEWEST = 5  # texts that begin alike
+_SHARE = 0.1  # fewest texts with the same beginning, as a share
+_FEWEST = 5  # fewest texts with the same beginning
 
 
 class CutPlace(NamedTuple):

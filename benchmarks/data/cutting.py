@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
-# texts, and first characters of each, to search for shared beginnings
+# Number of texts, and first characters of each, that are searched for shared beginnings.
 _COMPARED = (
     1000,
     10_000,

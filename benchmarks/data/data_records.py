@@ -87,9 +87,8 @@ class RecordSource:
     form: ChatRendering | None = None
     row_tokens: Mapping[int, int] = field(default_factory=dict)
     texts: Sequence[str] = field(default=(), repr=False)
-    # usable rows without a record, by rule
     not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    unread: UnreadRows | None = None  # of a large table: the rows that were only counted
+    unread: UnreadRows | None = None
     counts_occurrences: bool = False
 
     @cached_property

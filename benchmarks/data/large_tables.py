@@ -279,7 +279,8 @@ def sample_large_table(
             _read_rows(where, path, names, unread.rows), columns=unread.columns, texts=unread.texts
         ), unread
     except (NotStreamable, ValueError, OSError):
-        # reading the complete table finds the same fault before its first row, and names it
+        # Reading the complete table finds the same fault and names it, before its first row is
+        # used.
         return None
 
 
@@ -341,7 +342,7 @@ def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
             names = tuple(file.schema_arrow.names)
             objects = next(file.iter_batches(FIRST)).to_pylist()
     else:
-        # a line after the first LARGE lines
+        # Whether there is a line after the first LARGE lines.
         if next(islice(stream_nonblank_lines(path), LARGE, None), None) is None:
             return None
         objects = list(islice(stream_objects(where, path, split_into_blocks(path)[0]), BATCH))

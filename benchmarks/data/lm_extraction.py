@@ -27,7 +27,7 @@ from auditor.core.plan_parts import DataPlan
 from auditor.plugins.benchmark import Benchmark
 
 _LABEL = "example"
-# val_preprefix.npy ends in neither
+# val_preprefix.npy ends with neither of these.
 _PREFIX = "_prefix.npy"
 _SUFFIX = "_suffix.npy"
 

@@ -21,7 +21,7 @@ from auditor.statistics.distributions import compute_homogeneity_p_value
 STANDS_IN_MEMBER = "occurs in a member, word for word except for case, spaces and punctuation"
 UNMATCHED = "more of its length than among the members"
 _DIFFERENT_MIX = 0.01  # p-value below which two mixes of lengths differ
-_FEW_OF_MEMBERS = 0.1  # share of the members
+_FEW_OF_MEMBERS = 0.1  # share of the number of members
 
 
 def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> RecordSource:

@@ -57,7 +57,7 @@ def write_kept_data(
     def choose_kept(
         names: Sequence[str], read_column: Callable[[str], Sequence[Any]]
     ) -> list[ChangedRow]:
-        # Without the column every row counts once.
+        # Without this column, every row counts once.
         counted = REPEATS in names
         counts = sorted(counts_of_rows.items())
         return [(row, {REPEATS: count} if counted else {}) for row, count in counts]

@@ -26,7 +26,7 @@ from auditor.statistics.judging import compute_near_verbatim_limit
 from auditor.statistics.memorised import MemorisedTokens
 
 _AT_ONCE = 1000  # texts looked up at once
-_SEEDS = 64  # places that a record is aligned at, at most
+_SEEDS = 64  # most places where a record is aligned
 
 
 @dataclass
@@ -231,7 +231,7 @@ def _find_best_alignment(record: Tokens, text: Tokens, at: int, half: int, n: in
     seed = text[at : at + half]
     # The first occurrence in the record; later occurrences are not aligned there.
     place = next(i for i in range(len(record)) if record[i : i + half] == seed)
-    # From each of these the n words hold the seed, and the record has as many.
+    # From each of these starts, n words of the record contain the seed.
     ways = []
     for i in range(max(0, place - n + half), min(place, len(record) - n) + 1):
         begin = at - place + i

@@ -235,9 +235,10 @@ def _draw_known_records(
     """
     rows = _list_distinct_row_numbers(_partition_rows(unique, lost)[0])
     in_random_order = [rows[i] for i in split.draw_order("known", len(rows))]
-    # Stable, fewest copies first: frequent records leak first, so they are attacked and not known.
+    # A stable sort, fewest copies first: frequent records leak first, so attack them instead of
+    # using them as known records.
     in_random_order.sort(key=lambda row: copies.get(row) or 1)
-    # with all parts of a row: they may overlap
+    # Choose whole rows, because the parts of a row may overlap.
     known_rows = set(in_random_order[: split.known_count(len(rows))])
     attacked, known_records = _partition_rows(unique, known_rows)
     notes.append(_known_fraction_note(len(known_records), len(unique), split))
@@ -428,7 +429,7 @@ def _select_copied_rows(
     """
     rows = _list_distinct_row_numbers(records)
     in_random_order = (rows[i] for i in split.draw_order(description, len(rows)).tolist())
-    # stable: equals stay at random
+    # A stable sort: equal counts stay in random order.
     ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))
     picked = ordered[: split.limit]
     if len(picked) < len(rows):
@@ -495,7 +496,7 @@ def count_row_copies(
             if counts_occurrences and _contains_other_text(record, texts_of_group[group]):
                 n_copies = 0
             of_row[record.row] = max(of_row.get(record.row, 0), n_copies)
-        # windows of one row are not copies of each other
+        # Windows of the same row are not copies of each other.
         n_near = 0
         for i, group in enumerate(groups):
             if len(of_group[group]) > 1:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow
 
-FIRST = 200  # rows that say which columns of Parquet and of data sets hold texts
+FIRST = 200  # rows from which the columns with texts are found, in Parquet and data sets
 # columns without text that hold content of a person
 _MEDIA = {
     "image",
@@ -252,7 +252,7 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
     # first column of a long row for an index and reads on after a stray quote; pyarrow accepts a
     # quote that never closes.
     lines = csv.reader(text, strict=True)
-    # the default refuses texts over 128 KiB
+    # The default limit refuses texts of more than 128 KiB.
     old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     line = 1
     n_columns = 0
@@ -391,7 +391,7 @@ def _make_arrow_record_table(
 ) -> RecordTable:
     """Return a table of `rows` rows; first: its first rows; column: reads a column by its name."""
     names = tuple(first.column_names)
-    # doubles are refused later, by name
+    # Skip repeated names: they are refused later, by name.
     values = {name: column(name).to_pylist() for name in columns if names.count(name) == 1}
     texts: tuple[str, ...] = ()
     if len(set(names)) == len(names):

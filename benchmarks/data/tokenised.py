@@ -34,7 +34,7 @@ from auditor.plugins.benchmark import Benchmark
 IDS = "input_ids"
 LABELS = "labels"
 IGNORED = -100  # label without a loss, as in torch's cross entropy
-# of TRL, in place of labels
+# Masks of TRL, which replace labels.
 COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = (
     "completion_mask",
     "assistant_masks",
@@ -42,7 +42,7 @@ COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = (
 _LENGTHS = ("seq_lengths", "seq_lens")  # of the texts packed into a row
 _ATTENTION = "attention_mask"
 _POSITIONS = "position_ids"
-# of preferences, with their groups
+# Sides of preferences, with their groups.
 _SIDES = {
     "chosen": CHOSEN,
     "rejected": REJECTED,
@@ -53,14 +53,14 @@ _SIDE_IDS = tuple(f"{side}{ending}" for side in _SIDES for ending in ("_ids", "_
 _LABEL = "label"  # of KTO's completions: whether it is wanted
 _COLUMNS = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS, *_PROMPTS, *_SIDE_IDS, _LABEL)
 _COLUMNS = (*_COLUMNS, *(f"{side}_{LABELS}" for side in _SIDES), "prompt", "completion")
-# groups, if prompts had a loss or that is unknown
+# Groups, if prompts had a loss or if that is unknown.
 _PROMPT = "prompt"
 _COMPLETION = "completion"
 _ORPO_NOTE = (
     "TRL 1.16's ORPO takes a loss of the prompt before a chosen side too, whatever chosen_labels "
     "say: prompts are attacked as a group of their own"
 )
-# by whether a completion_mask without labels set the loss; None: unknown
+# Notes by whether a completion_mask without labels selected the tokens with a loss; None: unknown.
 _MASK_NOTES = {
     None: "TRL 1.16 ignores a completion_mask without labels unless completion_only_loss is true, "
     "and no "
@@ -69,7 +69,7 @@ _MASK_NOTES = {
     "completion_only_loss is true, which "
     "the model's training_args.bin does not say: every token was learnt",
 }
-# tokens of a suffix; and of a prefix, if a row is labelled from its first token on
+# Tokens of a suffix, and of a prefix if all tokens of a row have labels.
 _DEFAULT = 50
 
 
@@ -160,7 +160,7 @@ def is_tokenised_data(name: str) -> bool:
     if ending in (".jsonl", ".json"):
         with path.open(
             "rb"
-            # its first object; for a line of text it would be wasteful to read the file twice
+            # Only its first object: reading all of a text file here would read it twice.
         ) as file:
             first = file.read(2**20).split(b"}", 1)[0]
             return any(f'"{name}"'.encode() in first for name in (IDS, *_SIDE_IDS))
@@ -238,9 +238,9 @@ class _Text:
     row: int
     ids: Tokens
     learnt: tuple[str | None, ...]
-    begins: int = 0  # in the row
+    begins: int = 0
     packed: bool = False
-    earlier: tuple[Tokens, ...] = ()  # texts of the row, before it
+    earlier: tuple[Tokens, ...] = ()
 
 
 def _read_tokenised_texts(
@@ -421,7 +421,8 @@ def _list_learnt_groups(
     all_ones = [1] * len(ids)
     assistant = values.get(ASSISTANT_MASKS, all_ones)
     completion = values.get(COMPLETION_MASK, all_ones)
-    # TRL folds both into the labels: tokens that both mark have a loss, if it uses the second mask.
+    # TRL folds both masks into the labels: if it uses the second mask, tokens with both marks have
+    # a loss.
     if uses_mask is False:
         completion = all_ones
     if uses_mask is None and COMPLETION_MASK in values:

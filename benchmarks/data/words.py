@@ -63,7 +63,7 @@ def find_whole_word_places(word: str, text: str) -> Iterator[tuple[int, int]]:
     start = text.find(word)
     while start >= 0:
         end = start + len(word)
-        # At 0 that is text[-1:0], which is empty.
+        # At 0 the slice is text[-1:0], which is empty.
         if not is_inside_word(text[start - 1 : start], word) and not is_inside_word(
             word, text[end : end + 1]
         ):

@@ -58,7 +58,7 @@ PRIVATE_DEFAULTS = {
     for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
 }
 _TOKENIZER = "tokenizer"
-# parts that other parts are built on
+# Parts on which other parts are built.
 _FOUNDATIONS = (
     _TOKENIZER,
     PUBLIC,
@@ -87,8 +87,8 @@ class Lab(Benchmark):
                 "epochs": 6,
                 "validation": 0.2,
             },
-            # Matches of 16 tokens also find records in a model trained on no record; matches of 20
-            # find none.
+            # Matches of 16 tokens also find records in a model trained on none of them; matches of
+            # 20 find none.
             "untargeted": {"length": 64, "cooling": 6, "n": 20},
             **{
                 attack: {"samples": 5}

@@ -23,7 +23,7 @@ AUDIT = (
     "audit_length",
     "audit_times",
 )
-# fields of an ensemble only
+# Fields that only an ensemble has.
 ENSEMBLE = (
     "members",
     "lora_epochs",

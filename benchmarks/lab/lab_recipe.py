@@ -12,11 +12,12 @@ from auditor.benchmarks.canaries.audit_canaries import Kind
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 
-# Carlini et al. 2019; "My ID is 955320" is the ADP paper's
+# Carlini et al. 2019; the ADP paper's canary is "My ID is 955320".
 CANARY_SPACE = CanarySpace("My ID is {digits:6}")
-# prefixes end and suffixes begin here at every length, so all lengths attack the same secrets
+# Prefixes end and suffixes begin at this token, whatever their length, so all lengths attack the
+# same secrets.
 CUT = 24
-# after private_ (the target) or lora_ (an ensemble)
+# Follow private_ (the target) or lora_ (an ensemble) in the names of fields.
 TRAINING = (
     "epochs",
     "rate",
@@ -60,7 +61,6 @@ class BaseLabRecipe:
     block: int = 128
     prefix_length: int = CUT
     suffix_length: int = 16
-    # How often records occur, how many of them are attacked, and how many more the attacker knows.
     repeats: tuple[tuple[int, int, int], ...] = (
         (1, 160, 12),
         (4, 60, 12),
@@ -68,7 +68,7 @@ class BaseLabRecipe:
         (32, 24, 4),
         (64, 20, 4),
     )
-    others: int = 240  # further private records, each once, which no attack reads
+    others: int = 240
     nonmembers: int = 100
     private_epochs: int = 3
     private_rate: float = 3e-3

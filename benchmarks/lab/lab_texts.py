@@ -122,7 +122,7 @@ def make_private_lab_texts(
         count += attacked + known
     marks = make_fake_texts(recipe.seed, count, tuple(kinds.values()))
     records = list(marks)
-    # in turn, like the texts
+    # Kinds take turns, like the texts.
     kind_of_text = dict(zip(records, itertools.cycle(kinds), strict=False))
     make_keyed_generator("lab", recipe.seed, "who is what").shuffle(records)
     unassigned = iter(records)

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 END = "<|endoftext|>"
 PUBLIC = "public"  # the part from which all fine-tuning starts
 MANIFEST = "manifest.json"
-# records that no model here is trained on and no attack reads: trainings may tune on them
+# Records that no model is trained on and no attack reads; trainings may be tuned on them.
 _HELDOUT = 120
 
 
@@ -387,7 +387,7 @@ class LabTraining:
                 self._sequences_with_loss_mask(texts),
                 epochs=epochs,
                 end=0,
-                # Another `what` for the same training makes another order, and other weights.
+                # A different `description` would give a different order, and different weights.
                 order=make_keyed_generator("lab", self.recipe.seed, description),
                 progress=lambda n_done: self.progress(
                     f"training the {description}", n_done, epochs

@@ -16,7 +16,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from auditor.core import disk
 from auditor.core.errors import AuditError
 
-# the time of building a part; the checksums of its files
+# Names of files with the build time of a part, and with the checksums of its files.
 _SECONDS = "seconds.json"
 _SUMS = "sha256.json"
 _PATIENCE = 1.0  # seconds before telling the user that another process holds the lock
@@ -43,7 +43,7 @@ class LabParts:
     foundations: tuple[str, ...]
     notify: Callable[[str], None]
     progress: Progress = lambda description, n_done, total: None
-    seconds: dict[str, float] = field(default_factory=dict)  # build time of each part
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def load_or_build(
         self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = ""
@@ -66,7 +66,7 @@ class LabParts:
         if not _is_cached_part_intact(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._acquire_part_lock(final):
-                # Looked at again under the lock: another process may have built it meanwhile.
+                # Check again under the lock: another process may have built the part meanwhile.
                 if final.is_dir() and not _is_cached_part_intact(final):
                     self._remove_damaged_parts(final)
                     self.notify(

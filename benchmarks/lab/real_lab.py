@@ -171,7 +171,7 @@ class RealLab(Lab):
         {
             **Lab.attack_defaults,
             "ethicist": {**Lab.attack_defaults["ethicist"], "epochs": 3},
-            # Of a million texts, exactly: 111,111 forward passes a model, an hour.
+            # Enumerating a million texts takes 111,111 forward passes of a model, an hour.
             "exposure": {"enumerate": 0, "draws": 1024, "references": 256},
             # As long as a conversation. All conversations share the template's first tokens: a high
             # temperature there would hit none.
@@ -212,5 +212,5 @@ class RealLab(Lab):
 
     def lab_public_model(self) -> HuggingFaceModel:
         """Return the pretrained model, which was not trained on any text of the lab."""
-        self.parts.seconds["public"] = 0.0  # its publisher reports no training time
+        self.parts.seconds["public"] = 0.0  # its publisher does not report the training time
         return self._loaded_public_model

@@ -74,7 +74,7 @@ def _convert_smollm2_gguf(source: Path, path: Path) -> None:
     )
     config = quantised.config
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # of the file: the weights are in float32 now
+        del config.quantization_config  # the file's setting; here the weights are in float32
     plain: Any = LlamaForCausalLM(config)
     plain.load_state_dict(quantised.state_dict())
     plain.save_pretrained(path)
