@@ -211,7 +211,7 @@ def _mask_members_per_group(
     for id in members.ids:
         member_groups.append(facts[id].group if id in facts else None)
     masks = {}
-    # Skip a group of all members: Fisher's test has nothing to compare it with.
+    # Skip a group that contains all members: Fisher's test has nothing to compare it with.
     for name in sorted({group for group in member_groups if group is not None}):
         label = f"belong to the group {escaping.make_printable_line(name)}"
         masks[label] = np.array(member_groups, dtype=object) == name

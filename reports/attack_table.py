@@ -126,7 +126,7 @@ def compare_attacks(
             )
             difference = _find_paired_difference(main.name, *pair, records)
         if finding.stopped or (base is not None and base.stopped):
-            # early stopping picked the records by the results: no fixed-size interval holds
+            # Early stopping depends on the results, so no fixed-size interval is valid.
             difference = None
         is_own = finding.attack in result.own_methods
         rows.append(AttackRow(finding, main, difference, base.attack if base else "", is_own))

@@ -27,7 +27,7 @@ from auditor.reports.blocks import (
 )
 from auditor.reports.escaping import make_printable_line
 
-_MOST = 12  # rows on screen; the page has all
+_MOST = 12  # attacks on the screen; the page lists all
 _NOT_PREDICTED = (
     "no prediction: it needs an attack that extracts records word for word, and groups by copies"
 )
@@ -207,7 +207,7 @@ def build_mitigation_document(comparison: BeforeAfter) -> Document:
     for line in undefended.lines:
         if line.comparands[1].delta is not None:
             deltas.append(line.comparands[1].delta)
-    # Each has its own 95% interval: of twenty unchanged rows, expect one to count.
+    # Each change has a separate 95% interval: of twenty unchanged attacks, expect one to count.
     less = sum(change.high < 0 for change in deltas)
     more = sum(change.low > 0 for change in deltas)
     significant = f"Significantly lower: {less} of {len(deltas)}; higher: {more}"

@@ -130,7 +130,7 @@ class Forest:
     kind: ClassVar[str] = "forest"
     table: Table
     spans: Sequence[ForestSpan | None]
-    low: float = 0.0  # limits of the scale
+    low: float = 0.0
     high: float = 1.0
 
     @classmethod

@@ -9,7 +9,7 @@ from auditor.gate.rulings import Decision, Ruling
 from auditor.reports.escaping import escape_for_markdown, make_printable_line
 from auditor.reports.phrases import NOTHING, shorten
 
-# the most sentences below the table, and the most characters in each: the JUnit file has the rest
+# Most sentences below the table, and most characters of each; the JUnit file has the rest.
 _MOST_SAID = 10
 _LONGEST = 300
 _WORST = ("failed", "inconclusive", "held")
@@ -55,7 +55,7 @@ def render_decision_markdown(decision: Decision) -> str:
     parts += [escape_for_markdown(_shorten_printable(decision.about))]
     if rows := build_ruling_table_rows(decision):
         parts += [render_truncated_table(make_table("gate", "", HEAD, rows, NUMERIC))]
-    # The table has no column of reasons: list them for rows without numbers.
+    # The table has no column of reasons, so list the reasons of rulings without numbers.
     reasons = []
     for r in _sort_rulings(decision):
         if not r.n:

@@ -339,7 +339,7 @@ def _describe_defense_effect(e: EdpbEvidence) -> list[str]:
             e, target, lambda f: {"recall": f.measurement("recall_difference")}
         )
         if differences:
-            # by recall itself, not by its difference
+            # Compare recall itself, not its difference from non-members.
             change, _, row = max(differences, key=lambda difference: _find_recall(difference[2]))
             lost = target.perplexity
             cost = ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
-# the most characters of a text: a line of a megabyte would hide the rest
+# Most characters of a text: a line of a megabyte would hide the rest.
 LONGEST = 4000
 
 # ECMA-48: CSI after `ESC [` or 0x9b; OSC up to BEL, `ESC \` or its end; two-character sequences.

@@ -40,7 +40,7 @@ from auditor.statistics.extraction import compute_any_sample_probability
 from auditor.statistics.roc import AUC
 
 _PROBED = " · extraction probability"
-_UNIT_GLOSSARY = {  # by the unit of a row's main number
+_UNIT_GLOSSARY = {  # by the unit of an attack's main number
     "probability": (
         "Mean p",
         "the exact probability that one sample is the secret, computed from the model's "
@@ -254,7 +254,7 @@ def _build_privacy_utility_blocks(result: AuditResult) -> list[Block]:
             promised = f"ε {phrases.format_promised_epsilon(target.claim)}"
         for finding in list_strongest_rows(result, target.name):
             recall = finding.measurement("recall")
-            assert recall is not None  # the rows are ranked by it
+            assert recall is not None  # the attacks are ranked by it
             point = PlotPoint(cost.value, recall.value, recall.low, recall.high)
             series.append(Series(f"{target.title} · {promised}", [point], finding.setting))
             names.add(target.name)

@@ -135,7 +135,7 @@ def _measurement_sheet_values(
     else:
         count = None
     group = None if is_count else repeats
-    # In the order of _MEASURED; the last column, the reason, is only for rows without numbers.
+    # In the order of _MEASURED; the last column, the reason, is only for attacks without numbers.
     return (m.name, count, group, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
 

@@ -91,7 +91,7 @@ def _measure_leak_change(details: SecretDetails, full: Finding, name: str) -> Me
     assert full.main is not None
     form_values = details.values_by_cell.get(full.cell_key._replace(target=name))
     base = details.values_by_cell.get(full.cell_key)
-    # Changes are paired by secret: rows about different secrets have no change.
+    # Changes are paired by secret: attacks on different secrets have no change.
     if form_values is None or base is None or set(form_values.ids) != set(base.ids):
         return None
     difference = outcomes.compare_paired_metric(full.main.name, None, form_values, base)

@@ -145,7 +145,7 @@ def _build_line_section(
 def _build_history_document(
     by: By, lines: Sequence[Sequence[_ShownRun]], sections: tuple[Section, ...]
 ) -> Document:
-    last = lines[0][-1]  # the page is about the first line, with which no other can be compared
+    last = lines[0][-1]  # the page is about the first line: no other line can be compared with it
     if last.change:
         since = changes.write_headline(last.change)
     else:

@@ -35,7 +35,7 @@ from auditor.reports.topics import (
 from auditor.reports.verdict import find_strongest_attack_row, list_strongest_rows
 from auditor.statistics import intervals
 
-_DOCUMENTS = 20  # documents listed for each row
+_DOCUMENTS = 20  # documents listed for each attack
 _SUFFIX_LENGTHS = (16, 32, 50)  # tokens: lower edges of the rows of the table by length
 _POSITIONS = 400  # suffix tokens in the figure by place
 _REVEALED_AT_MOST = 1_000_000  # characters: browsers still handle such a page well
@@ -285,7 +285,7 @@ TOPICS = (
         MEND,
         1,
         6,
-        # the page shows some of these with the evidence
+        # The page shows some of these figures with the evidence.
         lambda m: [Figures(figures.draw_all_figures(m.result))],
     ),
     Topic(

@@ -131,8 +131,8 @@ def _build_frontier_line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     A user who chooses at random between the models at two corners gets a point between them.
     x, y: coordinates of the corners, of shape (corners,).
     """
-    # A random choice averages the leaks of the two and, over held-out texts, their
-    # log-perplexities. In 24 steps: straight over log x is a bend on this axis.
+    # A random choice averages the two leaks and, over held-out texts, the two log-perplexities.
+    # Draw it in 24 steps, because a straight line over log x bends on this axis.
     steps = np.arange(1, 25) / 24
     xs = [x[:1]]
     ys = [y[:1]]

@@ -38,7 +38,7 @@ MARKERS = "osD^vPX*"
 LINES = ["-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))]
 FLOOR: Any = {"linestyle": (0, (1.2, 1.6)), "marker": ""}
 POINTS = 900  # over all lines of a plot: keeps it under 60 KB
-# nothing that depends on the machine or day
+# No metadata that depends on the machine or the day.
 METADATA: dict[str, dict[str, None]] = {
     ".svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
     ".png": {"Software": None},

@@ -27,7 +27,7 @@ from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import find_strongest_attack_row
 
 BUDGET = 2_000_000
-_ROWS = 1_300_000  # of these, the maximum for rows; tokens get the rest
+_ROWS = 1_300_000  # of the maximum, the part for rows; tokens get the rest
 LISTED = 20_000  # secrets
 _ID = 60  # characters
 # Printable ASCII that neither JSON nor HTML escapes (0x22 is the quote): a byte a token.

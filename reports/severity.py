@@ -18,7 +18,7 @@ from auditor.core.counts import format_count
 from auditor.reports import coverage, signals
 
 Word = Literal["none seen", "inconclusive", "moderate", "high"]
-WORDS: tuple[Word, ...] = ("none seen", "inconclusive", "moderate", "high")  # rising
+WORDS: tuple[Word, ...] = ("none seen", "inconclusive", "moderate", "high")  # in rising order
 NONE, OPEN, MODERATE, HIGH = WORDS
 GLOSSARY = (
     (

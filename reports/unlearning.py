@@ -34,7 +34,7 @@ _NAMES = {
     "greedy": "greedy decoding gives",
     "rank_bound": "the ceiling over all temperatures, top-k and top-p",
 }
-_USELESS = 1.5  # times the perplexity: beyond, the model leaks little because it says little
+_USELESS = 1.5  # ratio of perplexities; above it, the model leaks little only because it is useless
 _NOTE = (
     "Forgotten: members that the model was to forget; retained: the other members, the control; "
     "non-members: the baseline. Relearning trains a copy on records that were trained on before, "

@@ -27,7 +27,7 @@ from auditor.statistics.memorised import (
 )
 from auditor.statistics.metrics import RANKINGS, name_excess_metric, name_nonmember_metric
 
-_SHOWN = 30  # records of a row
+_SHOWN = 30  # records listed for each attack
 _UNKNOWN = "not known"
 _NOTE = (
     "A memorised n-gram is n tokens in a row that occur in the training data and in no held-out "
