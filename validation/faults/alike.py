@@ -23,15 +23,14 @@ import torch
 from auditor.core import disk
 from auditor.records.manifest import MANIFEST, NO_EDITS, PRIVATE, find_folder_edits
 
-# What tells when, how long and how much memory.
+# Fields with dates, durations and memory.
 _TIMES = {
     *("created", "seconds", "seconds_of_last_run", "timings", "training_seconds"),
     *("milliseconds_per_token", "peak_memory_mb", "gemm"),
 }
 _CLOSE = 1e-5
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-# As reports write times, how fast the machine was and what was paid: a date, "0.3 s", "1.35 times
-# as long".
+# Dates, durations and costs in reports: "0.3 s", "1.35 times as long".
 _SHOWN = re.compile(
     r"\s?A token takes [\d.,]+ times as long\."
     r"|paid for [\d,]+ tokens in [\d,]+ requests \([^)]*\)"

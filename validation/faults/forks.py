@@ -24,7 +24,7 @@ from auditor import cli
 
 Happened = Callable[[], bool]
 _POLL = 0.0005  # seconds
-_LONGEST = 300.0  # seconds that any command here may take
+_LONGEST = 300.0  # most seconds that a command may take
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def warm() -> None:
     this.
     """
     for module in pkgutil.walk_packages(auditor.__path__, "auditor."):
-        with contextlib.suppress(ImportError):  # of an extra that is not here
+        with contextlib.suppress(ImportError):  # the extra is not installed
             importlib.import_module(module.name)
 
 
@@ -140,7 +140,7 @@ def _child(
     code = 3
     try:
         os.setsid()
-        # a shell's background processes ignore it
+        # The background processes of a shell ignore this signal.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(stand)
         for number, path in zip((1, 2), files, strict=True):

@@ -21,8 +21,8 @@ from validation.faults.forks import Ended, Moment
 from validation.faults.rows import Recovery
 from validation.faults.worlds import RAY, CommandPhase, FaultCommand, World
 
-_TRIES = 4  # for a moment before the phase ends
-_AGAIN = 0.25  # how often what goes on is killed too
+_TRIES = 4  # tries to hit a moment before the phase ends
+_AGAIN = 0.25  # probability that a resumed command is killed, too
 
 
 def rows(world: World, case: FaultCommand, kills: int, seed: int) -> Iterator[Recovery]:

@@ -204,7 +204,8 @@ def second(world: World, case: FaultCommand, phase: CommandPhase, *, resume: boo
     stand = world.stand(case)
     running = world.start(case, stand)
     running.until(lambda: phase.begun(stand))
-    running.send(signal.SIGSTOP)  # so that it is still at work, however long the other takes
+    # so that it is still at work, however long the other command takes
+    running.send(signal.SIGSTOP)
     words = case.resume if resume else case.words
     first = world.run(case, stand, words)
     running.send(signal.SIGCONT)
@@ -238,7 +239,7 @@ class Damage:
     name: str
     files: str  # a glob
     do: Callable[[bytes, random.Random], bytes | None]  # None: the file is lost
-    then: str = ""  # in words; "": it is not refused
+    then: str = ""  # words of the refusal; "": the file is not refused
     mended: Callable[[Path, bytes], None] = lambda path, before: path.unlink()
 
 

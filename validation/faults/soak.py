@@ -24,7 +24,7 @@ import numpy as np
 from tests.conftest import save_tiny
 from validation.harness import run, write_rows
 
-_EVERY = 0.5  # seconds
+_EVERY = 0.5  # seconds between measurements
 _FLAT, _LINEAR = 0.10, 1.25
 _CELLS = ("perplexity", "zlib", "extraction-probability")
 _PAGE = 4096 / 2**20  # MiB

@@ -149,7 +149,7 @@ def main(
             if out:
                 _write(out, found)
     finally:
-        if all(row.held for row in found):  # else it is for whoever looks
+        if all(row.held for row in found):  # otherwise keep it for inspection
             shutil.rmtree(folder, ignore_errors=True)
     print(totals(found))
     return int(not all(row.held for row in found))

@@ -58,8 +58,8 @@ class FaultCommand:
     made: tuple[str, ...]
     phases: tuple[CommandPhase, ...]
     needs: tuple[FaultCommand, ...] = ()
-    resume: tuple[str, ...] = ()  # in place of the words, once there is something to resume
-    resumable: str = ""  # a file that says so
+    resume: tuple[str, ...] = ()  # replaces the words once there is something to resume
+    resumable: str = ""  # a file whose existence means that the command can be resumed
     api: bool = False  # needs the server
 
     def again(self, stand: Path) -> tuple[str, ...]:

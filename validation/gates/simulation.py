@@ -32,7 +32,7 @@ from validation.harness import Page, run, save_svg
 
 Random = np.random.Generator
 Columns = dict[str, NDArray[np.float64]]
-# a row each: of the run and of its baseline
+# the results of the run, and of its baseline
 Draw = Callable[[Random], Sequence[tuple[Columns, Columns]]]
 
 

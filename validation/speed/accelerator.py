@@ -48,10 +48,10 @@ from auditor.training.finetune import FineTuningRecipe
 from validation.harness import Page, median_and_spread, run
 from validation.speed.sheet import MODELS, OWN, PREFIX, SUFFIX, Bench, texts, took
 
-_NATS = 1e-3  # of a log-probability, a token: sums of float32 in another order
-_TOKENS = 0.02  # of all: one that is another makes all behind it others
-_LIMITS = np.arange(1.0, 41.0).tolist()  # nats, within which candidates are counted
-_WEIGHTS = 1e-2  # of how far a training moved them
+_NATS = 1e-3  # log-probability of a token: sums of float32 in a different order
+_TOKENS = 0.02  # share of all tokens: after a different token, all later ones differ
+_LIMITS = np.arange(1.0, 41.0).tolist()  # nats: limits within which candidates are counted
+_WEIGHTS = 1e-2  # relative to the distance that a training moved the weights
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
     yield Agreement(
         "secret noise, a million values", _others(both, released), 1e-4, "of values are others"
     )
-    for bench in both:  # raises where float64 is not what it should be
+    for bench in both:  # raises if float64 does not give the expected values
         clipping.check_gradient_clipping(
             [p for p in bench._adapted().parameters() if p.requires_grad], 1.0, 8
         )

@@ -37,11 +37,11 @@ from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.memory import release_unused_memory
 from validation.harness import Page, refuse, run
 
-VOCABULARY, LENGTH = 256, 8  # entries; tokens of a prefix, and of a suffix where it does not grow
+VOCABULARY, LENGTH = 256, 8  # entries; tokens of a prefix, and of a suffix of fixed length
 WORDS = 20  # of a record
-CHEAP = 5.0  # seconds: a dearer audit is done once
-POWERS = np.arange(0, 3.001, 0.01)  # among which the exponent is looked for
-# seconds of reading the data, of asking the model with all statistics, of the reports
+CHEAP = 5.0  # seconds: a slower audit runs once
+POWERS = np.arange(0, 3.001, 0.01)  # exponents to try
+# Seconds of reading the data, of queries with all statistics, and of reports.
 Parts = dict[str, float]
 
 
@@ -97,8 +97,7 @@ def growth(sizes: Sequence[float], seconds: Sequence[float]) -> Growth:
     )
 
 
-# --- what is audited
-# -----------------------------------------------------------------------------------------------
+# --- inputs ---
 
 
 def tiny(vocabulary: int = VOCABULARY) -> GPT2LMHeadModel:
@@ -163,9 +162,7 @@ def records(folder: Path, size: int) -> dict[str, Any]:
     """Write texts, every tenth of which is a copy; 200 texts are attacked. Return the arguments."""
     noise, said = make_keyed_generator("curves", "records"), [f"w{i}" for i in range(VOCABULARY)]
     with (folder / "data.jsonl").open("w", encoding="utf-8") as out:
-        for _ in range(
-            size // 10
-        ):  # a few at a time: what is made here takes no memory that the audit could use again
+        for _ in range(size // 10):  # a few at a time, to save memory that the audit could use
             rows = noise.integers(VOCABULARY, size=(9, WORDS)).tolist()
             out.writelines(
                 f'{{"text": "{" ".join([said[i] for i in row])}"}}\n' for row in [*rows, rows[0]]
@@ -207,8 +204,7 @@ KNOBS = {
 }
 
 
-# --- measured
-# -----------------------------------------------------------------------------------------------
+# --- measurements ---
 
 
 def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts:
@@ -255,7 +251,7 @@ def forget_peak() -> None:
     A child begins with its parent's peak and unused memory, which would hide its own growth.
     """
     release_unused_memory()
-    with contextlib.suppress(OSError):  # a system without it: as measured before
+    with contextlib.suppress(OSError):  # without this file, the peak stays that of the parent
         Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -266,7 +262,7 @@ def peak() -> int:
 def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[AuditCost]:
     """Return the costs of audits of each size; only cheap audits are repeated."""
     found = []
-    fork = multiprocessing.get_context("fork")  # what is imported is imported once, before
+    fork = multiprocessing.get_context("fork")  # imports happen once, before the fork
     for size in sizes:
         for _ in range(repeats):
             here, there = fork.Pipe(duplex=False)
@@ -288,8 +284,7 @@ def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[AuditCost]:
     return found
 
 
-# --- told
-# -----------------------------------------------------------------------------------------------
+# --- output ---
 
 
 def row(knob: Knob, costs: Sequence[AuditCost]) -> tuple[str, ...]:
@@ -341,7 +336,7 @@ def main(
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     page = Page(out)
-    for name in ("members", "records"):  # for what is loaded or worked out once in a process
+    for name in ("members", "records"):  # loads and computes once what a process caches
         with tempfile.TemporaryDirectory() as scratch:
             audited(
                 Path(scratch) / "run",

@@ -27,7 +27,7 @@ from validation.harness import Page, run
 
 PREFIX, SUFFIX, ROWS, RANK, PROMPT, BATCH = 50, 50, 8, 8, 20, 4
 FLOAT = 4  # bytes
-WIDER = 4  # times the hidden width that a block is inside
+WIDER = 4  # width inside a block, as a multiple of the hidden width
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ SIZES = (
 SMALL = (LlamaSize(32, 2, 4, 2, 100), LlamaSize(48, 3, 4, 4, 300), LlamaSize(64, 2, 4, 1, 200))
 
 
-# --- predicted
-# -----------------------------------------------------------------------------------------------
+# --- prediction ---
 
 
 def row(size: LlamaSize, positions: int) -> int:
@@ -106,8 +105,7 @@ def tuning(size: LlamaSize, batch: int, tokens: int, scored: int) -> float:
     return batch * (tokens * size.layers * widths * size.hidden + scored * size.vocab) * FLOAT
 
 
-# --- held
-# -----------------------------------------------------------------------------------------------
+# --- measurement ---
 
 
 def storages() -> dict[int, int]:

@@ -30,7 +30,7 @@ from auditor.statistics import one_run, roc
 from validation.harness import Page, median_and_spread, run
 from validation.speed.sheet import PREFIX, SUFFIX, Bench, smollm2, texts
 
-# of 16 tokens, 4: of a share that is no whole number we take fewer tokens, and memaudit more
+# 4 of 16 tokens: if the share is not a whole number, we take fewer tokens and memaudit takes more
 _K = 0.25
 
 
@@ -74,7 +74,7 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[PeerPair]:
         lambda: scored("loss"),
     )
 
-    # which memaudit reads, and writes as tokens anew
+    # memaudit reads these texts and tokenizes them again.
     words = [tokenizer.decode(one.prefix) for one in secrets]
     anew = [
         replace(one, prefix=tuple(tokenizer(text)["input_ids"]))
@@ -99,7 +99,8 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[PeerPair]:
 
 
 def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
-    file = folder / "jax_privacy" / "auditing.py"  # the package itself asks for JAX
+    # loaded from its file, because the package imports JAX
+    file = folder / "jax_privacy" / "auditing.py"
     spec = importlib.util.spec_from_file_location("peer_auditing", file)
     assert spec is not None and spec.loader is not None
     theirs: Any = importlib.util.module_from_spec(spec)
@@ -113,7 +114,7 @@ def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
         lambda: [theirs.CanaryScoreAuditor(own, others).attack_auroc()],
         lambda: [roc.auc(own, others)],
     )
-    # of one r alone
+    # Bounds for a single r.
     asked = [(m, right, e) for m in (20, 24, 28, 31) for right in (m - 4, m) for e in (0.5, 1.0)]
     yield PeerPair(
         "p-value of an audit in one run, all canaries guessed, 16 of them",

@@ -55,7 +55,7 @@ from validation.harness import Page, median_and_spread, run
 OWN = Decoding(temperature=0.8, top_p=0.7)  # Ethicist's
 PREFIX, SUFFIX = 32, 16  # tokens
 _BATCH = 256  # rows of one bare decoding step at most
-GOAL = {"sampling": 1.3}  # 1.5 elsewhere
+GOAL = {"sampling": 1.3}  # 1.5 for other phases
 WORDS = {
     "greedy": "greedy decoding",
     "probability": "exact probability",
@@ -159,8 +159,7 @@ class Bench:
             layer.keys, layer.values = torch.zeros_like(layer.keys), torch.zeros_like(layer.values)
         return layers
 
-    # --- what is asked of distributions and rows
-    # ------------------------------------------------------------------------------------
+    # --- queries of distributions and rows ---
 
     def greedy(self, count: int = 16) -> Phase:
         secrets, prefixes, _ = self.some(count)
@@ -211,7 +210,7 @@ class Bench:
             sum(len(np.unique(one.suffixes[:, :d], axis=0)) for one in found)
             for d in range(1, SUFFIX)
         ]
-        if sampling.search == "tree":  # its nodes that led to no leaf were rows, too
+        if sampling.search == "tree":  # nodes that led to no leaf were rows, too
             missing = sum(one.rows for one in found) - len(found) - sum(counts)
             counts = [rows + missing // (SUFFIX - 1) for rows in counts]
         return self._decoding(ours, prefixes, counts)
@@ -222,7 +221,7 @@ class Bench:
             bound_near_verbatim_probability, self.model, OWN, prefixes, suffixes, 5, beams
         )
         before = traffic.tokens
-        ours()  # how many beams can still end within the distance, it alone can say
+        ours()  # only our code knows how many beams can still end within the distance
         counts = [(traffic.tokens - before - prefixes.numel()) // (SUFFIX - 1)] * (SUFFIX - 1)
         return self._decoding(ours, prefixes, counts)
 
@@ -262,8 +261,7 @@ class Bench:
         texts = torch.cat([prefixes, suffixes], dim=1)
         return Phase(ours, partial(self.read, texts, 1), texts.numel())
 
-    # --- what is learnt
-    # ------------------------------------------------------------------------------------
+    # --- training ---
 
     def tuning(self, count: int = 6, rows: int = 100) -> Phase:
         """Return the phase of one tuning epoch of a soft prompt.

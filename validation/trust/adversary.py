@@ -46,9 +46,9 @@ Array = NDArray[np.float64]
 # (cases, distributions, V) probabilities -> (cases,) realised over claimed
 Ratios = Callable[[Tensor], Array]
 
-# relative: divergences of 1e-3 nats are computed from distributions of double precision
+# Relative tolerance: divergences of 1e-3 nats are computed from double-precision distributions.
 _ROUNDING = 1e-6
-# in probability, between the distribution a service says it has and what it draws from
+# Tolerance in probability, between the reported distribution and the distribution of the draws.
 _DISTRIBUTION = 1e-6
 _SCALES = (1.0, 4.0, 10.0, 25.0, 60.0)  # of the logits
 
@@ -482,7 +482,7 @@ def one_step_delta(epsilon: float, sigma: float, q: float, removed: bool) -> flo
 
     removed: the direction, from the data with the unit to the data without it.
     """
-    # on (with / without), whose rise is monotone in x
+    # On the ratio of with to without, which rises with x.
     bound = math.exp(-epsilon if removed else epsilon)
     if bound <= 1 - q:
         return 0.0 if removed else 1 - math.exp(epsilon)

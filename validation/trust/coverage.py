@@ -35,13 +35,13 @@ from validation.harness import Page, run, save_svg
 
 CANARIES = (100, 300, 1000, 3000, 10_000)
 DELTA = 1e-5
-# of the mechanism that is 1-GDP, and no set of independent channels
+# Probabilities of a mechanism that is 1-GDP but not a set of independent channels.
 _TELLS_ALL, _TOLD_RIGHT = (
     0.1,
     0.9,
 )
 
-Scores = NDArray[np.float64]  # (canaries,), higher: surer that it was in
+Scores = NDArray[np.float64]  # (canaries,); a higher score means surer that the canary was included
 Coins = NDArray[np.bool_]
 Play = Callable[[Coins, np.random.Generator], Scores]
 
@@ -53,11 +53,11 @@ class KnownMechanism:
     name: str
     play: Play
     delta: float
-    truth: dict[str, float]  # by estimator that is about it, at delta
-    # by estimator that is not: what it is measured against
+    truth: dict[str, float]  # true value at delta, by estimator that bounds it
+    # Reference values, by estimator that does not bound the true value.
     beside: dict[str, float] = field(default_factory=dict)
-    threshold: float = 0.0  # at or above it a trial is taken for one with the record
-    sampling: Sampling = GAUSSIAN  # of the shape that is assumed
+    threshold: float = 0.0  # a trial with at least this score is guessed to include the record
+    sampling: Sampling = GAUSSIAN  # sampling of the assumed shape
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class EstimatorCoverage:
     canaries: int
     truth: float
     audits: int
-    exceeds: int  # audits that say more than the truth
-    median: float  # of what they say
+    exceeds: int  # number of audits that exceed the truth
+    median: float  # median of their bounds
     stated: bool  # whether this estimator is about this mechanism
 
     @property
@@ -95,7 +95,7 @@ def randomised_response(epsilon: float, delta: float) -> KnownMechanism:
         right = rng.random(len(coins)) < 1 / (1 + math.exp(-epsilon))
         told = rng.random(len(coins)) < delta
         said = np.where(told, np.where(coins, 2.0, -2.0), np.where(coins == right, 1.0, -1.0))
-        return said + rng.random(len(coins)) / 10  # which of equal answers goes first says nothing
+        return said + rng.random(len(coins)) / 10  # breaks ties at random
 
     shape = {"shape": epsilon} if delta else {}
     name = f"randomised response, ε {epsilon:g}" + (f", δ {delta:g}" if delta else "")

@@ -278,7 +278,7 @@ def measure_large_store(kind: str, n_rows: int, seed: int, page: Page) -> None:
     """Measure the command for a store of this kind."""
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
-        # In a process of its own: the peak memory of a child includes its parent's at the start.
+        # In a separate process: the peak memory of a child includes its parent's at the start.
         arguments = (kind, n_rows, seed, top)
         writer = multiprocessing.get_context("spawn").Process(
             target=write_large_store, args=arguments

@@ -21,7 +21,7 @@ from auditor.statistics.intervals import clopper_pearson
 SIDE = 0.025
 Rng = np.random.Generator
 Floats = NDArray[np.float64]
-# of the 95% interval; one-sided bounds at 5%: what a gate fails and holds by
+# Ends of the 95% interval, and one-sided bounds at 5%, by which a gate fails and holds.
 Ends = tuple[float, float, float, float]
 
 

@@ -63,7 +63,7 @@ def heavy(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
 
 RATES: dict[
     str, tuple[Distribution, float]
-] = {  # and the true share of members at 1% false positives
+] = {  # with the true share of members at 1% false positives
     "normal, 1.5σ": (shifted(1.5), float(norm.sf(norm.isf(0.01) - 1.5))),
     "Cauchy": (heavy, float(cauchy.sf(cauchy.isf(0.01) - 2))),
     "1% of members leak": (leaks_rarely, 0.01 + 0.99 * 0.01),

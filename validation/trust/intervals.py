@@ -29,7 +29,7 @@ def cases() -> list[IntervalCase]:
 
 def cells(row: IntervalErrors) -> tuple[str, ...]:
     case = row.case
-    one_end = case.quantity.startswith(("ε", "frontier"))  # the same count three times
+    one_end = case.quantity.startswith(("ε", "frontier"))  # all three counts are equal
     shares = [share(wrong, row.audits) for wrong in (row.wrong[:1] if one_end else row.wrong)]
     shares += [""] * (3 - len(shares))
     return case.quantity, case.distribution, case.size, f"{row.audits:,}", *shares, row.verdict

@@ -87,8 +87,8 @@ def _in_turn(self: Plain, step: int, n: int) -> list[int]:
     return order[self.batch * at : self.batch * (at + 1)]
 
 
-# Half as many steps of twice as many records as the other loops': as much is seen in half of the
-# time.
+# Half as many steps with twice as many records as in the other loops: the same number of reads in
+# half of the time.
 _STEPS, _RATE = loop_plain.STEPS // 2, 2 * loop_plain.RATE
 _SHORT: dict[str, Any] = {"steps": _STEPS, "sample_rate": _RATE}
 _PARTS: dict[str, Any] = {"batch": 2 * loop_plain.BATCH, "sampling_rate": _RATE, "begun": _unread}
@@ -142,7 +142,7 @@ def main(
     return int(stats.binomtest(alarms, len(held)).proportion_ci(method="exact").low > LEVEL)
 
 
-Row = dict[str, Any]  # what one seed's test said
+Row = dict[str, Any]  # results of the test with one seed
 
 
 def counted(seeds: range, kinds: Sequence[str], file: Path | None) -> list[Row]:
@@ -159,7 +159,7 @@ def counted(seeds: range, kinds: Sequence[str], file: Path | None) -> list[Row]:
     for seed, kind in wanted:
         if (seed, kind) in rows:
             continue
-        # Kinds that shared a seed would share its noise, and alarms would come together.
+        # A shared seed would share its noise between kinds, and their alarms would coincide.
         own_seed = seed * len(KINDS) + list(KINDS).index(kind)
         with quickly(), written_out():
             rows[seed, kind] = row(seed, kind, tested(KINDS[kind](own_seed), own_seed))

@@ -240,7 +240,8 @@ def trainer(
             made = Trainer(
                 model, arguments, train_dataset=rows, callbacks=[Private()], data_collator=_labelled
             )
-            # Or transformers divides each loss by the tokens of all texts of the step, a fault.
+            # Otherwise transformers divides each loss by the tokens of all texts of the step, a
+            # fault.
             made.model_accepts_loss_kwargs = False
             if quiet:
                 made.remove_callback(PrinterCallback)
@@ -269,8 +270,7 @@ TRAINER: dict[str, Loop] = {
 }
 
 
-# --- our own
-# -----------------------------------------------------------------------------------------------
+# --- our trainers ---
 
 
 def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False) -> Loop:

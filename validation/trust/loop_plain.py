@@ -22,7 +22,7 @@ CLAIM = {
     "steps": STEPS,
     "delta": DELTA,
 }
-# of model and records: what a private training gives back, and what it claims
+# (model, records) -> the result and the claim of a private training
 Loop = Callable[[Any, Any], Any]
 
 

@@ -152,7 +152,7 @@ def _resumed(generator_too: bool) -> Callable[[Plain, Any, Any], Any]:
     def halfway(self: Plain, model: Any, optimizer: Any) -> Any:
         with io.BytesIO() as file:
             torch.save([model.state_dict(), optimizer.state_dict(), torch.get_rng_state()], file)
-            torch.manual_seed(torch.initial_seed())  # as the script does when it is started
+            torch.manual_seed(torch.initial_seed())  # as the script does at its start
             file.seek(0)
             weights, state, generator = torch.load(file)
         model.load_state_dict(weights)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from validation.trust.loop_packages import _mean_of_record_means, _rows
 from validation.trust.loop_plain import BATCH, CLIP, DELTA, NOISE, STEPS, Loop, Plain, plain
 
-_MEDIAN = 30.0  # of the norms of the plain loop's gradients on our models
+_MEDIAN = 30.0  # median norm of the plain loop's gradients on our models
 
 
 def _tensor_bounds(names: list[str]) -> dict[str, float]:
@@ -91,7 +91,8 @@ class WithUnfreezing(Plain):
         )
 
 
-# noise on the count of records below the clipping norm, and what the claim leaves for gradients
+# Noise on the count of records below the clipping norm, and the noise that the claim leaves for
+# gradients.
 COUNT_NOISE = 3.0
 SUM_NOISE = (NOISE**-2 - (2 * COUNT_NOISE) ** -2) ** -0.5
 
@@ -102,7 +103,8 @@ class WithAdaptiveClipping(Plain):
     """
 
     clip: float
-    centred: float  # the batch's records below the clipping norm, each less 1/2
+    # the number of the batch's records below the clipping norm, minus 1/2 for each record
+    centred: float
 
     def drawn(self, step: int, n: int) -> list[int]:
         if step == 0:

@@ -54,7 +54,7 @@ WARM = (
     "transformers.models.gpt_neox.modeling_gpt_neox",
     "hypothesis",
 )
-MORE = {  # tests of what is tested through something else
+MORE = {  # tests that run a module through another module
     "gate/attest.py": ("tests/gate/test_manifest.py",),
     "gate/comparability.py": ("tests/reports/test_history.py",),
     "gate/contradictions.py": ("tests/gate/test_claims.py",),
@@ -85,9 +85,9 @@ MORE = {  # tests of what is tested through something else
     "training/unlearning.py": ("tests/defenses/test_unlearning.py",),
     "training/variants.py": ("tests/defenses/test_variants.py",),
 }
-# of plug-ins that torch or opacus have imported already
+# This warning is about plug-ins that torch or opacus imported before.
 _KNOWN = "ignore::pytest.PytestAssertRewriteWarning"
-EQUIVALENT = {  # a mutant's key, and why
+EQUIVALENT = {  # key of a mutant -> why it changes nothing
     "31547e66e191": "privacy/promises.py: how far the lines of a JSON file are indented",
     "6192e059ba7c": "privacy/projection.py: a larger bound has more distributions looked at, which "
     "fit as before",
@@ -115,8 +115,7 @@ def tests_of(path: str) -> list[str]:
     return list(chosen)
 
 
-# --- one mutant, in a process of its own
-# -----------------------------------------------------------------------------------------------
+# --- one mutant, in a separate process ---
 
 
 class _Changed(importlib.machinery.SourceFileLoader):
@@ -215,8 +214,7 @@ def processor_time(process: psutil.Process) -> float:
     return total
 
 
-# --- many, and what is known of them
-# -----------------------------------------------------------------------------------------------
+# --- many mutants ---
 
 
 class Journal:

@@ -48,7 +48,7 @@ class Mutant:
     line: int
     source: str
     change: str
-    count: int  # of equal ones before it
+    count: int  # number of equal changes before it
 
     @property
     def key(self) -> str:
@@ -89,7 +89,7 @@ class _Changes(ast.NodeTransformer):
 
     def _inside(self, node: Any) -> Any:
         self.functions.append(node.name)
-        # no decorator, default or annotation
+        # Visit only the body: no decorators, defaults or annotations.
         node.body = [self.visit(statement) for statement in node.body]
         self.functions.pop()
         return node

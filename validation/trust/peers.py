@@ -22,7 +22,7 @@ from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 Floats = NDArray[np.float64]
 RATE = 0.01
-N_NOISE = 200  # worlds in which members and non-members have one distribution
+N_NOISE = 200  # worlds in which members and non-members have the same distribution
 LEVEL = 0.05
 DELTA = 1e-5
 

@@ -73,7 +73,7 @@ TOOLS = (
     "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
     + CHATML
 )
-# a thought is opened
+# The template opens a thought.
 CLOSED = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
 OTHER = (
     "{% for m in messages %}{{ ('Q: ' if m.role == 'user' else ' A: ') + m.content }}{% endfor "
@@ -94,7 +94,7 @@ _ALPACA_INPUT = (
 
 Row = Mapping[str, Any]
 Text = str
-# what the trainer tokenises, the template's special tokens in it
+# The text that the trainer tokenizes, with the template's special tokens.
 Encode = Callable[[Any, Row], Text]
 
 
@@ -112,7 +112,7 @@ class FormCase:
     template: str = CHATML
     asked: Mapping[str, Any] = field(default_factory=dict)
     memorised: bool = True
-    first: str = ""  # what the assistant says before the answer
+    first: str = ""  # text of the assistant before the answer
 
     def row(self, question: str, answer: str) -> Row:
         filled: Row = json.loads(
@@ -406,7 +406,7 @@ def likelihoods(model: Any, found: Benchmark) -> ValuesBySecret:
     return scoring.build_likelihood_row(members, others)
 
 
-DOUBTS = {  # by words of their sentence
+DOUBTS = {  # words of a sentence -> the doubt
     "more likely than non-members'": "members are more likely",
     "looks like one": "no form stands out",
     "writes the day": "which day",

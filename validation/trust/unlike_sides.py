@@ -50,7 +50,7 @@ def judge_draw(features: Floats, member: Bools, scores: Floats) -> tuple[bool, .
     )
     is_above = roc.estimate_auc("", scores[member], scores[~member]).low > 0.5
     is_unlike = overlap.widen > 1
-    # as `_read_membership_leaks` decides
+    # The same decision as in `_read_membership_leaks`.
     is_shown = adjusted.low > 0.5 and (is_unlike or is_above)
     return is_above, is_unlike, adjusted.low <= 0.5 <= adjusted.high, is_shown
 
