@@ -20,8 +20,7 @@ from auditor.gate.compare import Comparison, compare_finished_runs
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.decision_log import KeptDecision, describe_decision_edits, load_gate_decisions
-from auditor.records.attacked_secrets import PLAN
-from auditor.records.result_file import RESULT, creation_time
+from auditor.records.result_file import creation_time, explain_missing_result
 
 By = Literal["date", "commit", "checkpoint"]
 _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$", re.IGNORECASE)
@@ -95,7 +94,7 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
     left_out: list[tuple[str, str]] = []
     entries: list[HistoryEntry] = []
     for folder in _list_distinct_folders(folders):
-        if reason := _explain_left_out(folder):
+        if reason := explain_missing_result(folder):
             left_out.append((str(folder), reason))
             continue
         run = replace(read_run(folder), name=folder.name)  # the name used in reasons
@@ -136,22 +135,6 @@ def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
         if path not in folder_by_path or folder_by_path[path].is_symlink():
             folder_by_path[path] = folder
     return list(folder_by_path.values())
-
-
-def _explain_left_out(folder: Path) -> str:
-    """Explain why a folder has no result: the run is not finished, or the folder holds several
-    runs.
-
-    Return "" for any other folder, also for a folder with a result.
-    """
-    if (folder / RESULT).exists():
-        return ""
-    if (folder / PLAN).is_file():
-        return f"not finished; audit run --resume {folder} continues it"
-    for inner in ("*", "*/*"):
-        if any(folder.glob(f"{inner}/{RESULT}")):
-            return f"a folder of runs, not a run; {folder}/{inner} names them"
-    return ""
 
 
 # --- in order

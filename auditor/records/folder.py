@@ -71,8 +71,8 @@ class RunFolder:
             # Check under the lock, which every writer of a plan holds.
             if (path / PLAN).exists():
                 raise AuditError(
-                    f"expected a new folder for -o, but {str(path)!r} contains a run; continue it "
-                    f"with --resume {path}"
+                    f"expected a new folder for -o, but {str(path)!r} contains a run; "
+                    f"audit run --resume {path} continues it if it is not finished"
                 )
             (path / "state").mkdir(exist_ok=True, mode=0o700)
         except OSError as error:

@@ -11,6 +11,7 @@ from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.result import SCHEMA_VERSION, AuditResult
+from auditor.records.attacked_secrets import PLAN
 from auditor.statistics import metrics
 
 RESULT = "result.json"
@@ -43,6 +44,8 @@ def read_result(folder: Path) -> AuditResult:
 
 
 def _load_result_json(folder: Path, path: Path) -> Any:
+    if folder.is_file():
+        raise AuditError(f"{folder}: expected a run folder, got a file")
     if not folder.is_dir():
         remark = ""
         if folder.name == "latest":
@@ -51,13 +54,30 @@ def _load_result_json(folder: Path, path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise AuditError(
-            f"{folder}: no {RESULT} in this folder; is it a run folder, and did the run finish?"
-        ) from None
+        reason = (
+            explain_missing_result(folder) or f"no {RESULT} in this folder: it is no run folder"
+        )
+        raise AuditError(f"{folder}: {reason}") from None
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise AuditError(f"{path}: not valid JSON ({error})") from error
+
+
+def explain_missing_result(folder: Path) -> str:
+    """Explain why a folder has no result: the run is not finished, or the folder holds several
+    runs.
+
+    Return "" for any other folder, also for a folder with a result.
+    """
+    if (folder / RESULT).exists():
+        return ""
+    if (folder / PLAN).is_file():
+        return f"not finished; audit run --resume {folder} continues it"
+    for inner in ("*", "*/*"):
+        if any(folder.glob(f"{inner}/{RESULT}")):
+            return f"a folder of runs, not a run; {folder}/{inner} names them"
+    return ""
 
 
 def creation_time(result: AuditResult, where: str) -> datetime:

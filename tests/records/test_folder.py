@@ -284,7 +284,7 @@ def test_the_plan_comes_back(folder: RunFolder) -> None:
 
 def test_a_folder_with_a_run_is_refused(folder: RunFolder) -> None:
     with pytest.raises(
-        AuditError, match=f"contains a run; continue it with --resume {folder.path}"
+        AuditError, match=f"contains a run; audit run --resume {folder.path} continues it if"
     ):
         RunFolder.create(folder.path, "name", {"seed": 8})
     assert folder.plan()["seed"] == 7

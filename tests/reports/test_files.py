@@ -74,6 +74,19 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, content: str | None, mes
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_without_a_result_says_what_it_is(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "plan.json").write_text("{}")
+    with pytest.raises(AuditError, match=f"not finished; audit run --resume {run} continues it"):
+        result_file.read_result(run)
+    (run / "result.json").write_text("{}")
+    with pytest.raises(AuditError, match="a folder of runs, not a run"):
+        result_file.read_result(tmp_path)
+    with pytest.raises(AuditError, match="expected a run folder, got a file"):
+        result_file.read_result(run / "result.json")
+
+
 def test_a_wrong_field_is_named(tmp_path: Path, result: AuditResult) -> None:
     files.write_run_reports(tmp_path, result)
     raw = json.loads((tmp_path / "result.json").read_text())

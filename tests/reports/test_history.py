@@ -419,7 +419,7 @@ def test_what_is_no_run_is_refused(made: Maker, tmp_path: Path, capsys: Said) ->
     for given, said in (
         ([run, empty], "no result.json in this folder"),
         ([run, tmp_path / "none"], "no such run folder"),
-        ([run, run / "result.json"], "no such run folder"),
+        ([run, run / "result.json"], "expected a run folder, got a file"),
         ([begun], "expected at least one finished run to order by date, got"),
         ([run, "--by", "size"], "expected --by date, commit or checkpoint, got 'size'"),
         ([run, "--by", "commit"], "it records no commit"),
