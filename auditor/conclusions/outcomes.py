@@ -439,7 +439,7 @@ def compare_paired_metric(
         return _compare_paired_scores(compared_metric, (new_values, new), (base_values, base))
     if not np.isfinite([new_values, base_values]).all():
         return f"{metric} is not a number for some secret"
-    return compare_paired_values(new_values, base_values)
+    return compare_paired_values(new_values, base_values, compared_metric.unit)
 
 
 def _compare_paired_scores(

@@ -36,6 +36,7 @@ from auditor.statistics.bounds import (
     make_measurement,
 )
 from auditor.statistics.distributions import compute_sign_test_p_value
+from auditor.statistics.metrics import SHARES
 from auditor.statistics.ranking import compute_resampled_recall, rank_guesses
 
 # note of a difference from which the non-members' change was subtracted
@@ -43,15 +44,23 @@ ABOVE = "above non-members"
 _RESAMPLES = 4000
 
 
-def compare_paired_values(new: NDArray[Any], base: NDArray[Any]) -> BoundedNumber:
+def compare_paired_values(new: NDArray[Any], base: NDArray[Any], unit: str) -> BoundedNumber:
     """Return the mean of `new` minus the mean of `base`, with bounds.
 
     If all values are 0 or 1, the bounds are exact; otherwise they are by bootstrap. new, base:
-    (secrets,), finite.
+    (secrets,), finite. unit: of the values; a share or a probability changes by at most 1.
     """
     if np.isin([new, base], (0, 1)).all():
         return count_discordant_pairs(new == 1, base == 1)
-    return resample_paired_means(new, base)
+    number = resample_paired_means(new, base)
+    if unit not in SHARES:
+        return number
+    return BoundedNumber(
+        number.value,
+        number.n,
+        lambda level: max(-1.0, number.low(level)),
+        lambda level: min(1.0, number.high(level)),
+    )
 
 
 def measure_mean_difference(
@@ -75,7 +84,7 @@ def measure_mean_difference(
         value = float(means[0] - means[1])
         interval = compute_welch_interval(*sides)
         return Measurement(name, value, *interval, len(new), unit, ABOVE)
-    difference = compare_paired_values(new, base)
+    difference = compare_paired_values(new, base, unit)
     note = ""
     if np.isin([new, base], (0, 1)).all():
         p = compute_sign_test_p_value(int((new > base).sum()), int((new != base).sum()))

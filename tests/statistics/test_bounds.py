@@ -186,3 +186,12 @@ def test_only_losses_alone_leave_a_difference_of_minus_one(
     wins: int, losses: int, p: float
 ) -> None:
     assert compute_paired_p_value(wins, losses, 5, -1.0) == p
+
+
+def test_a_difference_of_probabilities_is_at_most_one() -> None:
+    """It was −103.3 points: bounds for secrets that were not seen came on top of −100."""
+    certain, forgotten = np.full(20, 0.999), np.full(20, 1e-4)
+    m = compare.measure_mean_difference("p", "probability", forgotten, certain)
+    assert m.low == -1 and m.value < m.high < 0
+    nats = compare.measure_mean_difference("loss", "nats", forgotten, certain)
+    assert nats.low < -1
