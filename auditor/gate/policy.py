@@ -412,7 +412,13 @@ def _check_gateable_metric(name: str) -> None:
 
 
 def check_share_limit(rule: Rule) -> None:
-    """Raise AuditError if a rule limits a share by a number above 1."""
+    """Raise AuditError if a rule limits a share by a number that no share exceeds or reaches."""
+    can_be_negative = rule.is_paired_difference or find_metric(rule.metric).signed
+    if rule.limit < 0 and not can_be_negative:
+        raise AuditError(
+            f"expected a limit of at least 0 for {rule.metric_with_part}, which is a share, got "
+            f"{rule.limit:g}"
+        )
     if rule.limit > 1:
         raise AuditError(
             f"expected a limit of at most 1 for {rule.metric_with_part}, which is a share, got "

@@ -173,3 +173,11 @@ def test_increases_come_as_flags_too() -> None:
     assert parse_limits(["recall=0.02"], "--max-increase", True) == (Rule("recall", 0.02, True),)
     with pytest.raises(AuditError, match="expected --max-increase metric=number"):
         parse_limits(["recall"], "--max-increase", True)
+
+
+def test_a_limit_that_no_share_can_meet_is_refused() -> None:
+    with pytest.raises(AuditError, match=r"at least 0 for recall, which is a share, got -0\.1"):
+        parse_limits(["recall=-0.1"], "--max", False)
+    # A model may have to improve on its baseline, and an excess over non-members may be negative.
+    assert parse_limits(["recall=-0.02"], "--max-increase", True)[0].limit == -0.02
+    assert parse_limits(["excess_recall=-0.02"], "--max", False)[0].limit == -0.02
