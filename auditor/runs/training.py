@@ -121,6 +121,9 @@ def _check_training_request(request: TrainingRequest, trainer: Trainer) -> None:
             "expected -o as a path in UTF-8, which tokenizers can write to, got "
             f"{request.out.name!r}"
         )
+    adapter = (request.lora_rank, request.lora_alpha)
+    if not request.lora and adapter != (TrainingRequest.lora_rank, TrainingRequest.lora_alpha):
+        raise AuditError("--lora-rank and --lora-alpha go with --lora")
     if request.lora and (request.lora_rank < 1 or request.lora_alpha < 1):
         raise AuditError(
             f"expected a LoRA rank and alpha >= 1, got {request.lora_rank} and {request.lora_alpha}"

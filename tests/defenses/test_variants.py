@@ -454,6 +454,7 @@ def test_what_it_did_not_train_is_refused(
             {"lora": True},
             "expected a whole model for freeze-embeddings, got --lora",
         ),
+        ("full", {"lora_rank": 4}, "--lora-rank and --lora-alpha go with --lora"),
         ("full", {"options": {"batch": 0}}, "expected batch >= 1, got 0"),
     ],
 )
