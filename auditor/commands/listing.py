@@ -89,7 +89,8 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
         "forms", f"{', '.join(syntax)}; models {', '.join(found_plugins['Provider'])}", "", width
     )
     yield _format_plugin_listing_line("controls", ", ".join(controls), "", width)
-    yield _format_plugin_listing_line("data", ", ".join(found_plugins["Benchmark"]), "", width)
+    if found_plugins["Benchmark"]:
+        yield _format_plugin_listing_line("data", ", ".join(found_plugins["Benchmark"]), "", width)
     trains = "Training methods: audit train NAME, --defense NAME, audit mitigate --by NAME."
     yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
 

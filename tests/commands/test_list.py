@@ -35,8 +35,8 @@ def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
     methods = {name for kind in FLAGS for name in FOUND[kind]}
     forms = [name for name, cls in FOUND["Defense"].items() if cls.form]
     assert len(forms) >= 7 and len(lines) <= 45
-    # a line each, but for forms and models, controls, data, and how to read on
-    assert len(lines) == len(methods) - named - len(forms) + 4
+    # a line each, but for forms and models, controls, and how to read on
+    assert len(lines) == len(methods) - named - len(forms) + 3
     assert {name for kind in FOUND.values() for name in kind} <= set(
         re.findall(r"[\w-]+", "\n".join(lines))
     )
