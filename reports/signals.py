@@ -480,7 +480,9 @@ def _format_measured_signal(s: LeakSignal) -> str:
     if m.name in (name_auc(""), ADJUSTED_AUC) and m.note:
         chosen = f" ({m.note})"
     unit = _UNITS.get(m.unit, "")
-    return f"{phrases.format_measurement_value(m)}{unit}{chosen}{phrases.format_suffix_lengths(m)}"
+    title = "AUC " if m.unit == AUC else ""
+    number = f"{title}{phrases.format_measurement_value(m)}{unit}"
+    return f"{number}{chosen}{phrases.format_suffix_lengths(m)}"
 
 
 def _format_difference(signal: LeakSignal) -> str:
