@@ -45,8 +45,8 @@ class CanarySpace:
     def __post_init__(self) -> None:
         if self.size < 2:
             raise AuditError(
-                "expected a format that several texts fit, such as 'My ID is {digits:6}', got "
-                f"{self.format!r}, which {self.size} fits: an empty space"
+                "expected a format with a slot that several texts fit, such as "
+                f"'My ID is {{digits:6}}', got {self.format!r}, which {self.size} fits"
             )
         # It is enough to compare neighbours: if a text is a prefix of another, it is also a prefix
         # of every text sorted between them.

@@ -158,9 +158,11 @@ def make_audit_canary_texts(
 
     Raise AuditError if there are too few `texts`.
     """
-    if count < 1 or length < 1 + (kind == "words"):
+    if count < 1:
+        raise AuditError(f"expected at least 1 canary, got {count}")
+    if length < 1 + (kind == "words"):
         raise AuditError(
-            f"expected canaries with more words than their prefix, got {count} of {length}"
+            f"expected canaries with more words than their prefix, got a length of {length}"
         )
     if kind == "sampled":
         assert model is not None  # the caller has loaded a model

@@ -40,6 +40,11 @@ def read_canary_manifest(path: Path) -> ExposureCanaryManifest | AuditCanaryMani
     Raise AuditError for an invalid manifest; messages contain no canary texts.
     """
     raw = read_json(path, "the manifest")
+    if isinstance(raw, dict) and "schema_version" not in raw:
+        raise AuditError(
+            f"expected a manifest of `audit canaries make`, got {str(path)!r}, which has no "
+            "schema_version"
+        )
     coined = isinstance(raw, dict) and raw.get("schema_version") == AUDIT_VERSION
     manifest: ExposureCanaryManifest | AuditCanaryManifest = from_json(
         AuditCanaryManifest if coined else ExposureCanaryManifest, raw, str(path), private=True

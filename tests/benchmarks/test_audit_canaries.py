@@ -133,11 +133,10 @@ def test_what_cannot_be_made_is_refused(writer: HuggingFaceModel) -> None:
         match=r"expected 100,000 different secrets, but secrets this short run out at \d+",
     ):
         make_audit_canary_texts("prefixed", 100_000, 1, 0, texts=["a b"])
-    for count, length in ((0, 5), (5, 1)):
-        with pytest.raises(
-            AuditError, match=f"more words than their prefix, got {count} of {length}"
-        ):
-            make_audit_canary_texts("words", count, length, 0)
+    with pytest.raises(AuditError, match="at least 1 canary, got 0"):
+        make_audit_canary_texts("words", 0, 5, 0)
+    with pytest.raises(AuditError, match="more words than their prefix, got a length of 1"):
+        make_audit_canary_texts("words", 5, 1, 0)
 
 
 def spoilt(**changes: Any) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def test_what_is_no_manifest_is_refused_without_its_texts(
         ({"counts": []}, "expected counts of at least 1, got none"),
         ({"per_count": 0}, "--each >= 1"),
         ({"formats": ["{digits:1}"]}, "expected a space of at least 80 texts for 40 canaries"),
-        ({"formats": ["My ID"]}, "an empty space"),
+        ({"formats": ["My ID"]}, "a slot that several texts fit"),
         ({"formats": ["{digits:4}", "{digits:6}", "{digits:4}"]}, "expected each format once"),
         ({"formats": ["{digit:2}"]}, "did you mean 'digits'"),
     ],

@@ -162,7 +162,10 @@ def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> 
             ["canaries", "make", "-o", "{w}/x.json", "--counts", "a"],
             "expected --counts as whole numbers",
         ),
-        (["canaries", "make", "-o", "{w}/x.json", "--format", "ID"], "an empty space"),
+        (
+            ["canaries", "make", "-o", "{w}/x.json", "--format", "ID"],
+            "a slot that several texts fit",
+        ),
         (["canaries", "make", "-o", "{w}/x.json", "--list", "names"], "expected --list NAME=FILE"),
         (
             ["canaries", "make", "-o", "{w}/x.json", "--list", "names={w}/none"],

@@ -76,14 +76,14 @@ def test_any_text_is_a_format_or_is_refused_in_one_sentence(format: str) -> None
 @pytest.mark.parametrize(
     ("format", "lists", "why"),
     [
-        ("My ID is", (), "an empty space"),
+        ("My ID is", (), "a slot that several texts fit"),
         ("My ID is {digits:0}", (), "whole number of at least 1 in the slot {digits:0}"),
         ("My ID is {digits:x}", (), "whole number of at least 1"),
         ("My ID is {digit:6}", (), "did you mean 'digits'"),
         ("My ID is {digits", (), "expected a format such as"),
         ("I like {fruit}", FRUIT, "no text of the format .* begins another"),
-        ("I like {one}", (("one", ("fig",)),), "which 1 fits: an empty space"),
-        ("I like {none}", (("none", ()),), "which 0 fits: an empty space"),
+        ("I like {one}", (("one", ("fig",)),), "which 1 fits"),
+        ("I like {none}", (("none", ()),), "which 0 fits"),
         ("I like {two}", (("two", ("", "fig")),), "expected words in the list 'two'"),
     ],
 )
