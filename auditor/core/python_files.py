@@ -16,7 +16,8 @@ def load_python_file(path: Path, name: str, expected: str) -> types.ModuleType:
     `expected` describes the file in the AuditError raised if the file is missing.
     """
     if not path.is_file():
-        raise AuditError(f"expected {expected}, got {str(path)!r}, which does not exist")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise AuditError(f"expected {expected}, got {str(path)!r}, which {what}")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise AuditError(f"expected {expected}, got {str(path)!r}")

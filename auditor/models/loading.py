@@ -184,7 +184,7 @@ def translate_load_errors(name: str, description: str, options: LoadingOptions) 
         raise AuditError(f"expected a {description} in {name!r}: no such folder")
     source = ""
     if not Path(name).is_dir():
-        source = " from the hub, as no folder is called so,"
+        source = " (no such folder here, so asked of the hub)"
     with wrap_library_errors(
         f"cannot load {name!r}{source} as a Hugging Face {description} on {options.device}"
     ):

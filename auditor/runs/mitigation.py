@@ -206,7 +206,7 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
     ):
         raise AuditError(
             f"expected the records as a file of {', '.join(WRITERS)}, got "
-            f"{mitigation.training_records_file!r}: --data FILE names one"
+            f"{mitigation.training_records_file!r}, which is none: --data FILE names one"
         )
     return mitigation
 

@@ -22,6 +22,7 @@ from auditor.benchmarks.data.conversation_rows import (
     UnusableConversation,
 )
 from auditor.benchmarks.data.tables import ABSENT, RecordTable, describe_cell_value_type
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
@@ -99,7 +100,7 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
             f"({_LAYOUTS_LABEL}), got prompts only, as for GRPO: it learns from the model's own "
             f"answers, and nothing in these rows has a loss{advice}"
         )
-    advice = "rename the columns that the model was trained on"
+    advice = "rename the column of the training texts to text"
     if table.rows == 1:
         advice += ", or write the objects inside this only row as rows"
     raise AuditError(
@@ -152,8 +153,8 @@ def describe_table_columns(columns: Sequence[str]) -> str:
     words = [", ".join(names)] if names else []
     if hidden:
         words.append(
-            f"{hidden} not shown, as a name may be private text (in CSV: is the header row "
-            "missing, or the separator no comma?)"
+            f"{format_count(hidden, 'column')} not shown, as a name may be private text (in CSV: "
+            "is the header row missing, or the separator no comma?)"
         )
     return " and ".join(words)
 

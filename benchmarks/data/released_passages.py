@@ -126,8 +126,9 @@ def read_released_records(
         for reason, count in dropped.items():
             sentences.append(f"{table.label}: left out {count:,} rows: {reason}")
         if member not in {record.member for record in records.values()}:
+            reasons = "; ".join(f"{count:,} rows: {reason}" for reason, count in dropped.items())
             raise AuditError(
-                f"{table.label}: expected records with words in them, got none or only duplicates"
+                f"{table.label}: expected records with words, got none: left out {reasons}"
             )
     return list(records.values()), sentences
 

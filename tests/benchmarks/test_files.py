@@ -233,8 +233,8 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
         ("d.csv", b'prefix,suffix\na,"%s" b\n', "not CSV in the record that starts at line 2"),
         ("d.csv", b'prefix,suffix\na,"%s \\"b\\""\n', ": write each quote inside a text twice"),
         ("d.csv", b"prefix,prefix,suffix\na,b,%s\n", "expected one column 'prefix', got 2"),
-        ("d.csv", b"%s 1,%s 2\na,b\n", "2 not shown, as a name may be private"),
-        ("d.csv", b"%s,Meier\na,b\n", "got 2 not shown, as a name may be private"),
+        ("d.csv", b"%s 1,%s 2\na,b\n", "2 columns not shown, as a name may be private"),
+        ("d.csv", b"%s,Meier\na,b\n", "got 2 columns not shown, as a name may be private"),
         ("d.jsonl", b'{"content": "%s", "who": 1}\n', "got content, who"),
         ("d.csv", b"prefix;suffix\n%s;b\n", "the separator no comma?"),
         (
