@@ -233,7 +233,7 @@ class WindowIndex:
             self._block_table = np.zeros(2**_BITS, bool)
             words = np.frombuffer(b"".join(self._blocks), "<u8").reshape(-1, 2)
             self._block_table[_hash_blocks(words)] = True
-        forms = []
+        forms = list[bytes]()
         for row in np.flatnonzero(self._block_table[hashed].any(axis=1)).tolist():
             if shared := self._blocks.intersection(_cut_blocks(vectors[row])):
                 self._blocks -= shared
