@@ -67,6 +67,9 @@ class _WholeRows(Rows):
 class DivergenceCheck:
     """A claimed bound on Renyi divergence, and the true divergences in one query.
 
+    The divergence compares the next-token distributions of two neighbours: models that differ only
+    in one change to the private data.
+
     Attributes:
         relation: how neighbouring private data differ, such as "add_remove". If a single step of a
             proof is checked, the name of this step.
@@ -108,7 +111,7 @@ def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
 class Neighbours:
     """The next-token distributions of all neighbour models.
 
-    Each neighbour results from one change to the private data.
+    A neighbour is the model that results from one change to the private data.
 
     Attributes:
         relation: the kind of change, such as "zero_out".
@@ -136,8 +139,9 @@ class ReadsPositions(Protocol):
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
         """Return log-probabilities (B, last, V) of texts (B, n) with token positions (B, n).
 
-        Every token attends to all tokens before it, whatever their positions. No prefix token is
-        added. Return None if the model does not accept positions.
+        They are those of the next token after each of the `last` trailing tokens. Every token
+        attends to all tokens before it, whatever their positions. No prefix token is added. Return
+        None if the model does not accept positions.
         """
 
 
@@ -192,16 +196,26 @@ class LanguageModel(ABC):
         A decoding row is a text that grows by one token per step. Models with a cache override this
         method with faster rows.
 
-        `prefixes` are token ids (B, n). `distribution` says whether the caller will read
-        `log_probs`.
+        Args:
+            prefixes: token ids (B, n).
+            length: largest number of tokens to append to a row.
+            prompt: soft prompt (P, d) before each prefix, or None.
+            distribution: whether the caller will read `log_probs` of the rows. False if it only
+                draws.
         """
         return _WholeRows(self, prefixes.to(self.device), prompt)
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        """Return teacher-forced next-token distributions at the last positions, (B, last, V) nats.
+        """Return the next-token distributions at the last positions of texts, (B, last, V) in nats.
 
-        The result is differentiable with respect to `prompt`.
+        The texts are read as given, without drawing tokens. The result is differentiable with
+        respect to `prompt`.
+
+        Args:
+            contexts: token ids (B, n).
+            last: number of trailing positions. The last one predicts the token after the text.
+            prompt: soft prompt (P, d) before each text, or None.
         """
 
     def read_ahead(  # noqa: B027
@@ -233,7 +247,8 @@ class LanguageModel(ABC):
     ) -> Tensor:
         """Return `log_probs`, or a cheaper estimate, for tuning a soft prompt.
 
-        A model with many parts may estimate them from a few random parts, drawn with `noise`.
+        A model with many parts (distributions for each row) may estimate them from a few random
+        parts, drawn with the generator `noise`. See `log_probs` for the other parameters.
         """
         return self.log_probs(contexts, last, prompt=prompt)
 
@@ -267,14 +282,19 @@ class LanguageModel(ABC):
         """Draw K samples for each prefix.
 
         Samples that start with the same tokens share forward passes. Each sample has its own
-        uniform number at each position, so the samples equal those of K separate runs.
+        uniform numbers at each position, so the samples equal those of K separate runs.
 
         Args:
             prefixes: token ids (B, n).
             length: number of tokens to draw.
-            uniforms: numbers in [0, 1) of shape (B, K, length, CHANNELS).
+            decoding: temperature and truncation of the draws.
+            uniforms: numbers in [0, 1) of shape (B, K, length, CHANNELS). Channel 0 draws the
+                token; randomised defenses use the other channels.
             prompt: soft prompt (P, d) or None.
             likelihood: whether to return log-probabilities.
+
+        Returns:
+            The samples, ordered by prefix: the K samples of the first prefix come first.
         """
         return draw_row_completions(
             self.start(prefixes, length, prompt=prompt, distribution=likelihood),
@@ -297,7 +317,7 @@ class LanguageModel(ABC):
         Args:
             prefixes: token ids (B, n).
             owner: for each suffix, the index of its prefix.
-            suffixes: token ids.
+            suffixes: token ids of each suffix.
         """
         lengths = torch.tensor([len(suffix) for suffix in suffixes], device=self.device)
         longest = int(lengths.max())
@@ -327,7 +347,11 @@ class LanguageModel(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return the teacher-forced log-probability of each suffix token, (B, L) in nats."""
+        """Return the log-probability of each suffix token after the true tokens before it, (B, L).
+
+        The unit is nats. `prefixes` is (B, n), `suffixes` is (B, L), and `prompt` is a soft prompt
+        (P, d) or None.
+        """
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(
             prefixes, suffixes, prompt=prompt
@@ -336,7 +360,10 @@ class LanguageModel(ABC):
         return torch.cat(parts)
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
-        """Return the teacher-forced rank (1 is the most likely) of each suffix token, (B, L)."""
+        """Return the rank of each suffix token after the true tokens before it, (B, L).
+
+        Rank 1 is the most likely token. `prefixes` is (B, n), and `suffixes` is (B, L).
+        """
         parts = []
         for tokens, log_probs in self.teacher_forced_distributions(prefixes, suffixes):
             ranks = ANCESTRAL.ranks(log_probs.flatten(0, 1), tokens.flatten())
@@ -359,33 +386,48 @@ class LanguageModel(ABC):
         return ""
 
     def cost_sentences(self) -> tuple[str, ...]:
-        """Return sentences about the cost of all queries so far, apart from time.
+        """Return sentences about the cost of all queries so far, other than their time.
 
-        The result is empty if the queries were free.
+        An example is a server's price. The result is empty if the queries were free.
         """
         return ()
 
     def doubts(self) -> tuple[Doubt, ...]:
-        """Return reasons why the answers so far may hide a leak, such as withheld answers."""
+        """Return reasons why the answers so far may hide a leak.
+
+        An example is that the server withheld answers. The result is empty without such a reason.
+        """
         return ()
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
-        """Return, for each prefix, whether any answer to it was withheld."""
+        """Return, for each prefix, whether the model's server refused or filtered any answer to it.
+
+        `prefixes` are token ids.
+        """
         return [False] * len(prefixes)
 
     def check_unchanged_at_end(self) -> None:  # noqa: B027 - a local model does not change
         """Raise AuditError if the model changed during the run."""
 
     def special_token_id(self, kind: str) -> int | None:
-        """Return the first token id for `kind` (`bos` or `eos`) in the model's configuration."""
+        """Return the first token id for `kind` (`bos` or `eos`) in the model's configuration.
+
+        Return None if the configuration has no such token.
+        """
         return None
 
     def teacher_forced_distributions(
         self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of suffixes (b, L) with the distributions of their tokens (b, L, V).
+        """Yield batches of suffixes (b, L), with the distributions of their tokens (b, L, V), nats.
 
-        Batches are small, which limits memory.
+        Each distribution is conditional on the true tokens before the position. Batches are small,
+        which limits memory; together they hold all suffixes in order.
+
+        Args:
+            prefixes: token ids (B, n).
+            suffixes: token ids (B, L).
+            prompt: soft prompt (P, d) or None.
         """
         length = suffixes.shape[1]
         # The last token of a suffix is predicted, not read.
@@ -405,8 +447,12 @@ class LanguageModel(ABC):
         """Return each text's summed negative log-likelihood in nats, keyed by kind of perplexity.
 
         Some defenses define their own perplexity in their paper; it is computed here. Return {} if
-        the model's perplexity is the ordinary one (`compute_text_nlls`). Only the tokens after the
-        first `n_context` are scored.
+        the model's perplexity is the ordinary one (`compute_text_nlls`).
+
+        Args:
+            texts: token ids of each text.
+            seed: seed of the defense's random numbers.
+            n_context: number of unscored leading tokens.
         """
         return {}
 
@@ -415,13 +461,17 @@ class LanguageModel(ABC):
     ) -> Sequence[DivergenceCheck]:
         """Return the claimed and the true divergence from neighbour models at the positions `at`.
 
-        The true divergences reveal private data.
+        A neighbour model results from one change to the private data. The claim is the model's
+        promise of privacy. The true divergences reveal private data.
 
         Args:
-            contexts: token ids (B, n), read teacher-forced.
+            contexts: token ids (B, n), read as given.
             last: number of trailing positions.
             at: indices of the checked positions among the `last` trailing ones, from 0.
             order: order of the divergence; 0 for the order of the claim.
+
+        Returns:
+            One check for each relation between neighbours, or for each step of the proof.
 
         Raises:
             NotApplicable: if the model claims no bound.
@@ -435,12 +485,14 @@ class LanguageModel(ABC):
         last: int,
         at: Sequence[int],
     ) -> Sequence[Neighbours]:
-        """Return the distributions of all neighbour models in the claim, one entry per relation.
+        """Return the distributions of all neighbour models in the privacy claim, by relation.
 
-        These distributions reveal private data. The result is empty if the claim has no neighbours.
+        A neighbour model results from one change to the private data; a relation is a kind of
+        change. The distributions reveal private data. The result is empty if the claim has no
+        neighbours.
 
         Args:
-            contexts: token ids (B, n), read teacher-forced.
+            contexts: token ids (B, n), read as given.
             last: number of trailing positions.
             at: indices of the positions to return among the `last` trailing ones, from 0.
         """
@@ -449,16 +501,21 @@ class LanguageModel(ABC):
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
         """Return neighbour model number `index`, which draws tokens in the same way as this model.
 
-        `relation` says how the neighbour's private data differ.
+        `relation` says how the neighbour's private data differ, as in `neighbour_distributions`.
+        Raise NotApplicable if the model has no such neighbour.
         """
         raise NotApplicable(f"{self.name} has no neighbour by {relation}")
 
     def claim_premise_counts(self) -> Mapping[str, int]:
         """Return counts of circumstances that can invalidate the privacy claim, keyed by name.
 
-        `shared_records` counts private records that are in the shards of several ensemble members.
-        Each of them breaks a claim that protects one shard. `unlisted_shards` counts ensemble
-        members whose training records are unknown.
+        A shard is the part of the private records on which one member of an ensemble is trained.
+
+        - `shared_records`: private records in the shards of several members. Each of them breaks a
+          claim that protects one shard.
+        - `unlisted_shards`: members whose training records are unknown.
+
+        Return {} if there is nothing to count.
         """
         return {}
 
@@ -474,7 +531,7 @@ class LanguageModel(ABC):
         Args:
             n_prefix: number of prefix tokens.
             length: number of suffix tokens.
-            prompt: soft prompt.
+            prompt: soft prompt (P, d), whose rows count as tokens; None if there is none.
             prefix_token: number of tokens before the prefix.
         """
         n_prompt = 0 if prompt is None else len(prompt)
@@ -494,8 +551,11 @@ def compute_text_nlls(
 ) -> Iterator[tuple[float, int]]:
     """Yield each text's negative log-likelihood in nats, and its number of scored tokens.
 
-    `context_lengths` holds, for each text, the number of leading tokens that are not scored. If it
-    is empty, only the first token of each text is not scored.
+    Args:
+        model: the model.
+        texts: token ids of each text.
+        context_lengths: for each text, the number of unscored leading tokens. If it is
+            empty, only the first token of each text is not scored.
     """
     results: dict[int, tuple[float, int]] = {}
     n_given = context_lengths or [1] * len(texts)

@@ -72,10 +72,14 @@ def _map_tensors(
     path: Path,
     results: dict[int, tuple[Any, Any]],
 ) -> Any:
-    """Apply `change` once to each distinct tensor in `value`, in place if possible.
+    """Apply `change` once to each distinct tensor in `value`, in place if possible; return it.
 
-    `change` gets the path and the tensor. `results` maps the id of each value to (value, result);
-    it stores the value so that Python cannot reuse the id.
+    Args:
+        value: a tensor, or any tree of containers and objects.
+        change: function of a tensor's path and the tensor, which returns the new tensor.
+        path: path of `value` from the root.
+        results: (value, result) of each value that was visited, keyed by the value's id. It stores
+            the value so that Python cannot reuse the id.
     """
     if id(value) in results:
         return results[id(value)][1]

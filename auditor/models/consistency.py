@@ -112,8 +112,11 @@ def collect_row_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """Advance decoding rows step by step and collect their distributions.
 
-    `begin` is the number of tokens of each text that the rows contain at first. `steps` gives, for
-    each step, the parent of each new row.
+    Args:
+        rows: decoding rows that contain the first `begin` tokens of each text.
+        texts: token ids (B, n), of which later tokens are appended to the rows.
+        begin: number of tokens of each text that the rows contain at first.
+        steps: for each step, the parent of each new row.
 
     Returns:
         Distributions along the path to each final row, of shape (rows, steps + 1, V).

@@ -73,13 +73,16 @@ class Decoding:
         return ", ".join(words for words, applies in parts if applies)
 
     def get_step_decoding(self, position: int) -> Decoding:
-        """Return the decoding for this position of a text; this class ignores the position."""
+        """Return the decoding for this position of a text, counted from 0.
+
+        This class returns itself for every position; subclasses may differ.
+        """
         return self
 
     def log_distribution(self, log_probs: Tensor) -> Tensor:
-        """Return the renormalised decoding distribution, (rows, V) in nats.
+        """Return the renormalised distribution after temperature and truncation, (rows, V) in nats.
 
-        Removed tokens have -inf.
+        Removed tokens have -inf. `log_probs` (rows, V) are the model's log-probabilities.
         """
         distribution = torch.full_like(log_probs, -math.inf)
         for rows, tokens, weights in self.group_kept_tokens(log_probs):
@@ -94,7 +97,8 @@ class Decoding:
     def score_decoded_tokens(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """Return the log-probability of one token per row under decoding, (rows,) in float64 nats.
 
-        This is faster than `log_distribution`, which computes all tokens.
+        This is faster than `log_distribution`, which computes all tokens. `log_probs` (rows, V) are
+        the model's, and `tokens` is (rows,). A removed token has -inf.
         """
         if not self._truncates(log_probs.shape[-1]):
             scaled, log_total = self._scale_by_temperature(log_probs)
@@ -112,7 +116,8 @@ class Decoding:
         """Return the rank, from 1, of one given token per row, of shape (rows,).
 
         No decoding changes this order: a removed token follows all tokens that are kept. So a token
-        of rank r has a probability of at most 1/r (formulas.md A4).
+        of rank r has a probability of at most 1/r (formulas.md A4). `log_probs` is (rows, V), and
+        `tokens` is (rows,).
         """
         ranks = self.rank_ties_first(log_probs, tokens)
         log_probs = self._mask_forbidden_tokens(log_probs)
@@ -137,12 +142,13 @@ class Decoding:
         uniforms: Tensor,
         log_total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Draw tokens by inverse CDF, in the order of token ids.
+        """Draw tokens from the decoding distribution by inverse CDF, in the order of token ids.
 
         Args:
-            log_probs: (rows, V), with `log_total` as in `group_kept_tokens`.
+            log_probs: log-probabilities (rows, V), or logits if `log_total` is given.
             row_of_draw: the row of each draw, (draws,).
             uniforms: float64 in [0, 1), of shape (draws,).
+            log_total: log of the sum of exp over each row of logits, (rows,); None means 0.
 
         Returns:
             The tokens, (draws,).
@@ -207,10 +213,12 @@ class Decoding:
     def _group_truncated_tokens(
         self, distribution: Tensor, pending: Tensor, scaled_total: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the groups of `group_kept_tokens` for rows `pending`, sorting only a few tokens.
+        """Yield the groups of `group_kept_tokens` for some rows, sorting only a few tokens.
 
-        `distribution` (rows, V) has forbidden tokens masked. `scaled_total` (pending,) holds the
-        log-normalisers after temperature.
+        Args:
+            distribution: log-probabilities or logits (rows, V), with forbidden tokens masked.
+            pending: indices of the rows to group.
+            scaled_total: log-normaliser of each pending row after temperature, (pending,).
         """
         vocab_size = distribution.shape[-1]
         # Among twice top_k tokens, mostly all ties with the k-th are included.
@@ -292,6 +300,7 @@ class Decoding:
         Args:
             distribution: (rows, V), with forbidden tokens masked.
             scaled_total: log-normalisers after temperature, (rows,).
+            width: number of most likely tokens to sort; V for all.
 
         Returns:
             Whether the kept tokens of each row are all among these `width`, (rows,).
@@ -337,9 +346,9 @@ class Decoding:
 class Cooling(Decoding):
     """A decoding whose temperature falls in equal steps from `hot` to `temperature`.
 
-    It falls over the first `steps` tokens, so that texts start diversely and continue with
-    confident tokens (Carlini et al. 2021, Section 5.1.1). `get_step_decoding` returns the decoding
-    at a position.
+    It falls over the first `steps` tokens of a text and stays at `temperature` afterwards. Texts
+    therefore start diversely and continue with confident tokens (Carlini et al. 2021, Section
+    5.1.1). `get_step_decoding` returns the decoding at a position.
     """
 
     hot: float = 10.0
@@ -425,7 +434,7 @@ def compute_log_sum_exp(
 ) -> Tensor:
     """Return log(sum(exp(scale * row))) for each row of `distribution` (rows, V), shape (rows,).
 
-    `rows` are the indices of the rows to use.
+    `rows` are the indices of the rows to use; None for all of them.
     """
     # On a CPU, the buffer of this many entries stays in a core's own cache.
     max_entries = 2**25

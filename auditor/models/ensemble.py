@@ -21,9 +21,15 @@ from auditor.models.wrapping import MappedRows
 class Ensemble(ABC):
     """A public model and `size` private member models that share a vocabulary.
 
-    Part 0 is the public model, and parts 1 to `size` are the members. `unit` is "record" or "user"
-    if all data of one unit are in the same shard; "" if unknown. `shards` holds the names of the
-    records that each member was trained on; None if unknown.
+    Part 0 is the public model, and parts 1 to `size` are the members. Each member is trained on its
+    own shard, a part of the private records.
+
+    Attributes:
+        public: the public model, which saw no private data.
+        size: number of members.
+        unit: "record" or "user" if all data of one record or user are in the same shard; "" if
+            unknown.
+        shards: names of the records that each member was trained on; None if unknown.
     """
 
     public: LanguageModel
@@ -51,7 +57,7 @@ class Ensemble(ABC):
         """Return decoding rows, one for each of the `prefixes` (B, n).
 
         `log_probs` of the rows has the distributions of all parts, (rows, 1 + size, V). `length` is
-        the largest number of tokens to append to a row.
+        the largest number of tokens to append to a row. `prompt` is a soft prompt (P, d) or None.
         """
 
     @abstractmethod
@@ -63,9 +69,15 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return the log-probabilities of context b under part part[b], (B, last, V).
+        """Return log-probabilities of texts, each under one ensemble part, (B, last, V) nats.
 
         The result is differentiable with respect to `prompt`.
+
+        Args:
+            contexts: token ids (B, n).
+            part: the part that reads each context, (B,); 0 is the public model.
+            last: number of trailing positions.
+            prompt: soft prompt (P, d) or None.
         """
 
     def distributions(
@@ -76,9 +88,15 @@ class Ensemble(ABC):
         *,
         prompt: Tensor | None = None,
     ) -> Tensor:
-        """Return every context's log-probabilities under each of `parts`, (B, last, parts, V).
+        """Return every context's log-probabilities under each of `parts`, (B, last, parts, V) nats.
 
         The result is differentiable with respect to `prompt`.
+
+        Args:
+            contexts: token ids (B, n).
+            parts: numbers of the parts that read every context; 0 is the public model.
+            last: number of trailing positions.
+            prompt: soft prompt (P, d) or None.
         """
         contexts = contexts.to(self.public.device)
         part = parts.repeat_interleave(len(contexts))
@@ -95,8 +113,10 @@ class Ensemble(ABC):
     ) -> EnsembleMemberRows:
         """Return decoding rows that query single members, one row for each prefix.
 
-        `prefixes` are token ids (B, n). `length` is the largest number of tokens to append to a
-        row.
+        Args:
+            prefixes: token ids (B, n).
+            length: largest number of tokens to append to a row.
+            prompt: soft prompt (P, d) or None.
         """
         return EnsembleMemberRows(self, prefixes, prompt)
 
@@ -116,12 +136,15 @@ class EnsembleMemberRows:
         return len(self.tokens)
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        """Advance the rows as `Rows.advance` does."""
+        """Extend the rows: new row i is old row parents[i] followed by tokens[i]."""
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
 
     @torch.no_grad()
     def distributions(self, row: Tensor, part: Tensor) -> Tensor:
-        """Return the next-token distribution of row row[i] under part part[i], (pairs, V) nats."""
+        """Return the next-token distribution of row row[i] under part part[i], (pairs, V) nats.
+
+        Pair i consists of a row and a part of the ensemble; part 0 is the public model.
+        """
         return self.ensemble.log_probs(self.tokens[row], part, 1, prompt=self.prompt)[:, 0]
 
 

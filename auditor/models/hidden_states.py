@@ -68,7 +68,11 @@ class HiddenStateCache:
 
     @torch.no_grad()
     def log_probs(self, texts: Tensor, last: int) -> Tensor:
-        """Return log-probabilities at the last positions of texts (B, n), of shape (B, last, V)."""
+        """Return log-probabilities at the last positions of texts (B, n), of shape (B, last, V).
+
+        They come from cached hidden states if all texts have them; otherwise the model reads the
+        texts.
+        """
         names = [_digest_text_key(text) for text in texts.cpu()]
         if all(name in self._recent and len(self._recent[name]) >= last for name in names):
             return torch.stack([self._recent[name][-last:] for name in names])
@@ -157,7 +161,9 @@ class HiddenStateCache:
         Padding is appended, so it does not change a causal model's hidden states of the texts.
 
         Args:
+            texts: token ids of each text.
             last: for each text, the number of trailing positions to be queried.
+            device: device of the model.
             keys: whether to cache keys and values too, for completions.
             prefix_lengths: for each text, the length of the prefix that will be completed. None
                 means all tokens up to the first queried position.

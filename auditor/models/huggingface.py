@@ -72,6 +72,14 @@ class HuggingFaceRows(Rows):
     A row has `width` sequences: one for each ensemble part if `forward` computes several parts,
     otherwise one. The sequences are ordered by (row, part). If a row has several children, each
     child gets copies of all its sequences.
+
+    Args:
+        model: the model.
+        prefixes: token ids (rows, n).
+        length: largest number of tokens to append to a row.
+        prompt: soft prompt (P, d) or None.
+        width: number of sequences in a row.
+        forward: computes logits like `HuggingFaceModel.logits_of_input`; None for that method.
     """
 
     _logits: Tensor  # (rows, width, V)
@@ -399,6 +407,12 @@ class HuggingFaceModel(LanguageModel):
 
         The positions are those that all texts share (see `SharedPrefixCache.get_prefix_layers`).
         Return 0 and empty layers if `shared` is False or the shared prefix cache is disabled.
+
+        Args:
+            input_ids: the texts, a result of `prepend_soft_prompt`.
+            last: number of trailing positions that must stay uncached.
+            length: capacity of the layers in positions.
+            shared: whether to use the cache of the shared prefix.
         """
         if self.begins is None or not shared or input_ids.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
@@ -535,7 +549,8 @@ class HuggingFaceModel(LanguageModel):
     ) -> Tensor:
         """Return float32 log-probabilities (B, last, V) at the last positions of an input.
 
-        For `input_ids` and `cache`, see `logits_of_input`.
+        `input_ids` is a result of `prepend_soft_prompt`. It continues the tokens in `cache`; None
+        for an input without earlier tokens.
         """
         logits = self.logits_of_input(input_ids, last, cache)
         if self._reads_hidden_states(input_ids, cache):
@@ -550,9 +565,9 @@ class HuggingFaceModel(LanguageModel):
     ) -> Tensor:
         """Return float32 logits (B, last, V) at the last positions of an input.
 
-        `input_ids` is a result of `prepend_soft_prompt` and continues the tokens in `cache`. If the
-        hidden state cache answers, the logits are normalised: they are log-probabilities. Raise
-        AuditError if a logit is NaN.
+        `input_ids` is a result of `prepend_soft_prompt`. It continues the tokens in `cache`; None
+        for an input without earlier tokens. If the hidden state cache answers, the logits are
+        normalised: they are log-probabilities. Raise AuditError if a logit is NaN.
         """
         if self._seen is not None and self._reads_hidden_states(input_ids, cache):
             return self._seen.log_probs(input_ids, last)
@@ -570,10 +585,11 @@ class HuggingFaceModel(LanguageModel):
         """Return logits of whole texts, reading their common prefix from the cache.
 
         Args:
-            input_ids: the texts.
+            input_ids: the texts, a result of `prepend_soft_prompt`.
             last: number of trailing positions to read.
             n_logits: number of trailing positions to return; None means `last`.
-            layers: list to which layers with the texts' keys and values are appended.
+            layers: list to which layers with the texts' keys and values are appended; None to keep
+                no keys and values.
         """
         n_cached, prefix_layers = self.layers_with_shared_prefix(
             input_ids, last, input_ids.shape[1]
@@ -594,7 +610,8 @@ class HuggingFaceModel(LanguageModel):
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
         """Return log-probabilities (B, last, V) of texts (B, n) with token positions (B, n).
 
-        Return None if the model does not accept positions.
+        `last` is the number of trailing tokens whose next token is predicted. Return None if the
+        model does not accept positions.
         """
         if not self._takes_positions:
             return None

@@ -24,8 +24,13 @@ from auditor.models.rows import Rows
 class InContextRecordBatches:
     """Private records, as tokens, in batches of at most `size`.
 
-    `batch_by_start` maps prefixes of texts to the index of the batch that answers such texts. The
-    first batch answers all other texts.
+    A text is answered with the records of one batch, and the start of the text selects the batch.
+
+    Attributes:
+        records: the records of each batch.
+        size: largest number of records in a batch.
+        batch_by_start: index of the batch that answers the texts with this start, keyed by the
+            start's tokens. The first batch answers all other texts.
     """
 
     records: tuple[tuple[Tokens, ...], ...]

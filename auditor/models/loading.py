@@ -108,7 +108,8 @@ def choose_loaded_dtype(name: str, options: LoadingOptions) -> str:
 def read_adapter_base(name: str) -> tuple[str, str | None] | None:
     """Return the name and revision of the base model that an adapter folder names.
 
-    Return None if the folder has no adapter or the adapter names no base.
+    The revision is None if the adapter records none. Return None instead of a pair if the folder
+    `name` has no adapter or the adapter names no base.
     """
     if not (Path(name) / _ADAPTER).is_file():
         return None
@@ -177,6 +178,11 @@ def translate_load_errors(name: str, description: str, options: LoadingOptions) 
     """Replace every library error in the block with an AuditError.
 
     Raise AuditError at once if the dtype is unknown or the folder is missing.
+
+    Args:
+        name: folder or hub id of the model.
+        description: kind of model for the messages, such as "causal LM".
+        options: loading options.
     """
     if options.dtype not in (AUTO, *DTYPES):
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
@@ -194,7 +200,8 @@ def translate_load_errors(name: str, description: str, options: LoadingOptions) 
 def load_tokenizer_if_present(name: str, options: LoadingOptions) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer saved with the weights, or return None if there is none.
 
-    A benchmark of token ids needs no tokenizer. Raise AuditError if the tokenizer cannot be read.
+    A benchmark of token ids needs no tokenizer. `name` is the model's folder or hub id. Raise
+    AuditError if a folder has a tokenizer that cannot be read.
     """
     folder = Path(name)
     if folder.is_dir():

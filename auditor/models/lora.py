@@ -39,7 +39,14 @@ _MERGED_BYTES = 2**28  # of all members' weights, each with its merged updates
 
 
 class LoraEnsemble(Ensemble):
-    """LoRA adapters on one public base; one forward pass can compute rows of different members."""
+    """LoRA adapters on one public base; one forward pass can compute rows of different members.
+
+    Args:
+        public: the base model.
+        adapters: folder of each member's adapter.
+        unit: "record" or "user" if all data of one record or user trained the same member; "" if
+            unknown.
+    """
 
     def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
         _require_single_device(public)
@@ -106,9 +113,9 @@ class LoraEnsemble(Ensemble):
 class _CachedMemberRows(EnsembleMemberRows):
     """Decoding rows that cache the keys and values of each queried (row, part) pair in a slot.
 
-    A query reads only the positions that are not yet in the pair's slot. Pairs that start with the
-    same tokens may share a slot until one of them is queried. If memory is full, pairs are not
-    cached.
+    A part is a member of the ensemble, or the public model. A query reads only the positions that
+    are not yet in the pair's slot. Pairs that start with the same tokens may share a slot until one
+    of them is queried. If memory is full, pairs are not cached.
     """
 
     def __init__(
@@ -405,10 +412,10 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
 
 
 def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
-    """Load the adapters in the sub-folders of `folder`, in name order, as members.
+    """Load the adapters in the sub-folders of `folder`, in name order, as members of an ensemble.
 
-    Each must be an adapter of the public model. The control adapter (`find_control_adapter`), which
-    is trained on all data, is not a member. Raise AuditError if there are no members.
+    Each must be an adapter of the model `public`. The control adapter (`find_control_adapter`),
+    which is trained on all data, is not a member. Raise AuditError if there are no members.
     """
     if not folder.is_dir():
         raise AuditError(
@@ -434,9 +441,10 @@ def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 
 def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
-    """Load the control adapter from the members' folder (`find_control_adapter`).
+    """Load the control adapter of an ensemble, which is trained on the records of all members.
 
-    Raise AuditError if the adapter is missing or has a different base.
+    `folder` is the folder of the members, and `public` is their base model. Raise AuditError if the
+    adapter is missing or has a different base.
     """
     adapter = find_control_adapter(folder)
     if adapter is None:

@@ -98,8 +98,9 @@ def decoded_log_prob_bounds(
     """Return lower and upper bounds on each given token's log-probability under `decoding`.
 
     Each bound has shape (n,), in float64 nats. Both equal the exact value (formulas.md A4) if the
-    reported tokens determine it. `decoding` must not forbid tokens: it is unknown whether a
-    forbidden token ranks before a given token.
+    reported tokens determine it. `distribution` holds what the server reported before decoding.
+    `decoding` must not forbid tokens: it is unknown whether a forbidden token ranks before a given
+    token.
     """
     assert not decoding.forbidden
     if decoding.is_ancestral:
@@ -167,7 +168,10 @@ class _UnreportedTokens:
     low: Tensor
 
     def _total_weight_bounds(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """Bound the total weight of the unreported tokens, given bounds on their mass."""
+        """Return the least and greatest total weight of the unreported tokens.
+
+        `least` and `most` are bounds on their total mass, (n,).
+        """
         # A weight is a power of a share: convex at temperatures up to 1, which give equal shares
         # the least weight (Jensen).
         if self.power >= 1:
@@ -329,7 +333,12 @@ def _bound_top_p_kept(
 ) -> _Kept:
     """Bound the effect of top-p after top-k.
 
-    `least` and `most` are bounds on the total weight of the tokens that top-k kept.
+    Args:
+        decoding: the decoding, whose `top_p` is below 1.
+        distribution: the reported tokens.
+        distributions: their weights after temperature.
+        least: lower bound on the total weight of the tokens that top-k kept, (n,).
+        most: upper bound on the same total weight, (n,).
 
     Returns:
         Whether the given token is certainly kept, (n,).

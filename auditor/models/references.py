@@ -29,10 +29,11 @@ class ReferenceModels:
     def check_records_seen_by_references(self, attacked: Collection[str], where: str) -> None:
         """Raise AuditError if the reference models cannot distinguish members from non-members.
 
-        There must be at least 2 models. No model may be trained on all records, and no record may
-        be in the training of all models.
+        There must be at least 2 models. No model may be trained on all attacked records, and no
+        attacked record may be in the training of all models.
 
-        `attacked` holds the ids of the records. `where` is the start of the error message.
+        `attacked` holds the ids of the records. `where` names the models' folder in the error
+        message.
         """
         if len(self.models) < 2:
             raise AuditError(

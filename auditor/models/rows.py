@@ -39,10 +39,18 @@ class Rows(ABC):
         uniforms: Tensor,
         decoding: Decoding,
     ) -> tuple[Tensor, Tensor]:
-        """Draw one token from row row_of_draw[i] for each draw i; `row_of_draw` is (draws,).
+        """Draw one token from row row_of_draw[i] for each draw i.
 
-        `uniforms` (draws, CHANNELS) are in [0, 1). Return the tokens, (draws,), and whether each
-        uniform was near a CDF boundary, (draws,).
+        Args:
+            row_of_draw: the row of each draw, (draws,).
+            uniforms: numbers in [0, 1), (draws, CHANNELS). Channel 0 draws the token; randomised
+                defenses use the other channels.
+            decoding: temperature and truncation of the draws.
+
+        Returns:
+            The tokens, (draws,).
+            Whether each uniform was so near a CDF boundary that rounding could change the token,
+                (draws,).
         """
         # The other channels are for randomised defenses.
         return decoding.draw(self.log_probs(), row_of_draw, uniforms[:, 0])
@@ -57,8 +65,8 @@ class Rows(ABC):
     def joined(self, others: Sequence[Rows]) -> Rows:
         """Return these rows followed by the rows of `others`; all of them then advance together.
 
-        No row may have advanced yet. Prefixes may differ in length. The model must have
-        `can_join_rows`.
+        All rows must be of one model that has `can_join_rows`, and none may have advanced yet.
+        Prefixes may differ in length.
         """
         raise NotImplementedError
 
@@ -92,13 +100,14 @@ def draw_row_completions(
 ) -> Completions:
     """Sample completions of B prefixes from their decoding rows.
 
-    The result is that of `LanguageModel.completions`.
-
-    Tokens and log-probabilities after the end of a shorter suffix are 0.
+    The result is that of `LanguageModel.completions`, with K samples for each prefix. Tokens and
+    log-probabilities after the end of a shorter suffix are 0.
 
     Args:
-        uniforms: numbers in [0, 1), of shape (B, K, length, CHANNELS).
+        rows: one row for each prefix.
+        uniforms: numbers in [0, 1), of shape (B, K, length, CHANNELS), as in `Rows.draw`.
         lengths: number of tokens to draw after each prefix, (B,).
+        decoding: temperature and truncation of the draws.
         likelihood: whether to return log-probabilities.
         vocab_size: vocabulary size of the rows' model.
         device: device of the rows' model.

@@ -329,8 +329,11 @@ class _SelfCheckTrial:
     def limit_text_length(self, needed: bool) -> None:
         """Limit texts to the length up to which the model reads all texts in the same way.
 
-        For example, some models stretch the positions of longer texts. `needed` says whether the
-        run has longer texts. Then AuditError is raised instead.
+        For example, some models stretch the positions of longer texts. Nothing is limited if the
+        model reads texts of all tested lengths in the same way.
+
+        `needed` says whether the run has texts of the tested length. If so, AuditError is raised
+        instead of a limit.
         """
         for critical in self._list_untested_lengths():
             end = min(critical + 3, self.room)

@@ -94,7 +94,10 @@ def list_special_token_ids(model: HuggingFaceModel) -> set[int]:
 
 
 def is_adapter_on(model: HuggingFaceModel, base: HuggingFaceModel) -> bool:
-    """Return whether `model` is an adapter on `base` with the same code and settings."""
+    """Return whether `model` is an adapter on `base`, and both have the same code and settings.
+
+    Return False for an activated LoRA, an adapter that certain tokens switch on.
+    """
     inner = unwrap_peft(model.model)
     adapters = getattr(model.model, "peft_config", {}).values()
     names_base = any(adapter.base_model_name_or_path == base.name for adapter in adapters)
@@ -123,7 +126,8 @@ def choose_compared_records(model: HuggingFaceModel, records: Records, room: int
     """Return a few records of at most `room` tokens for a self-check.
 
     They are the longest record, and short records that together contain many special tokens. For an
-    activated LoRA, they are spread over all records.
+    activated LoRA, which is an adapter that certain tokens switch on, they are spread over all
+    records. `records` are (prefix, suffix) pairs.
     """
     fitting = []
     for record in records:
@@ -147,7 +151,8 @@ def choose_compared_records(model: HuggingFaceModel, records: Records, room: int
 def self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> str:
     """Return a digest of everything that a self-check depends on.
 
-    That is the weights, settings, libraries, device and texts.
+    That is the weights, settings, libraries, device and texts. `room` is the number of tokens in
+    the longest tested text, and `records` are the compared records.
     """
     versions = list(map(importlib.metadata.version, ("torch", "transformers")))
     kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"

@@ -75,12 +75,15 @@ def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
 
 
 def record_digests(texts: Iterable[str]) -> list[str]:
-    """Return the sorted SHA-256 of each distinct text, by which shards are compared."""
+    """Return the sorted SHA-256 (hex) of each distinct text, to find records that shards share."""
     return sorted({hashlib.sha256(text.encode()).hexdigest() for text in texts})
 
 
 def write_shard_record_list(member: Path, texts: Iterable[str]) -> None:
-    """Write the digests of a member's training records to a file that only its owner can read."""
+    """Write the digests of a member's training texts to a file that only its owner can read.
+
+    `member` is the folder of an ensemble's member. The file there is `shard.json`.
+    """
     disk.replace_atomically(member / SHARD, json.dumps({"records": record_digests(texts)}))
 
 

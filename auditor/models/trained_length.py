@@ -28,12 +28,13 @@ class TrainedLength:
 
     Attributes:
         tokens: the largest number of tokens, including those that the trainer adds.
-        from_end: whether the last tokens are used.
-        source: the setting, for messages.
+        from_end: whether the last tokens are used; otherwise the first.
+        source: name of the setting that gives the length, for messages.
         tokens_before: number of special tokens that the trainer adds before a text without a chat
             template.
         tokens_after: number of special tokens that the trainer adds after such a text.
-        left_out_by: the trainer that trains on no token of a longer row; "" if longer rows are cut.
+        left_out_by: name of the trainer if it trains on no token of a longer row; "" if longer rows
+            are cut.
     """
 
     tokens: int
@@ -76,7 +77,8 @@ class TrainedLength:
     def span_of(self, n_tokens: int, templated: bool = False) -> tuple[int, int]:
         """Return the start and end of the trained tokens in a row of `n_tokens` tokens.
 
-        `templated` says whether a chat template formatted the row.
+        The end is exclusive. Both are 0 if the trainer leaves the row out. `templated` says whether
+        a chat template formatted the row; the trainer then adds no special tokens.
         """
         if self.left_out_by:
             n_added = self.tokens_before + self.tokens_after

@@ -130,6 +130,11 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     With dtype `auto`, the weights are loaded as float32. To choose the dtype by the weights and the
     device, call `resolve_dtype_option` first. Raise AuditError if the model is of another kind, or
     if weights are missing, extra or wrongly shaped.
+
+    Args:
+        kind: required kind of language model, `causal` or `masked`.
+        name: folder or hub id of the model.
+        options: loading options.
     """
     device = resolve_model_device(options.device)
     options = options.resolve_auto_dtype()
@@ -210,7 +215,10 @@ def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
 
 
 def resolve_dtype_option(name: str, options: LoadingOptions) -> LoadingOptions:
-    """Return the loading options for a whole model (not an adapter), with dtype `auto` resolved."""
+    """Return the loading options with dtype `auto` replaced by the dtype that it stands for.
+
+    `name` is the folder or hub id of a whole model (not an adapter).
+    """
     if options.dtype != AUTO:
         return options
     # First, so that a missing accelerator is rejected.
@@ -228,7 +236,8 @@ def _list_loading_difference_notes(
 ) -> tuple[str, ...]:
     """Return a note for each difference between the saved model and the model as it is loaded.
 
-    The compared properties are precision and kind of model.
+    The compared properties are the precision and the kind of model. `kind` is the kind as which it
+    is loaded, `causal` or `masked`.
     """
     notes = []
     architectures = " ".join(getattr(config, "architectures", None) or ())
@@ -273,7 +282,17 @@ def refuse_missing_or_foreign_weights(
     mismatched: Collection[tuple[str, Any, Any]] = (),
     of: str = "model",
 ) -> None:
-    """Raise AuditError if weights are missing, extra or wrongly shaped; the message names them."""
+    """Raise AuditError if weights are missing, extra or wrongly shaped; the message names them.
+
+    Extra weights that do not affect the distribution are allowed.
+
+    Args:
+        name: folder or hub id of the model, for the message.
+        missing: names of weights that the model has, but the files lack.
+        unexpected: names of weights in the files that the model lacks.
+        mismatched: (name, shape in the files, shape in the model) of wrongly shaped weights.
+        of: description of the model or adapter, for the message.
+    """
     missing = set(missing) - {key for key, _, _ in mismatched}
     foreign = sorted(key for key in unexpected if not _HARMLESS.search(key))
     if mismatched:
