@@ -139,7 +139,12 @@ def weigh_claim_against_audits(
 ) -> ClaimEvidence:
     """Return the evidence for and against a target's claim at this significance level.
 
-    setting, attack: if given, use only audits in this setting or by this probe.
+    Args:
+        result: result of the run.
+        target: the target whose claim is weighed.
+        level: significance level that the target's audits share.
+        setting: if given, use only audits in this access setting.
+        attack: if given, use only audits by this probe.
     """
     claim = target.claim
     rows = result.select_findings(target.name, setting, attack)
@@ -205,9 +210,13 @@ def _find_tested_epsilon(
 ) -> float | str:
     """Return the epsilon that an audit tests, or the reason why the audit tests none.
 
-    The audit tests the claimed epsilon for its delta, neighbouring relation and privacy unit. If no
-    finite claim exists (`claim` is None), the audit tests `nominal`, or infinity without a
-    `nominal`.
+    The audit tests the claimed epsilon for its delta, neighbouring relation and privacy unit.
+
+    Args:
+        claim: the target's claim; None if it has no finite epsilon.
+        row: finding of the audit.
+        audit: the audit.
+        nominal: epsilon that a paper would print. Without a claim, it is tested; None for infinity.
     """
     if claim is None:
         return math.inf if nominal is None else nominal
@@ -223,6 +232,11 @@ def find_promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str
 
     A guarantee at the claim's delta also holds at any larger delta. An audit at a larger delta can
     therefore refute the claim.
+
+    Args:
+        claim: the privacy claim.
+        relation: how neighbouring data sets differ, such as "add_remove".
+        unit: whose data differ, such as "record" or "user".
     """
     if claim.any_two:
         return claim.epsilon[claim.relation]

@@ -50,15 +50,19 @@ class WeightedMetric:
 
 
 def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
-    """Return the weighted sum of the terms (`parts`) with its 95% interval.
+    """Return the weighted sum of several metrics with its 95% interval.
 
     The sum is averaged over the seeds that all terms have. If all terms are about the same secrets
     or the same held-out texts, the interval comes from a paired bootstrap, which resamples these
     secrets or texts. Otherwise, as for epsilons, the intervals of the terms are combined as if the
     terms were independent (MOVER).
 
-    name: name of the sum. Raise AuditError if a term lacks its metric, or if the terms have no seed
-    in common.
+    Args:
+        name: name of the sum.
+        parts: the terms.
+
+    Raises:
+        AuditError: if a term lacks its metric, or if the terms have no seed in common.
     """
     of_members = []
     for part in parts:

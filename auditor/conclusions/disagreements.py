@@ -45,7 +45,8 @@ def has_unlike_nonmembers(finding: Finding) -> bool:
 def list_nonmember_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     """Return one doubt if members and non-members differ in kind, otherwise ().
 
-    They do if a score that never queries the target separates members from non-members.
+    They differ if a score that never queries the target separates them. A doubt is a sentence that
+    tells why the numbers may be wrong.
     """
 
     def highest(control: str) -> Measurement | None:
@@ -107,9 +108,15 @@ def list_contradiction_doubts(
 ) -> Iterator[Doubt]:
     """Yield a doubt for each pair of a target's numbers that contradict each other.
 
-    For example, an attack extracts fewer secrets than the measured probabilities predict. A filter
-    or a truncation may then hide what the model knows. greedy: share of secrets that greedy
-    decoding of the undefended model extracts; None if unknown.
+    A doubt is a sentence that tells why the numbers may be wrong. For example, an attack extracts
+    fewer secrets than the measured probabilities predict. A filter or a truncation may then hide
+    what the model knows.
+
+    Args:
+        result: result of the run.
+        target: name of the target.
+        greedy: share of secrets that greedy decoding of the undefended model extracts; None if
+            unknown.
     """
     rows = [f for f in result.select_findings(target) if not f.not_applicable]
     attacks = [f for f in rows if is_measured(f.measurement(RECALL))]
@@ -128,6 +135,10 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
     sample is the secret. Among n independent secrets, the probability of at most k hits is then at
     most the tail of a binomial distribution with n and p, for k <= n p - 1 (Hoeffding 1956, Theorem
     4).
+
+    Args:
+        probe: finding with the extraction probability.
+        attack: finding with the recall.
     """
     untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
     if untruncated is not None and attack.decoding.startswith(_ANCESTRAL):

@@ -37,7 +37,7 @@ class FrontierModel:
         name: name of the target.
         label: label of the point in plots.
         line: name of the defense, whose points form a line.
-        claim: privacy claim of the defense.
+        claim: privacy claim of the defense; None if it claims nothing.
         cells: results over the seeds, keyed by (setting, attack).
     """
 
@@ -74,8 +74,13 @@ def list_frontier_models(
 ) -> list[FrontierModel]:
     """Return the undefended model of these runs, then the defended models, without controls.
 
-    The runs differ only in their seed, and belong to one point of a grid. variant: name of the
-    point. at: swept options of the point. Both become part of the labels of the defended models.
+    The runs differ only in their seed, and belong to one point of a grid (a plan with several
+    values of some options). Controls are models that serve only to explain a defense.
+
+    Args:
+        runs: result and folder of each run, keyed by seed.
+        variant: name of the grid point, for the labels of the defended models.
+        at: swept options of the grid point, for the labels of the defended models.
     """
     first, _ = next(iter(runs.values()))
     replicates = list(read_replicates(runs))
@@ -117,7 +122,9 @@ def list_frontier_models(
 def _list_swept_options(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
     """Yield labels of this model's swept options, such as `weight 0.9`.
 
-    at: swept values, keyed by option. defenses: names of the defenses in the plan.
+    Args:
+        at: swept values, keyed by option.
+        defenses: names of the defenses in the plan.
     """
     for key, value in at.items():
         plugin, dot, option = key.partition(".")
@@ -150,8 +157,10 @@ def merge_frontier_models(
     """Merge the models of several grid points into one list.
 
     The list has one undefended model, then the distinct defended models of all points. Return [] if
-    the undefended models differ, because the points then attack different targets. models_by_point:
-    for each grid point, its undefended model, then its defended models.
+    the undefended models differ, because the points then attack different targets.
+
+    Args:
+        models_by_point: for each grid point, its undefended model, then its defended models.
     """
     bases = [models[0] for models in models_by_point]
     base = max(bases, key=lambda model: len(model.heldout), default=None)
@@ -171,7 +180,8 @@ def merge_frontier_models(
 def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
     """Return a frontier for each leakage metric of the first model, which is undefended.
 
-    Return () for fewer than two defenses.
+    A frontier compares the leakage of models at equal perplexity. Return () for fewer than two
+    defenses. `models` is the result of `list_frontier_models` or `merge_frontier_models`.
     """
     if len(models) < 3:
         return ()
@@ -302,7 +312,13 @@ def _explain_missing_point(
 ) -> str:
     """Return the reason why the model has no point on this frontier; "" if it has a point.
 
-    ratio: perplexity relative to the undefended model, keyed by label.
+    Args:
+        model: the model.
+        base: the undefended model.
+        metric: leakage metric of the frontier.
+        row: access setting and attack of the frontier.
+        seeds: seeds at which the undefended model was measured.
+        ratio: perplexity relative to the undefended model, keyed by label.
     """
     if model.label not in ratio:
         return "no perplexity of the texts that the undefended model predicts"
@@ -333,7 +349,7 @@ def _pair_model_leakages(
 ) -> list[ModelLeakage]:
     """Return each model's leakage on the secrets attacked on all models at every seed.
 
-    Return [] if such secrets are too few.
+    Return [] if such secrets are too few. `row` is the access setting and the attack.
     """
     rows = []
     for model in models:
@@ -386,8 +402,10 @@ def _flag_least_leaking_points(
 ) -> list[FrontierPoint]:
     """Set `least` on the points that may leak least among the equally useful points.
 
-    A point is equally useful if its perplexity is significantly within the margin. leaks: the
-    leakage of each point's model, in the order of the points.
+    A point is equally useful if its perplexity is significantly within the margin.
+
+    Args:
+        leaks: the leakage of each point's model, in the order of the points.
     """
     indices = []
     for i, point in enumerate(points):

@@ -130,7 +130,12 @@ class LeakReading:
 def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, n_tests: int) -> float:
     """Return the smallest share of n secrets that is significantly above the baseline.
 
-    Return NaN if even a share of 1 is not. n_tests: how many numbers share the significance level.
+    Return NaN if even a share of 1 is not.
+
+    Args:
+        n: number of secrets.
+        baseline: share of non-members or by chance; None for 0.
+        n_tests: how many numbers share the significance level.
     """
 
     factor = _compute_widening_factor(n_tests)
@@ -195,9 +200,14 @@ def read_nonmember_leaks(
 ) -> Iterator[LeakReading]:
     """Yield a metric of the finding, with the metric of its non-members as the baseline.
 
-    name: name of the metric. can_show_leak: whether the number can show a leak by itself.
-    are_lower_bounds: True if the numbers of members and of non-members are both lower bounds. Their
-    difference would not be a bound, and is left out.
+    Yield nothing if the metric was not measured.
+
+    Args:
+        finding: the finding.
+        name: name of the metric.
+        can_show_leak: whether the number can show a leak by itself.
+        are_lower_bounds: True if the numbers of members and of non-members are both lower bounds.
+            Their difference would not be a bound, and is left out.
     """
     m = finding.measurement(name)
     if not is_measured(m):
@@ -224,7 +234,13 @@ def read_repeat_leaks(
 ) -> Iterator[LeakReading]:
     """Yield the number with this name at each repeat count, next to the baseline.
 
-    The numbers share one significance level. Yield nothing for fewer than two repeat counts.
+    The repeat count of a secret is its number of copies in the training data. The numbers share one
+    significance level. Yield nothing for fewer than two repeat counts.
+
+    Args:
+        finding: the finding.
+        baseline: the number of non-members or by chance; None if unknown.
+        name: name of the metric.
     """
     shares = {}
     for count, m in finding.by_repeats.items():
@@ -239,7 +255,13 @@ def read_group_leaks(
 ) -> Iterator[LeakReading]:
     """Yield the number with this name for each group of the data, next to the baseline.
 
-    The numbers share one significance level. Yield nothing for fewer than two groups.
+    The user's data names the groups. The numbers share one significance level. Yield nothing for
+    fewer than two groups.
+
+    Args:
+        finding: the finding.
+        baseline: the number of non-members or by chance; None if unknown.
+        name: name of the metric.
     """
     for group, reading in _read_part_leaks(finding, finding.by_group, baseline, name):
         yield replace(reading, part=f"group {group}")
@@ -253,9 +275,14 @@ def _read_part_leaks(
 ) -> Iterator[tuple[str, LeakReading]]:
     """Yield (key, number) for each part of the secrets, such as the secrets with one repeat count.
 
-    shares: the measurement of each part, by key; only measurements called `name` are used. All
-    numbers share one significance level. Yield nothing for fewer than two parts or without a
+    All numbers share one significance level. Yield nothing for fewer than two parts or without a
     baseline.
+
+    Args:
+        finding: the finding.
+        shares: the measurement of each part, by key.
+        baseline: the number of non-members or by chance; None if unknown.
+        name: name of the metric; other measurements in `shares` are skipped.
     """
     measured = {}
     for part, m in shares.items():

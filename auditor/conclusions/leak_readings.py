@@ -68,7 +68,10 @@ def _read_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
 def _read_record_leaks(finding: Finding, of_secrets: str, of_records: str) -> Iterator[LeakReading]:
     """Yield the extracted share of records, or of secrets if every secret is a whole record.
 
-    of_secrets, of_records: names of these two metrics.
+    Args:
+        finding: the finding.
+        of_secrets: name of the metric that counts secrets.
+        of_records: name of the metric that counts records.
     """
     # Parts of one record are not independent: an interval over them is too narrow to show anything.
     has_parts = is_measured(finding.measurement(of_records))

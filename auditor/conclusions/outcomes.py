@@ -56,7 +56,10 @@ _ASKED = "asked"  # column of secrets without any other number
 def list_secret_attributes(
     secrets: Sequence[Secret],
 ) -> tuple[Strings, Bools, tuple[int | None, ...]]:
-    """Return the id, the membership and the repeat count of each secret, in three sequences."""
+    """Return the id, the membership and the repeat count of each secret, in three sequences.
+
+    The repeat count is the number of copies in the training data; None if unknown.
+    """
     table = build_secret_table(secrets)
     return table.ids, table.find_column("member"), tuple(table.list_values("repeats"))
 
@@ -99,8 +102,13 @@ class ValuesBySecret:
     ) -> ValuesBySecret:
         """Build the results from an attack's judged guesses.
 
-        The values include every metric that is a mean over secrets. kinds, score_is_probability: as
-        in the class.
+        The values include every metric that is a mean over secrets.
+
+        Args:
+            judged: the judged guesses.
+            kinds: for each kind of personal data, the share of each secret's data that its first
+                guess has; NaN if the secret has no such data.
+            score_is_probability: whether the attack's score is a probability.
         """
         per_secret_metrics = sorted(
             (m for m in metrics.METRICS if m.per_secret and m.values),
@@ -151,8 +159,11 @@ class ValuesBySecret:
     ) -> Measurement | None:
         """Recompute a metric with its interval; None if values are missing.
 
-        count: use only members with this repeat count. kind: use only this kind of personal data.
-        Metrics of non-members, such as `recall_nonmembers`, use the non-members.
+        Args:
+            name: name of the metric. A metric of non-members, such as `recall_nonmembers`, uses the
+                non-members.
+            count: use only members with this repeat count; None for all.
+            kind: use only this kind of personal data; None for all text.
         """
         metric = find_metric(name)
         if self.anytime:
@@ -190,8 +201,12 @@ class ValuesBySecret:
     ) -> BoundedNumber | None:
         """Return the metric with bounds that stay valid if recomputed after every secret.
 
-        Return None if the metric is not a mean of shares, or if no secrets exist. count, kind:
-        as in `remeasure_metric`.
+        Return None if the metric is not a mean of shares, or if no secrets exist.
+
+        Args:
+            name: name of the metric.
+            count: use only members with this repeat count; None for all.
+            kind: use only this kind of personal data; None for all text.
         """
         metric = find_metric(name)
         if metric.signed and name.startswith(EXCESS) and count is None:
@@ -214,7 +229,7 @@ class ValuesBySecret:
         return None
 
     def _list_kind_shares(self, kind: str, metric: Metric) -> Floats:
-        """Return the extracted share of each secret's personal data of this kind.
+        """Return the extracted share of each secret's personal data of this kind, (secrets,).
 
         Secrets without such data are omitted. If the metric counts records, return one share per
         record: the highest among the record's secrets.
@@ -234,8 +249,9 @@ class ValuesBySecret:
     ) -> dict[str, float]:
         """Return the values of this metric, keyed by secret id; {} if no values exist.
 
-        members: True for members, False for non-members. count: select only secrets with this
-        repeat count.
+        Args:
+            members: True for members, False for non-members.
+            count: select only secrets with this repeat count.
         """
         # Not strict: a missing number gives no rows.
         rows = zip(
@@ -250,8 +266,9 @@ class ValuesBySecret:
         }
 
     def keep_one_metric(self, name: str, keep_nonmembers: bool) -> ValuesBySecret:
-        """Return the results with only this metric, without the non-members unless
-        `keep_nonmembers`.
+        """Return the results with only this metric.
+
+        `name` is the metric. Non-members are left out unless `keep_nonmembers` is True.
         """
         indices = np.flatnonzero(self.member | keep_nonmembers)
         ids = np.asarray(self.ids, STRINGS)[indices]
@@ -263,8 +280,9 @@ class ValuesBySecret:
     def order_metric_values(self, members: bool, count: int | None) -> dict[str, Floats]:
         """Return the values of each metric in order of secret id, keyed by metric name.
 
-        members: True for members, False for non-members. count: select only secrets with this
-        repeat count.
+        Args:
+            members: True for members, False for non-members.
+            count: select only secrets with this repeat count.
         """
         is_selected = self.member == members
         if count is not None:
@@ -281,11 +299,16 @@ class ValuesBySecret:
 def align_secret_values(
     results: Iterable[ValuesBySecret], name: str, members: bool
 ) -> tuple[list[str], Floats]:
-    """Return a metric's values for the k secrets that have this metric in all of several results.
+    """Return a metric's values for the secrets that have this metric in all of several results.
 
-    The first value is the list of the k secret ids; the second is an array of shape (results, k).
-    results: the results. name: name of the metric. members: True for members, False for
-    non-members.
+    Args:
+        results: the results of several cells or runs.
+        name: name of the metric.
+        members: True for members, False for non-members.
+
+    Returns:
+        The ids of the k secrets that all results have.
+        The values, of shape (results, k).
     """
     columns = [result.values_by_secret(name, members) for result in results]
     ids = sorted(set.intersection(*map(set, columns)))
@@ -376,6 +399,10 @@ def bound_roc_metric(metric: str, row: ValuesBySecret | None) -> BoundedNumber |
     """Return a TPR or a partial AUC as a number that has bounds at every significance level.
 
     Return None for other metrics, or if there are too few scores.
+
+    Args:
+        metric: name of the metric.
+        row: results by secret; None if there are none.
     """
     recorded_metric = find_metric(metric)
     max_fpr = recorded_metric.rate or recorded_metric.below
@@ -404,9 +431,13 @@ def compare_paired_metric(
 ) -> BoundedNumber | str:
     """Return the metric of `new` minus the metric of `base`, paired by secret.
 
-    If the difference cannot be computed, return the reason as text. `new` and `base` have the same
-    secrets. count: use only members with this repeat count. If the name of the metric ends in
-    `_nonmembers`, the non-members are used.
+    If the difference cannot be computed, return the reason as text.
+
+    Args:
+        metric: name of the metric. If it ends in `_nonmembers`, the non-members are used.
+        count: use only members with this repeat count; None for all.
+        new: results by secret.
+        base: results of the same secrets to compare with.
     """
     compared_metric = find_metric(metric)
     if new.anytime or base.anytime:
@@ -445,7 +476,12 @@ def compare_paired_metric(
 def _compare_paired_scores(
     about: Metric, *runs: tuple[Floats, ValuesBySecret]
 ) -> BoundedNumber | str:
-    """Return the difference of a TPR or AUC. runs: (members' scores, all results) of both runs."""
+    """Return the difference of a TPR or AUC between two runs, or the reason why it has none.
+
+    Args:
+        about: the metric.
+        runs: (members' scores, all results) of the new run, then of the run to compare with.
+    """
     # (members' scores, non-members' scores) of each run
     new, base = (
         (scores, row.order_metric_values(False, None)[about.scores]) for scores, row in runs
@@ -462,7 +498,13 @@ def _compare_anytime_valid_shares(
 ) -> BoundedNumber | str:
     """Return the difference on the secrets that both runs queried; either may have stopped early.
 
-    count: use only members with this repeat count.
+    If the difference cannot be computed, return the reason as text.
+
+    Args:
+        about: the metric.
+        count: use only members with this repeat count; None for all.
+        new: results by secret.
+        base: results by secret to compare with.
     """
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return (

@@ -54,7 +54,8 @@ class Replicates:
 def read_replicates(runs: Runs) -> Iterator[Replicates]:
     """Yield the results of each combination of target, setting, and attack or probe.
 
-    Seeds without numbers are left out.
+    Seeds without numbers are left out. `runs` holds the result and folder of each run, keyed by
+    seed.
     """
     by_key: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in runs.items():

@@ -57,8 +57,9 @@ def build_attribute_columns(
 ) -> dict[str, Any]:
     """Return the columns of `secrets.json`, keyed by name: attributes of the secrets, without text.
 
-    salt: id of the salt with which the aliases were made (`salt_fingerprint`). canaries: ids of
-    secrets that only probes query.
+    Args:
+        salt: id of the salt with which the aliases were made (`salt_fingerprint`).
+        canaries: ids of secrets that only probes query.
     """
     table = build_secret_table(secrets)
     facts: dict[str, Any] = {"salt": salt}
@@ -119,8 +120,13 @@ def count_document_extractions(
 ) -> dict[str, tuple[int, int, int]]:
     """Count the extracted parts of each training document.
 
-    Return three counts, keyed by document: tokens in the longest extracted block, extracted parts,
-    and attacked parts.
+    Args:
+        details: the run's results for each secret.
+        values_by_secret: judged results of an attack.
+
+    Returns:
+        Three counts, keyed by document: tokens in the longest extracted block, extracted parts, and
+            attacked parts. {} if the results are a probe's.
     """
     if values_by_secret.outcome is None:
         return {}
@@ -144,6 +150,7 @@ def count_person_extractions(
     """Return the numbers of extracted and of attacked records, keyed by person.
 
     The person with the most extracted records comes first. Only training records are counted.
+    Return {} if the results are a probe's.
     """
     if values_by_secret.outcome is None:
         return {}
@@ -178,7 +185,13 @@ def measure_length_accuracy(
     """Return the share of members whose first guess has the leading L tokens right, keyed by L.
 
     Only suffixes of at least L tokens count. The last L is the length of the longest suffix. Its
-    share therefore equals the recall if all suffixes have the same length.
+    share therefore equals the recall if all suffixes have the same length. Return {} if the results
+    are a probe's.
+
+    Args:
+        details: the run's results for each secret.
+        values_by_secret: judged results of an attack.
+        lengths: the values of L, besides the longest suffix.
     """
     n_tokens_by_id = {}
     for secret in details.secrets:
@@ -241,10 +254,13 @@ class Reliability:
 
 
 def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
-    """Compute the calibration of n scores in [0, 1]. right: True for each correct guess.
+    """Compute the calibration of n scores in [0, 1].
 
     Bins have equal width, and empty bins are omitted. Guo et al. 2017, Eq. 3 (expected calibration
     error); Brier 1950. Raise AuditError for a score outside [0, 1].
+
+    Args:
+        right: True for each correct guess.
     """
     # NaN fails this test too; a sum of probabilities may exceed 1 by rounding.
     if not len(score) or not ((score >= 0) & (score <= 1 + 1e-9)).all():

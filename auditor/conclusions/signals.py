@@ -124,11 +124,13 @@ class LeakSignal:
 class LeakAssessment:
     """Signals of the requested targets, by kind and access; the undefended target comes first.
 
+    A doubt is a sentence that tells why a number may be wrong.
+
     Args:
         signals: a signal for each target, kind of leak and access setting.
-        contradictions: measurements that cannot all be right, by target.
+        contradictions: doubts about measurements that cannot all be right, by target.
         doubts: reasons why a leak may be hidden, by target.
-        unasked: records not attacked for lack of time.
+        unasked: number of records not attacked for lack of time.
     """
 
     signals: tuple[LeakSignal, ...]
@@ -168,7 +170,10 @@ class LeakAssessment:
         """Return the most important signal that has a gate rule; None if no signal has a rule.
 
         Leaks come first, then suspicions, then other signals; defended targets precede the
-        undefended one. target: if given, consider only this target.
+        undefended one.
+
+        Args:
+            target: if given, consider only this target.
         """
         if target is None:
             candidates = self.signals
@@ -184,7 +189,11 @@ class LeakAssessment:
 
 
 def assess_signals(result: AuditResult) -> LeakAssessment:
-    """Return all signals of a result, for all targets except controls."""
+    """Return all signals of a result, for all targets except controls.
+
+    A signal is the decision whether a target leaks in one way. A control is a model that serves
+    only to explain a defense.
+    """
     records = {record.name: record for record in result.targets}
     names = dict.fromkeys(records)
     for finding in result.findings:
@@ -275,6 +284,10 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
     These are the records with a certain number of copies (`worst_stratum`), and the records of a
     certain group (`worst_group`). If the attack decodes greedily, a single extracted record shows a
     leak.
+
+    Args:
+        signal: the signal of verbatim extraction.
+        rows: all findings of the target.
     """
     rows = [row for row in rows if row.setting == signal.setting]
     groups = filter(None, map(find_worst_group, rows))
@@ -304,8 +317,14 @@ def _build_signal(
 ) -> LeakSignal:
     """Build the signal of a kind of leak in a setting from its most informative number.
 
-    readings: numbers with their baselines. Prefer a number that shows a leak, then a number that
-    raises suspicion, then the highest number. If all are zero, take the widest interval.
+    Prefer a number that shows a leak, then a number that raises suspicion, then the highest number.
+    If all are zero, take the widest interval.
+
+    Args:
+        kind: the kind of leak.
+        target: name of the target.
+        setting: access setting.
+        readings: numbers of this kind with their baselines.
     """
     first = {name: i for i, (name, _) in enumerate(kind.limits)}
     least = min(reading.n_tests for reading in readings)

@@ -27,8 +27,12 @@ def has_unattacked_records(finding: Finding) -> bool:
 def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
     """Return the extracted share of all attackable records, weighted by stratum.
 
-    Return None if no strata exist. tail: error rate on each side of the interval. The measurement's
-    `n` is the size of the whole population.
+    A stratum holds the records with the same number of copies. Return None if no strata exist. The
+    measurement's `n` is the number of attackable records.
+
+    Args:
+        finding: finding of an attack.
+        tail: error rate on each side of the interval.
     """
     if not finding.strata:
         return None
@@ -44,7 +48,8 @@ def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement
 def find_worst_stratum(finding: Finding) -> Stratum | None:
     """Return the stratum of copied records with the largest extracted share.
 
-    Return None if all shares are 0. Records that occur only once are not considered.
+    A stratum holds the records with the same number of copies. Return None if all shares are 0.
+    Records that occur only once are not considered.
     """
     copied = []
     for s in finding.strata:

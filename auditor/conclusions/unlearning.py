@@ -31,9 +31,16 @@ def summarise_unlearning(
 ) -> Unlearning:
     """Measure the remaining leakage of the forgotten records.
 
-    Use the white-box results if any exist, otherwise the text-only results. models: target name,
-    keyed by role ("before", "after", "retrained", ...). forgotten: ids of the secrets to forget.
-    The caller adds the steps, rate and texts of relearning.
+    Use the white-box results if any exist, otherwise the text-only results. The caller adds the
+    steps, learning rate and number of texts of relearning, which trains the unlearned model for
+    some more steps.
+
+    Args:
+        result: result of the run.
+        folder: folder of the run.
+        models: target name of the unlearned model and its baselines, keyed by role ("before",
+            "after", "retrained", ...).
+        forgotten: ids of the secrets to forget.
     """
     setting = "text-only"
     if result.select_findings(setting="white-box"):
