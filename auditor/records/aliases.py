@@ -54,8 +54,10 @@ def load_alias_salt() -> bytes:
 def _check_salt_length(salt: bytes, where: str) -> bytes:
     """Return the salt; raise AuditError if it is short enough to guess.
 
-    Someone who guesses the salt can test guesses of records. where: the source of the salt, for the
-    message.
+    Someone who guesses the salt can test guesses of records.
+
+    Args:
+        where: the source of the salt, for the message.
     """
     # Strip only for the length: a line end in a salt file is a part of the key.
     if len(salt.strip()) < _SHORTEST:

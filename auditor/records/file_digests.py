@@ -38,7 +38,8 @@ def digest_model_files(
 ) -> dict[str, str]:
     """Return the SHA-256 of each file, keyed by `role/file`.
 
-    models_by_role: each role's model (folder or hub id) and its hub revision.
+    Args:
+        models_by_role: each role's model (folder or hub id) and its hub revision.
     """
     cache = _DigestCache()
     digests = {}
@@ -54,9 +55,11 @@ def compute_model_digests(
 ) -> dict[str, str]:
     """Compute the SHA-256 of each file from all its bytes, keyed by `role/file`.
 
-    It is for decisions, which must not rely on file dates or cached digests. models_by_role: as in
-    `digest_model_files`.
-    progress: called with (description, done, total).
+    It is for decisions, which must not rely on file dates or cached digests.
+
+    Args:
+        models_by_role: as in `digest_model_files`.
+        progress: called with (description, done, total).
     """
     paths = dict(_list_role_files(models_by_role))
     digests = {}
@@ -94,9 +97,11 @@ def check_model_files_unchanged(
 ) -> None:
     """Raise AuditError, which names the file, if a file changed, vanished or appeared.
 
-    recorded, now: earlier and current SHA-256 of each file, keyed by `role/file`; without earlier
-    digests, `recorded` is None. A model is skipped if `recorded` or `now` has none of its files.
-    description: source of the earlier digests, for the message.
+    Args:
+        recorded, now: earlier and current SHA-256 of each file, keyed by `role/file`; without
+            earlier digests, `recorded` is None. A model is skipped if `recorded` or `now` has none
+            of its files.
+        description: source of the earlier digests, for the message.
     """
     if recorded is None:
         if now:
@@ -119,8 +124,9 @@ def find_changed_files(
 ) -> Iterator[tuple[str, str]]:
     """Yield (file, description of the change) for each changed file.
 
-    recorded, now: SHA-256 of each file, keyed by `role/file`. A model is skipped if `recorded` or
-    `now` has none of its files.
+    Args:
+        recorded, now: SHA-256 of each file, keyed by `role/file`. A model is skipped if `recorded`
+            or `now` has none of its files.
     """
     shared_roles = list_model_roles(recorded) & list_model_roles(now)
     for name in sorted({*recorded, *now}):
@@ -142,7 +148,9 @@ def list_model_roles(names: Iterable[str]) -> set[str]:
 def _list_loaded_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
     """Yield (name, path) for all files of a model, an adapter or an ensemble's members.
 
-    place: a folder, a hub id or a single file. revision: hub revision.
+    Args:
+        place: a folder, a hub id or a single file.
+        revision: hub revision.
     """
     if Path(place).is_file():
         yield Path(place).name, Path(place)
@@ -187,7 +195,8 @@ def _find_adapter_base(config: Path) -> str | None:
 def _find_hub_snapshot(name: str, revision: str | None) -> Path | None:
     """Return the folder of the model's files in the hub's cache; None if no files are cached.
 
-    revision: hub revision; None for the default.
+    Args:
+        revision: hub revision; None for the default.
     """
     from huggingface_hub import try_to_load_from_cache  # takes a while to import
 

@@ -56,9 +56,12 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
-        """Create a folder with the plan; out: the folder; None for a new folder in runs/.
+        """Create a folder with the plan.
 
         Raise AuditError if the folder cannot be written or already holds a run.
+
+        Args:
+            out: the folder; None for a new folder in runs/.
         """
         path = out or find_unused_path(name)
         folder = cls(path)
@@ -176,7 +179,8 @@ class RunFolder:
     def refuse_changed_weights(self, now: Mapping[str, str]) -> None:
         """Raise AuditError, with a file's name, if the folder's answers are from different weights.
 
-        now: the current SHA-256 of each file, keyed by `role/file`.
+        Args:
+            now: the current SHA-256 of each file, keyed by `role/file`.
         """
         digests = self._read_optional_json(_WEIGHTS, dict[str, str], "the digests of weights")
         if digests is not None or any(
@@ -234,21 +238,24 @@ class RunFolder:
     def save_secret_attributes(self, facts: dict[str, Any]) -> None:
         """Save the publishable attributes of each secret, without text.
 
-        facts: a column per attribute, from `secret_details.build_attribute_columns`.
+        Args:
+            facts: a column per attribute, from `secret_details.build_attribute_columns`.
         """
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
     def read_probe_numbers(self, cell: CellKey) -> dict[str, float]:
         """Return the numbers that `save_probe_numbers` saved; {} if there are none.
 
-        cell: target, setting and probe.
+        Args:
+            cell: target, setting and probe.
         """
         return self._read_all_probe_numbers().get(str(cell), {})
 
     def save_probe_numbers(self, cell: CellKey, facts: Mapping[str, float]) -> None:
         """Save numbers that a probe measured over all secrets together, keyed by name.
 
-        cell: target, setting and probe.
+        Args:
+            cell: target, setting and probe.
         """
         if facts:
             known = {**self._read_all_probe_numbers(), str(cell): dict(facts)}
@@ -265,7 +272,8 @@ class RunFolder:
     def attack_state_path(self, name: str) -> Path:
         """Return the path at which an attack's fitted parameters are saved (`runs/audit.py`).
 
-        name: the name of the cell.
+        Args:
+            name: the name of the cell.
         """
         return self.path / "state" / (name.replace("/", "--") + ".pt")
 

@@ -142,9 +142,12 @@ class CellJournal(Generic[Key, Record]):
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
 
     def _parse_journal_line(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
-        """Return the key and record of a line; number: the line number for messages.
+        """Return the key and record of a line.
 
         Raise AuditError if the line is not a record of this journal.
+
+        Args:
+            number: the line number for messages.
         """
         try:
             return self.decode(json.loads(line))

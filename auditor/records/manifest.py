@@ -44,8 +44,9 @@ class FolderEdits:
     def describe_edits(self, is_whole: bool = True) -> list[str]:
         """Return a sentence for each change.
 
-        is_whole: whether the folder should have all files of a run. If not, missing files are not
-        reported. In CI, for example, the folder of a baseline has only two files.
+        Args:
+            is_whole: whether the folder should have all files of a run. If not, missing files are
+                not reported. In CI, for example, the folder of a baseline has only two files.
         """
         if is_whole:
             gone = [f"{name} is gone" for name in self.gone]
@@ -75,7 +76,8 @@ def _digest_journals(folder: Path) -> dict[str, str]:
 def write_manifest(folder: Path, result: bytes) -> None:
     """Write the manifest of a finished run.
 
-    result: content of `result.json`, which is written after the manifest.
+    Args:
+        result: content of `result.json`, which is written after the manifest.
     """
     private = {_RANDOM: secrets.token_hex(32), **_digest_journals(folder)}
     # Write it first: the manifest holds the digest of this file too.

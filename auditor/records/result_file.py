@@ -81,9 +81,12 @@ def explain_missing_result(folder: Path) -> str:
 
 
 def creation_time(result: AuditResult, where: str) -> datetime:
-    """Return the UTC time of the run; where: the run's name for messages.
+    """Return the UTC time of the run.
 
     Raise AuditError if the date is invalid.
+
+    Args:
+        where: the run's name for messages.
     """
     try:
         at = datetime.fromisoformat(result.created)

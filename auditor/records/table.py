@@ -74,8 +74,10 @@ def write_secrets_table(
     """Write all columns to the run folder's table.
 
     A row group has at most `_ROWS_AT_ONCE` rows, of a single kind and target, so that readers can
-    skip row groups. token_columns: columns of kind TOKENS, one target after another, generated
-    during writing.
+    skip row groups.
+
+    Args:
+        token_columns: columns of kind TOKENS, one target after another, generated during writing.
     """
     import pyarrow.parquet as pq
 
@@ -205,8 +207,10 @@ def _build_column_key(column: Column) -> tuple[str, ...]:
 def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> list[Column]:
     """Return the columns of a kind, in the order written; [] if the folder has no table.
 
-    quantity: if given, read only columns of this quantity. Raise AuditError if the file is of a
-    different version or has content that no run writes.
+    Raise AuditError if the file is of a different version or has content that no run writes.
+
+    Args:
+        quantity: if given, read only columns of this quantity.
     """
     path = folder / TABLE
     if not path.exists():
@@ -220,7 +224,8 @@ def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> 
 def _open_current_table(path: Path, categories: Sequence[str] = _NAMES) -> Iterator[pq.ParquetFile]:
     """Open the table's file; raise AuditError if it is of a different version.
 
-    categories: columns to read as dictionaries.
+    Args:
+        categories: columns to read as dictionaries.
     """
     import pyarrow.parquet as pq
 
@@ -237,9 +242,12 @@ def _open_current_table(path: Path, categories: Sequence[str] = _NAMES) -> Itera
 
 
 def _holds_kind(metadata: Any, group: int, kind: str) -> bool:
-    """Test whether a row group of the file holds numbers of this kind; group: its index.
+    """Test whether a row group of the file holds numbers of this kind.
 
     Raise ValueError if the group has two kinds.
+
+    Args:
+        group: its index.
     """
     statistics = metadata.row_group(group).column(0).statistics
     if statistics is None or statistics.min != statistics.max:
