@@ -69,8 +69,10 @@ def _digest_list(items: Iterable[Any]) -> str:
 def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> None:
     """Raise AuditError if the runs cannot be compared.
 
-    The message states the first difference, and a command that makes a comparable run. description:
-    noun for the run `base`, for example "baseline".
+    The message states the first difference, and a command that makes a comparable run.
+
+    Args:
+        description: noun for the run `base`, for example "baseline".
     """
     for candidate in (run, base):
         if not candidate.outcomes:

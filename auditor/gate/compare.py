@@ -67,9 +67,11 @@ class Comparison:
 def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = ()) -> Comparison:
     """Compare runs for each target, setting, and attack or probe, in the order of the first run.
 
-    metrics: the metrics to compare; if empty, the main metric of each attack and probe. Raise
-    AuditError for fewer than two runs, for a run that is not comparable with the first, and for a
-    metric that no run has.
+    Raise AuditError for fewer than two runs, for a run that is not comparable with the first, and
+    for a metric that no run has.
+
+    Args:
+        metrics: the metrics to compare; if empty, the main metric of each attack and probe.
     """
     if len(runs) < 2:
         raise AuditError(f"expected at least two runs to compare, got {len(runs)}")
@@ -113,8 +115,10 @@ def _compare_cell(
 ) -> Iterator[ComparisonRow]:
     """Yield a comparison for each metric that at least one run measured in this cell.
 
-    cell: target, setting, and attack or probe. findings: the finding of this cell in each run; None
-    if the run has none. metrics: the metrics to compare; if empty, the main metric of each finding.
+    Args:
+        cell: target, setting, and attack or probe.
+        findings: the finding of this cell in each run; None if the run has none.
+        metrics: the metrics to compare; if empty, the main metric of each finding.
     """
     main_metrics = dict[str, None]()
     for finding in findings:
@@ -134,8 +138,11 @@ def _mark_least_leaking_runs(
     """Yield the comparisons, with `best_run` set if one run leaks significantly less than all
     others.
 
-    lines: a comparison of all runs for each cell and metric. The significance level is adjusted for
-    the number of comparisons (Holm 1979), and then divided among the runs.
+    The significance level is adjusted for the number of comparisons (Holm 1979), and then divided
+    among the runs.
+
+    Args:
+        lines: a comparison of all runs for each cell and metric.
     """
     lowest = list(map(_find_least_leaking_run, lines))
     tests = []
@@ -182,7 +189,10 @@ def _compare_rivals(
 ) -> list[BoundedNumber]:
     """Return, with bounds, the leakage of each other run minus that of the candidate.
 
-    candidate: index of the candidate run. Return [] if any run cannot be compared with it.
+    Return [] if any run cannot be compared with it.
+
+    Args:
+        candidate: index of the candidate run.
     """
     outcome = runs[candidate].outcomes.get(line.cell)
     excesses: list[BoundedNumber] = []
@@ -203,7 +213,8 @@ def _compare_rivals(
 def _is_leaking_less_than_all_rivals(rivals: Sequence[BoundedNumber], level: float) -> bool:
     """Test if a candidate leaks significantly less than every rival.
 
-    rivals: leakage of each rival minus the candidate's. level: error probability, divided among the
-    runs that could leak least.
+    Args:
+        rivals: leakage of each rival minus the candidate's.
+        level: error probability, divided among the runs that could leak least.
     """
     return bool(rivals) and all(other.low(level / (len(rivals) + 1)) > 0 for other in rivals)

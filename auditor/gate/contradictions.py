@@ -47,8 +47,11 @@ def find_result_contradictions(
 ) -> Iterator[tuple[CellKey, str]]:
     """Yield (cell, reason) for each contradiction within the result, or with the run folder.
 
-    A cell names target, setting, and attack or probe. outcomes: results by secret. listed: ids of
-    the attacked secrets, read from the folder's other files.
+    A cell names target, setting, and attack or probe.
+
+    Args:
+        outcomes: results by secret.
+        listed: ids of the attacked secrets, read from the folder's other files.
     """
     yield from _check_planned_rows(result)
     yield from _check_planned_secrets(result, outcomes, listed)
@@ -108,8 +111,11 @@ def _check_planned_secrets(
 ) -> Iterator[tuple[CellKey, str]]:
     """Yield (cell, reason) for each contradiction with the run folder's plan, secrets or answers.
 
-    A cell names target, setting, and attack or probe. outcomes: results by secret. listed: the plan
-    and the ids of the attacked secrets and answers, read from the folder.
+    A cell names target, setting, and attack or probe.
+
+    Args:
+        outcomes: results by secret.
+        listed: the plan and the ids of the attacked secrets and answers, read from the folder.
     """
     if listed.plan is not None:
         # another version may have started the run

@@ -101,8 +101,11 @@ def apply_policy(
 
     The decision is also "failed" if the run contradicts itself, or if a requested attack could not
     run on a judged target in any setting. The policy can allow such attacks
-    (`allow_not_applicable`). attested: `gate.attest`'s ruling on the attestation. Raise AuditError
-    for an unknown metric and for a missing or incomparable baseline.
+    (`allow_not_applicable`). Raise AuditError for an unknown metric and for a missing or
+    incomparable baseline.
+
+    Args:
+        attested: `gate.attest`'s ruling on the attestation.
     """
     check_policy(policy, baseline)
     check_rule_metrics(
@@ -279,7 +282,8 @@ def _list_target_cases(
 ) -> Iterator[_Case]:
     """Yield the cases of a rule on one target.
 
-    cell: target, setting and attack; "" for any setting or any attack.
+    Args:
+        cell: target, setting and attack; "" for any setting or any attack.
     """
     setting = cell.setting or None
     attack = cell.attack or None
@@ -354,8 +358,10 @@ def _build_claim_case(
 ) -> _Case:
     """Build the case of a rule on the claim of the target `name`.
 
-    The target's audits share the significance level. setting, attack: if given, only audits with
-    these names count.
+    The target's audits share the significance level.
+
+    Args:
+        setting, attack: if given, only audits with these names count.
     """
     cell = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
@@ -506,8 +512,10 @@ def _build_limit_evidence(
     """Return the limited number with its bounds.
 
     The bounds of a TPR are recomputed at each significance level, because a lower level needs more
-    non-members to set the TPR's threshold. derived: whether the number was recomputed from each
-    secret's results.
+    non-members to set the TPR's threshold.
+
+    Args:
+        derived: whether the number was recomputed from each secret's results.
     """
     evidence: BoundedNumber | None = None
     if values_by_secret is not None and values_by_secret.anytime:
@@ -579,7 +587,8 @@ def _is_limit_exceeded(case: _Case, level: float) -> bool:
 def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) -> Ruling:
     """Return the ruling on a case.
 
-    counts_with_a_rule: the repeat counts whose secrets have a rule of their own.
+    Args:
+        counts_with_a_rule: the repeat counts whose secrets have a rule of their own.
     """
     limit, metric, words = case.rule.limit, case.rule.metric_with_part, str(case.rule)
     if isinstance(case.evidence, str):

@@ -49,8 +49,10 @@ def compare_deployed_files(
 ) -> DeployedModelMatch:
     """Compare the files of the deployed model with the files that the run read.
 
-    now: SHA-256 of each file of the deployed model, keyed by `role/file`. place: folder or hub id
-    of the deployed model. run_time, at: times of the run and of this comparison.
+    Args:
+        now: SHA-256 of each file of the deployed model, keyed by `role/file`.
+        place: folder or hub id of the deployed model.
+        run_time, at: times of the run and of this comparison.
     """
     age = (at - run_time).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})

@@ -83,8 +83,11 @@ class History:
 def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
     """Build the history of finished runs. A folder given under two names counts once.
 
-    by: order of the runs. Raise AuditError for a folder that is not a run, for an unknown order,
-    and if all runs are left out.
+    Raise AuditError for a folder that is not a run, for an unknown order, and if all runs are left
+    out.
+
+    Args:
+        by: order of the runs.
     """
     if by not in get_args(By):
         raise AuditError(

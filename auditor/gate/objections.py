@@ -64,8 +64,10 @@ def find_strata_objection(
 ) -> str:
     """Return why the extracted share of some records may exceed the limit; "" if it cannot.
 
-    Records are grouped by number of copies. counts_with_a_rule: numbers of copies with a separate
-    rule.
+    Records are grouped by number of copies.
+
+    Args:
+        counts_with_a_rule: numbers of copies with a separate rule.
     """
     weighted_share = measure_weighted_share(finding, LEVEL)
     if weighted_share is not None and weighted_share.high > limit:

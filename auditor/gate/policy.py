@@ -213,7 +213,8 @@ def read_policy(path: Path) -> Policy:
 def _check_require_table(required: Required, table: Mapping[str, Any], where: str) -> None:
     """Raise AuditError for an empty name, a count below 1 or an invalid age in a [require] table.
 
-    where: name of the file in messages.
+    Args:
+        where: name of the file in messages.
     """
     if not all(required.attacks):
         raise AuditError(
@@ -264,8 +265,11 @@ def parse_limits(
 ) -> tuple[Rule, ...]:
     """Parse items such as `recall=0.05` and `recall(count=16)=0.5`.
 
-    flag: the flag in messages. against_baseline: limits are on the increase over the baseline.
     Raise AuditError for other text or a repeated limit.
+
+    Args:
+        flag: the flag in messages.
+        against_baseline: limits are on the increase over the baseline.
     """
     rules = []
     for item in items:
@@ -366,10 +370,13 @@ def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str
 def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
     """Build the rule for a metric.
 
-    name: `recall`, `recall(count=16)` or `recall(kind=email)`, already validated. limit: a number,
-    or `CLAIM` for the epsilon that the target claims. complaint: the start of error messages.
-    against_baseline: whether the limit is on the change from the baseline run. Raise AuditError for
-    a rule that could not fail, however much the model leaks.
+    Raise AuditError for a rule that could not fail, however much the model leaks.
+
+    Args:
+        name: `recall`, `recall(count=16)` or `recall(kind=email)`, already validated.
+        limit: a number, or `CLAIM` for the epsilon that the target claims.
+        complaint: the start of error messages.
+        against_baseline: whether the limit is on the change from the baseline run.
     """
     match = _METRIC.fullmatch(name)
     assert match is not None

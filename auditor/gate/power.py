@@ -110,9 +110,11 @@ def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[
     There are four questions. Two are about a limit on the metric: when does it fail and when does
     it hold? Two are about the paired difference from a baseline run.
 
-    power: probability of detecting the change. rules: number of decisions that share the
-    significance level. Raise AuditError for a power outside (0, 1), or if more than a million
-    secrets are needed.
+    Raise AuditError for a power outside (0, 1), or if more than a million secrets are needed.
+
+    Args:
+        power: probability of detecting the change.
+        rules: number of decisions that share the significance level.
     """
     check_gate_power(power, rules)
     name = change.metric
@@ -162,8 +164,10 @@ def count_policy_secrets(
     """Return how many secrets each limit of a policy needs to fail, and to hold.
 
     The limit should fail if the leakage is twice the limit, and hold if it is half the limit or
-    zero. decisions: number of decisions that share the significance level. Raise AuditError if this
-    number of secrets cannot be computed for any rule.
+    zero. Raise AuditError if this number of secrets cannot be computed for any rule.
+
+    Args:
+        decisions: number of decisions that share the significance level.
     """
     check_gate_power(power, decisions)
     limits = [rule for rule in rules if not explain_missing_number(rule)]
@@ -223,8 +227,12 @@ def _simulate_gate_sizes(
 
     A run stops when it has shown that the mean of the secrets' values is above a limit. With the
     first number, a run has stopped with probability `power`, with the second number with
-    probability 1/2. values, odds: possible values of a secret and their probabilities. mean: the
-    limit. level: significance level.
+    probability 1/2.
+
+    Args:
+        values, odds: possible values of a secret and their probabilities.
+        mean: the limit.
+        level: significance level.
     """
     # (runs,); a run that does not stop within _MOST counts as 2 * _MOST
     sizes = simulate_stopping_sizes(
@@ -251,7 +259,10 @@ def check_gate_power(power: float, rules: int) -> None:
 def count_failing_secrets(limit: float, truth: float, level: float, power: float) -> int:
     """Return the smallest number of secrets at which a limit fails with probability `power`.
 
-    limit: limit on a share. truth: true share. level: significance level of an exact binomial test.
+    Args:
+        limit: limit on a share.
+        truth: true share.
+        level: significance level of an exact binomial test.
     """
     # the quantile is the last count that does not reject
     return _find_fewest_secrets(
@@ -266,10 +277,13 @@ def count_pair_secrets(
     """Return the number of secrets needed to tell a true paired difference of `truth` from
     `margin`.
 
-    discordant: the share of secrets whose answer changes. level: significance level. power:
-    probability of success. The number comes from a normal approximation, corrected for discrete
-    counts. It uses two variances of a secret's difference, one if the mean is `truth`, the other if
-    it is `margin`.
+    The number comes from a normal approximation, corrected for discrete counts. It uses two
+    variances of a secret's difference, one if the mean is `truth`, the other if it is `margin`.
+
+    Args:
+        discordant: the share of secrets whose answer changes.
+        level: significance level.
+        power: probability of success.
     """
     distance = abs(truth - margin)
     # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least

@@ -63,7 +63,8 @@ def _judge_required_attack(
 def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
     """Return how many members, then how many non-members, have results.
 
-    key: target, setting and attack.
+    Args:
+        key: target, setting and attack.
     """
     row_values = run.outcomes.get(key)
     if row_values is None:

@@ -60,10 +60,13 @@ class Ruling:
 def make_ruling(
     reason: str, rule: str, verdict: Verdict = "failed", cell: CellKey = WHOLE_RUN
 ) -> Ruling:
-    """Return a ruling without a metric. reason: reason for the verdict. rule: the rule as a
-    sentence.
+    """Return a ruling without a metric.
 
     By default, the ruling is about the whole run.
+
+    Args:
+        reason: reason for the verdict.
+        rule: the rule as a sentence.
     """
     return Ruling(*cell, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
