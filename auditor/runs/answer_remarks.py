@@ -15,7 +15,8 @@ def list_guess_remarks(
 ) -> tuple[str, ...]:
     """Return remarks about an attack's guesses on one target model in one access setting.
 
-    n_queried: number of attacked secrets that were queried.
+    Args:
+        n_queried: number of attacked secrets that were queried.
     """
     remarks = [
         *list_subset_remarks(attacked, benchmark),
@@ -109,7 +110,8 @@ def list_budget_remarks(
     other guesses that the budget did not pay for. Return () if there is no budget, or if it paid
     for all guesses.
 
-    description: plural noun for the guessed items in the remark.
+    Args:
+        description: plural noun for the guessed items in the remark.
     """
     if view.allowance is None:
         return ()

@@ -69,8 +69,9 @@ def refuse_methods_that_cannot_run(
     An attack or probe is not refused if it may run on a defended model, which may offer the access
     that it needs.
 
-    only_if_none_can: raise only if no attack or probe can run. A check sets this, because it
-    selects all cheap attacks and probes, and some of them may not apply.
+    Args:
+        only_if_none_can: raise only if no attack or probe can run. A check sets this, because it
+            selects all cheap attacks and probes, and some of them may not apply.
     """
     refusals = []
     for method in scene.selection.methods:

@@ -311,7 +311,8 @@ def _count_ready_units(units: Sequence[Unit], vocab_size: int) -> int:
 
     The number is at least 1.
 
-    vocab_size: number of logits for each token.
+    Args:
+        vocab_size: number of logits for each token.
     """
     n_bytes = 0
     for count, unit in enumerate(units):
@@ -394,7 +395,8 @@ def _announce_recited_records(
 def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
     """Run the queries of all attacks, or of all probes, about this audit's secrets.
 
-    kind: `Attack` or `Probe`.
+    Args:
+        kind: `Attack` or `Probe`.
     """
     for cell in list_target_cells(target_run):
         if not isinstance(cell.method, kind):
@@ -418,7 +420,8 @@ def _list_probed_references(audit: Audit, place: Workplace, target: Target) -> l
 def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bool) -> None:
     """Run the secrets' texts through the model before attacks and probes query the model.
 
-    whole_texts: whether to score every token of a non-member, as held-out perplexity requires.
+    Args:
+        whole_texts: whether to score every token of a non-member, as held-out perplexity requires.
     """
     # [:-1]: no query needs the distribution after the last token
     texts = [secret.tokens[:-1] for secret in secrets]

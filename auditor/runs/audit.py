@@ -60,7 +60,8 @@ def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
 
     Raise AuditError for an unreadable file.
 
-    cell: name of the state, made from attack and view.
+    Args:
+        cell: name of the state, made from attack and view.
     """
     path = folder.attack_state_path(cell)
     if not path.exists():
@@ -153,7 +154,8 @@ class RunContext:
         Each model is wrapped so that it reads the run's prefix token before every text. Raise
         AuditError if no such models exist.
 
-        spec: value of the option.
+        Args:
+            spec: value of the option.
         """
         references = self.site.load_reference_models_of_site(spec)
         models = []
@@ -365,7 +367,8 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     A resumed run keeps the prefix token that it chose before. Raise AuditError if the plan of a
     resumed run requests another prefix token.
 
-    longest: number of tokens of the longest context, without the prefix token.
+    Args:
+        longest: number of tokens of the longest context, without the prefix token.
     """
     saved = folder.prefix_token()
     data_plan = site.data_plan
@@ -393,7 +396,8 @@ def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> Pref
     Without a name in the plan, it is the prefix that the model's training recorded. If there is no
     record, the choice is the prefix token that makes the attacker's known pairs most likely.
 
-    longest: number of tokens of the longest context, without the prefix token.
+    Args:
+        longest: number of tokens of the longest context, without the prefix token.
     """
     benchmark = site.benchmark
     options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, site.hurried)
@@ -409,8 +413,9 @@ def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> Pref
 def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
     """Return the number of tokens of the longest context, without the prefix token.
 
-    prompt_rows: number of embedding vectors in the longest soft prompt. Each takes the place of a
-    token.
+    Args:
+        prompt_rows: number of embedding vectors in the longest soft prompt. Each takes the place of
+            a token.
     """
     # Held-out texts and canaries are read without a soft prompt.
     lengths = list(map(len, benchmark.heldout))

@@ -123,7 +123,10 @@ class Cell(TargetRun, ABC):
     def _complete_finding(self, blank: Finding) -> Finding:
         """Return the finding with its measurements.
 
-        Raise NotApplicable if nothing can be measured. blank: the finding without measurements.
+        Raise NotApplicable if nothing can be measured.
+
+        Args:
+            blank: the finding without measurements.
         """
 
     def _ask_remaining(
@@ -487,7 +490,8 @@ class ProbeCell(Cell):
 
         Return all queried secrets, then all observations in the folder.
 
-        earlier: observations from earlier runs of the sweep, which are reused.
+        Args:
+            earlier: observations from earlier runs of the sweep, which are reused.
         """
         journal = self.audit.folder.observations
         queried = self._ask_remaining(secrets, journal, self._build_observed_row, {}, earlier)

@@ -349,7 +349,8 @@ class _RunPartTimer:
 
         The remaining time is divided among all parts of the run by their weights.
 
-        weight: total weight of these parts.
+        Args:
+            weight: total weight of these parts.
         """
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may
@@ -381,7 +382,8 @@ class _RunPartTimer:
     def _extrapolate_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
         """Return the estimated cost of a part on all its texts.
 
-        attempts: measured costs of the part on fewer texts.
+        Args:
+            attempts: measured costs of the part on fewer texts.
         """
         *earlier, last = attempts
         if last.reason:

@@ -277,8 +277,10 @@ def _build_record_columns(
     - `record`: for each attacked secret, the position (from 0) of its record in `order`.
     - `trained`: for each number of copies, the number of training records with that many copies.
 
-    order: indices of the extracted records in the corpus, in the order of the columns. The mappings
-    are keyed by these indices.
+    The mappings are keyed by these indices.
+
+    Args:
+        order: indices of the extracted records in the corpus, in the order of the columns.
     """
     ids = [aliases[record] for record in order]
     copies = [corpus.index.copies[record] for record in order]

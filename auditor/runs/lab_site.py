@@ -210,7 +210,8 @@ def make_site(
 
     Raise AuditError for an invalid lab.
 
-    live: models in memory, keyed by role.
+    Args:
+        live: models in memory, keyed by role.
     """
     kind = LabSite if plan.target.uses_builtin_lab else Site
     return kind(plan, reporter, shared, live)

@@ -24,7 +24,8 @@ def is_live_model(kind: str, value: Any) -> bool:
 
     Raise AuditError for other values.
 
-    kind: role of the model in the message.
+    Args:
+        kind: role of the model in the message.
     """
     if value is None or isinstance(value, (str, Path)):
         return False

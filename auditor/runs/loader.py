@@ -36,10 +36,11 @@ from auditor.runs.sweep_cache import SweepCache
 class SiteModels:
     """Models of a plan: the attacked model and related models, each loaded on first use.
 
-    live: models in memory, keyed by role (model, public, reference), which replace the plan's
-    models. Their folders are not read, because the weights may have changed since they were saved;
-    the privacy promise in the folder is also ignored. If such a model reports a digest, it is the
-    digest of the weights in memory.
+    Args:
+        live: models in memory, keyed by role (model, public, reference), which replace the plan's
+            models. Their folders are not read, because the weights may have changed since they were
+            saved; the privacy promise in the folder is also ignored. If such a model reports a
+            digest, it is the digest of the weights in memory.
     """
 
     run = ""  # the run that pays for queries over a network
@@ -101,7 +102,8 @@ class SiteModels:
 
         The model is not loaded for this check.
 
-        fields: the plan's fields that say where models are.
+        Args:
+            fields: the plan's fields that say where models are.
         """
         if "model" in self.live:
             return
@@ -227,8 +229,9 @@ class SiteModels:
         Raise AuditError for a model of another family or vocabulary, and for the attacked model
         itself.
 
-        kind: `before` for the model before unlearning; `retrained` for a model trained without the
-        records to forget.
+        Args:
+            kind: `before` for the model before unlearning; `retrained` for a model trained without
+                the records to forget.
         """
         name: str | None = getattr(self.target, kind)
         target = self.model
@@ -249,7 +252,8 @@ class SiteModels:
 
         Raise AuditError if its vocabulary differs from that of the attacked model.
 
-        place: folder, hub id or address of this copy.
+        Args:
+            place: folder, hub id or address of this copy.
         """
         provider, request = self._resolve_form(place)
         provider.check(request)
@@ -379,7 +383,8 @@ def _require_same_vocabulary(
 ) -> LanguageModel:
     """Return the other model. Raise AuditError if its vocabulary differs from that of `subject`.
 
-    kind: role of the other model in the error message.
+    Args:
+        kind: role of the other model in the error message.
     """
     target_vocab, other_vocab = (
         model.tokenizer and model.tokenizer.get_vocab() for model in (subject, other)

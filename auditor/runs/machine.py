@@ -19,7 +19,8 @@ from auditor.models.weights import resolve_model_device
 def describe_environment(device: str) -> dict[str, str]:
     """Describe the software and hardware that may affect numbers, with the working folder's commit.
 
-    device: name of the device in the plan.
+    Args:
+        device: name of the device in the plan.
     """
     versions = {}
     for name in ("torch", "transformers", "peft", "numpy"):
@@ -90,7 +91,8 @@ def _run_git_without_hooks(
     Such programs are file monitors and hooks, which are always disabled. Return None if git is
     missing.
 
-    off: further git settings, as `name=value`, that disable programs such as filters.
+    Args:
+        off: further git settings, as `name=value`, that disable programs such as filters.
     """
     settings = list[str]()
     for setting in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off):

@@ -357,7 +357,8 @@ def _measure_perplexity_change(
 
     Return None if a run stored no losses of the texts.
 
-    first, second: run folders.
+    Args:
+        first, second: run folders.
     """
     parts = []
     for sign, place, result in ((1.0, second, after), (-1.0, first, before)):
@@ -479,7 +480,8 @@ def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, .
 def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
     """Run the user's training command. Its output goes to stderr.
 
-    data, out: paths that replace the placeholders.
+    Args:
+        data, out: paths that replace the placeholders.
     """
     values = {"{data}": str(Path(data).resolve()), "{out}": str(out.resolve())}
     words = list(command)

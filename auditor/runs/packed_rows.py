@@ -164,7 +164,8 @@ def _is_higher(recitation: _Recitation, baseline: _Recitation, comparisons: int)
 
     The test is paired by record.
 
-    comparisons: number of tests that share the error probability.
+    Args:
+        comparisons: number of tests that share the error probability.
     """
     difference = recitation.log_prob - baseline.log_prob
     # -inf, from a token of probability 0, has no mean.

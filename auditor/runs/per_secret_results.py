@@ -131,7 +131,8 @@ class PerSecretCollector:
     def set_row_column(self, key: CellKey, quantity: str, values: Floats) -> None:
         """Set a quantity's values in the collected results of an attack or probe.
 
-        key: target, setting, and attack or probe.
+        Args:
+            key: target, setting, and attack or probe.
         """
         row = replace(self.rows[key], values={**self.rows[key].values, quantity: values})
         self.rows[key] = row

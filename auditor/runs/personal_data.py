@@ -84,9 +84,10 @@ def parse_phone_regions(text: str | None) -> tuple[str, ...]:
 def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
     """Find the personal data in the secrets.
 
-    regions: codes of countries whose phone numbers count as personal data.
-
     Raise AuditError if a region's phone numbers cannot be recognised.
+
+    Args:
+        regions: codes of countries whose phone numbers count as personal data.
     """
     if benchmark.tokenizer is None or not benchmark.secrets:  # token ids are no text to search
         return PersonalDataOfSecrets({}, {})

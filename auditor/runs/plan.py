@@ -100,7 +100,8 @@ def merge_plugin_options(
     Options given for this plug-in override options given without a plug-in name, and these override
     `defaults`.
 
-    fields: names of the options that the plug-in has.
+    Args:
+        fields: names of the options that the plug-in has.
     """
     general = {}
     for option, value in options.get("", {}).items():

@@ -83,7 +83,9 @@ class GridPoint:
 def name_grid_point(variant: str, at: Mapping[str, Any]) -> str:
     """Return a name like `w/o smooth, ethicist.samples=10`; "" if no variant or field varies.
 
-    at: values of the swept fields.
+    Args:
+        variant: name of the variant; "" if there is none.
+        at: values of the swept fields, keyed by field.
     """
     return ", ".join(filter(None, [variant, *(f"{key}={value}" for key, value in at.items())]))
 
@@ -95,6 +97,7 @@ def is_plan_grid(raw: Mapping[str, Any]) -> bool:
 def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     """List all runs of a raw plan. All runs with one seed come before those with the next seed.
 
+    `raw` holds a plan file's values: plan fields, and the keys `seeds`, `sweep` and `variant`.
     Raise AuditError for an unknown field, an empty list, a duplicate name, or unused options.
     """
     base = {"attack": list(FIELDS["attack"].default)}
@@ -133,7 +136,10 @@ def _build_point_plan(base: Values, overrides: Values, at: Values, seed: int) ->
 
 
 def merge_raw_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """Return `base` updated by `over`: tables are merged entry by entry, other values replaced."""
+    """Return `base` updated by `over`: tables are merged entry by entry, other values replaced.
+
+    Both are raw plan values, keyed by plan field. Neither is changed.
+    """
     result = copy.deepcopy(dict(base))
     for name, value in over.items():
         are_tables = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
@@ -211,6 +217,10 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
     """Raise AuditError if the shared plan has options of an attack or defense that no variant uses.
 
     This finds a misspelt name, which would otherwise have no effect.
+
+    Args:
+        base: values that all variants share.
+        variants: name and own values of each variant.
     """
     for kind in ("attack", "defense"):
         used: set[str] = set()
@@ -226,10 +236,10 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
 
 
 def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse `--sweep KEY=V1,V2` items. Values that TOML cannot parse are text.
+    """Parse `--sweep KEY=V1,V2` items; return the list of values of each swept field, by key.
 
-    `start:stop:step` means the numbers from start to stop, including stop if a step hits it
-    exactly.
+    Values that TOML cannot parse are text. `start:stop:step` means the numbers from start to stop,
+    including stop if a step hits it exactly.
     """
     sweep: dict[str, list[Any]] = {}
     for item in items:

@@ -48,7 +48,8 @@ _DRAWN = 64  # texts of each canary format in place of known pairs
 def _make_prefixed_delegate(method: str) -> Any:
     """Make a method that adds the prefix token to texts and then calls the wrapped model.
 
-    method: name of the method of the wrapped model.
+    Args:
+        method: name of the method of the wrapped model.
     """
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
@@ -404,7 +405,8 @@ def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
 def _list_prefix_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
     """List the distinct prefix tokens to try: the tokenizer's default, no token, bos and eos.
 
-    framed: whether the texts begin with a template; the tokenizer then has no default.
+    Args:
+        framed: whether the texts begin with a template; the tokenizer then has no default.
     """
     candidates: dict[Tokens, None] = {}
     if not framed:

@@ -33,7 +33,8 @@ def name_class(value: Any) -> str:
 def format_python_objects(classes: Mapping[str, str]) -> str:
     """Return a phrase like `given in Python as objects: model (notebook.Mine)`.
 
-    classes: the class names in the plan, keyed by role.
+    Args:
+        classes: the class names in the plan, keyed by role.
     """
     return (
         "given in Python as objects: "
@@ -46,7 +47,8 @@ def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> 
 
     The objects are missing if the plan is read from a folder.
 
-    classes: the plan's class names, keyed by role.
+    Args:
+        classes: the plan's class names, keyed by role.
     """
     if set(classes) - set(objects):
         raise AuditError(

@@ -36,7 +36,9 @@ def build_quick_plan(
 ) -> Plan:
     """Return a plan of all cheap attacks and probes on a user's model and data.
 
-    nonmembers: file of records that the model was not trained on. fields: further plan fields.
+    Args:
+        nonmembers: file of records that the model was not trained on.
+        fields: further plan fields.
     """
     return Plan.from_fields(
         model=model,
@@ -108,7 +110,8 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
     Also return sentences about the attacks and probes that were left out. Raise AuditError for
     every plan that a run would refuse.
 
-    shared: cache that keeps the loaded models.
+    Args:
+        shared: cache that keeps the loaded models.
     """
     clock = StageClock(reporter)
     site = make_site(plan, reporter, shared)

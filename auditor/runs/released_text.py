@@ -198,8 +198,9 @@ def audit_released_text(
 
     Raise AuditError if all members, or all non-members, have fewer than n words.
 
-    n: number of words in a passage. If n is None, use `usual_passage_length`, or the median length
-    of private records if this is shorter.
+    Args:
+        n: number of words in a passage. If n is None, use `usual_passage_length`, or the median
+            length of private records if this is shorter.
     """
     clock = StageClock(reporter)
     secrets = release.secrets
@@ -295,7 +296,8 @@ class _ReleasedTextResults:
     ) -> None:
         """Add numbers about each record, from which the measurements can be recomputed.
 
-        values: arrays of shape (secrets,), keyed by name.
+        Args:
+            values: arrays of shape (secrets,), keyed by name.
         """
         ids, member, times = list_secret_attributes(secrets)
         observations = []
@@ -334,7 +336,8 @@ def _find_copied_passages(
     The passages are judged like an attack's guesses. Return the finding, then counts of personal
     data, keyed by kind.
 
-    n: number of words in a passage.
+    Args:
+        n: number of words in a passage.
     """
     is_long = [len(record.tokens) >= n for record in release.records]
     long = list(compress(release.records, is_long))
@@ -464,7 +467,8 @@ def _measure_personal_data(
 def _find_strings(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
     """Return the strings that the texts contain.
 
-    strings: maps a string to True if it counts only as a whole word.
+    Args:
+        strings: maps a string to True if it counts only as a whole word.
     """
     return {text for text, count in count_text_occurrences(strings, texts).items() if count}
 

@@ -29,7 +29,8 @@ class Reporter:
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
         """Show the first result: the share of members that greedy decoding recites.
 
-        recall: this share, keyed by repeat count.
+        Args:
+            recall: this share, keyed by repeat count.
         """
 
 

@@ -126,7 +126,8 @@ def _measure_audit(
 ) -> AuditResult:
     """Make all queries that have no answer yet, and compute the result.
 
-    loaded: SHA-256 of the loaded weights, keyed by `role/file`.
+    Args:
+        loaded: SHA-256 of the loaded weights, keyed by `role/file`.
     """
     benchmark = audit.benchmark
     selection = audit.selection

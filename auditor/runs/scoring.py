@@ -51,7 +51,8 @@ def measure_repeat_recall(
 ) -> dict[str, Measurement]:
     """Return members' verbatim recall by greedy decoding, keyed by repeat count ("all" if unknown).
 
-    guesses: greedy guesses, keyed by secret id, if an attack has guessed all these secrets.
+    Args:
+        guesses: greedy guesses, keyed by secret id, if an attack has guessed all these secrets.
     """
     members = select_members(secrets)
     hits = mark_greedy_hits(model, members, guesses)
@@ -74,7 +75,8 @@ def measure_nonmember_recall(
 
     Return None if no such secrets exist.
 
-    guesses: greedy guesses, keyed by secret id.
+    Args:
+        guesses: greedy guesses, keyed by secret id.
     """
     nonmembers = select_members(secrets, False)
     if not nonmembers:
@@ -94,8 +96,9 @@ def mark_greedy_hits(
     The result has shape (secrets,). A model with distributions needs no decoding: greedy decoding
     gives the suffix if each suffix token is the most likely one at its position.
 
-    guesses: greedy guesses, keyed by secret id. If they cover all secrets, the model is not
-    queried.
+    Args:
+        guesses: greedy guesses, keyed by secret id. If they cover all secrets, the model is not
+            queried.
     """
     continuations: Sequence[Tokens] | None = None
     if guesses and all(secret.id in guesses for secret in secrets):
@@ -173,7 +176,8 @@ def _compute_record_losses(
 
     Results in the run folder are reused.
 
-    context_lengths: for each text, the number of leading tokens that are given, not predicted.
+    Args:
+        context_lengths: for each text, the number of leading tokens that are given, not predicted.
     """
     texts = audit.benchmark.heldout
     ids = [secret.id for secret in select_members(audit.benchmark.secrets, False)]
@@ -203,8 +207,9 @@ def compute_published_nlls(
 
     Only perplexities that a defense's paper defines in its own way are computed.
 
-    context_lengths: for each text, the number of leading tokens that are given. Only later tokens
-    count.
+    Args:
+        context_lengths: for each text, the number of leading tokens that are given. Only later
+            tokens count.
     """
     nll_by_name: dict[str, list[float]] = {}
     for first in dict.fromkeys(context_lengths):
@@ -219,7 +224,8 @@ def compute_published_nlls(
 def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
     """Measure each perplexity, in the order of `nlls_by_name`.
 
-    nlls_by_name: results of `compute_heldout_losses`.
+    Args:
+        nlls_by_name: results of `compute_heldout_losses`.
     """
     tokens = list(map(int, nlls_by_name.get("tokens", ())))
     perplexities = []
@@ -287,8 +293,9 @@ def doubt_if_members_likelier(
     or that members and non-members differ in kind. A one-sided Welch test at the 2.5% level
     compares the mean log-probabilities, in nats per token.
 
-    methods: names of the run's attacks and probes. The doubt recommends a membership probe if it is
-    not among them.
+    Args:
+        methods: names of the run's attacks and probes. The doubt recommends a membership probe if
+            it is not among them.
     """
     values = answers.values[LIKELIHOOD]
     members = values[answers.member]

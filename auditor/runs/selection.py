@@ -98,8 +98,9 @@ class PluginSelection:
     def list_target_settings(self, companion: bool) -> tuple[Setting, ...]:
         """Return the access settings in which a target is attacked.
 
-        companion: whether the target is a control. A control is attacked only with the widest
-        access.
+        Args:
+            companion: whether the target is a control. A control is attacked only with the widest
+                access.
         """
         if companion:
             return self.settings[-1:]
@@ -134,7 +135,8 @@ def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Plu
 
     Raise AuditError if an object that the plan needs is missing.
 
-    objects: Python objects that the plan uses instead of names, keyed by role.
+    Args:
+        objects: Python objects that the plan uses instead of names, keyed by role.
     """
     # Load files first: names and options below may come from them.
     for path in plan.plugin:
@@ -230,7 +232,8 @@ def _default_attack_options(
     defaults for an audit without a reference model, and for a model without next-token
     distributions. The user's options later override all of these.
 
-    known: classes of attacks and probes, keyed by name.
+    Args:
+        known: classes of attacks and probes, keyed by name.
     """
     defaults = {}
     for name, kind in known.items():

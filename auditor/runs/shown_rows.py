@@ -105,8 +105,9 @@ class BeforeUnlearning(UnlearningBaseline):
 class RetrainedBaseline(UnlearningBaseline):
     """Model trained without the records to forget.
 
-    relearned: whether this model was then trained for some more steps, in the same way as the
-    unlearned model in `RelearnedBaseline`.
+    Args:
+        relearned: whether this model was then trained for some more steps, in the same way as the
+            unlearned model in `RelearnedBaseline`.
     """
 
     name = "retrained"
@@ -118,7 +119,8 @@ class RetrainedBaseline(UnlearningBaseline):
 class RelearnedBaseline(UnlearningBaseline):
     """Unlearned model that was trained for some more steps on records that it need not forget.
 
-    of: unlearning defense; None if the attacked model is itself the unlearned model.
+    Args:
+        of: unlearning defense; None if the attacked model is itself the unlearned model.
     """
 
     name = "relearned"
@@ -183,7 +185,8 @@ def _check_unlearning_flags(
 ) -> None:
     """Raise AuditError if flags conflict, or if they need an unlearned model and none is given.
 
-    unlearning: defenses that make an unlearned model.
+    Args:
+        unlearning: defenses that make an unlearned model.
     """
     if target.before is not None and unlearning:
         raise AuditError(
@@ -243,7 +246,8 @@ def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[
     A form is another copy of the attacked model, such as a quantised copy. Raise AuditError for an
     invalid form, or if two targets have the same name.
 
-    others: the other targets that the run shows.
+    Args:
+        others: the other targets that the run shows.
     """
     rows = list[ShownRow]()
     names = {UNDEFENDED, *(row.name for row in others)}

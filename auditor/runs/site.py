@@ -297,7 +297,8 @@ def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> Non
 def format_missing_input(defense: Defense, public: str | None) -> str:
     """Return the names of this defense's missing inputs outside the lab; "" if nothing is missing.
 
-    public: folder or hub id of the public model.
+    Args:
+        public: folder or hub id of the public model.
     """
     ensemble = defense.ensemble_folder
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
@@ -322,7 +323,8 @@ def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
 
     In the lab, such inputs are made on demand.
 
-    public: folder or hub id of the public model; None if not given.
+    Args:
+        public: folder or hub id of the public model; None if not given.
     """
     if phrase := format_missing_input(defense, public):
         raise AuditError(f"--defense {defense.name} outside the lab needs {phrase}")
@@ -360,7 +362,8 @@ def load_trained_defense(
 
     Raise AuditError if a different method trained the model.
 
-    vocab_size: vocabulary size of the attacked model.
+    Args:
+        vocab_size: vocabulary size of the attacked model.
     """
     folder = defense.model_folder
     if not Path(folder).is_dir():

@@ -65,7 +65,8 @@ class StoppingRule:
     def explain_stop(self, row: ValuesBySecret) -> str:
         """Return why the queries can stop; "" if more secrets are needed.
 
-        row: results of the secrets queried so far.
+        Args:
+            row: results of the secrets queried so far.
         """
         members = int(row.member.sum())
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
@@ -86,7 +87,8 @@ class StoppingRule:
     def _format_rule_verdict(self, rule: Rule, row: ValuesBySecret) -> str:
         """Return the gate's verdict on the rule, `failed` or `was held`; "" if undecided so far.
 
-        row: results of the secrets queried so far.
+        Args:
+            row: results of the secrets queried so far.
         """
         if rule.against_undefended:
             return ""  # the undefended target stops at a different look
@@ -144,7 +146,8 @@ def bound_stopped_finding(finding: Finding, row: ValuesBySecret, stopped: Stoppe
     the results are tested repeatedly during the queries. Measurements without such an interval are
     dropped.
 
-    row: results of the queried secrets.
+    Args:
+        row: results of the queried secrets.
     """
 
     measurements = []
@@ -192,7 +195,8 @@ def build_stopping_rules(
 
     Raise AuditError if no cell could satisfy --until.
 
-    policy, base: gate policy and baseline run of `--until decided`.
+    Args:
+        policy, base: gate policy and baseline run of `--until decided`.
     """
     if plan.until is None:
         return {}

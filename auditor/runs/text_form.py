@@ -308,8 +308,9 @@ def _render_answer_pairs(
 
     Return () if the rendering cannot write the row.
 
-    usual: whether this is the default rendering. Its template must not refuse a row: then
-    AuditError is raised.
+    Args:
+        usual: whether this is the default rendering. Its template must not refuse a row: then
+            AuditError is raised.
     """
     try:
         rendered = chat.render_chat(model.tokenizer, conversation, form)
@@ -358,7 +359,8 @@ def _choose_likeliest_day(
 ) -> tuple[ChatRendering, list[str]]:
     """Return the rendering with the day that makes answers most likely, then doubts about the day.
 
-    hurried: whether to score only a few rows if they make the choice clear.
+    Args:
+        hurried: whether to score only a few rows if they make the choice clear.
     """
     if len(days) == 1:  # --date
         return form, []

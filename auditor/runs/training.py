@@ -64,7 +64,8 @@ def train_model_into_folder(
 
     Every error that a user can fix raises AuditError before anything is written.
 
-    progress: function called with (description, done, total).
+    Args:
+        progress: function called with (description, done, total).
     """
     trainer = _build_trainer(request)
     _check_training_request(request, trainer)
@@ -240,8 +241,9 @@ def _train_recorded_job(
 ) -> tuple[str, ...]:
     """Run the training and record it in its output folder.
 
-    settings: the arguments that repeat the training, and the configuration: the values that decide
-    the trained weights.
+    Args:
+        settings: the arguments that repeat the training, and the configuration: the values that
+            decide the trained weights.
     """
     record = {"tool_version": __version__, **settings, "finished": False}
     if trainer.surrounds:
@@ -294,7 +296,8 @@ def _tokenize_records(
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
     """Tokenize the rows. Return the records, then notes.
 
-    units: privacy unit of each row; if None, rows with the same text form a unit.
+    Args:
+        units: privacy unit of each row; if None, rows with the same text form a unit.
     """
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
@@ -360,7 +363,8 @@ def _make_training_record(
 ) -> TrainingRecord:
     """Return a training record. Records with the same text belong to the same privacy unit.
 
-    mask: True for each token that is trained on; None if all are.
+    Args:
+        mask: True for each token that is trained on; None if all are.
     """
     (unit,) = record_digests([text])
     return TrainingRecord(text, tuple(tokens), unit, mask)
@@ -395,7 +399,8 @@ def _tokenize_conversations(
 
     If a conversation cannot be used, raise AuditError with its number.
 
-    loss_on: the parts of a conversation to train on.
+    Args:
+        loss_on: the parts of a conversation to train on.
     """
     records = []
     n_learnt = 0
