@@ -72,9 +72,12 @@ class AttackRow:
                 return f"{share} recited word for word"
             return f"{share} recited, at least in part (parts: {phrases.format_hit_count(parts)})"
         is_named = m.note not in ("", self.finding.attack)
-        note = ""
-        if m.name == name_auc("") and is_named:
-            note = f" ({m.note}{_format_most_copied_auc(self.finding)})"
+        notes = []
+        if m.name == name_auc(""):
+            notes = [m.note if is_named else "", _format_most_copied_auc(self.finding)]
+        note = "; ".join(filter(None, notes))
+        if note:
+            note = f" ({note})"
         title = find_metric(m.name).short or phrases.lower_first(phrases.format_metric(m.name))
         return (
             f"{title} {phrases.format_measurement_value(m)}{note}{phrases.format_suffix_lengths(m)}"
@@ -134,7 +137,7 @@ def compare_attacks(
 
 
 def _format_most_copied_auc(finding: Finding) -> str:
-    """Return a phrase about the records with most copies: `; 0.994 [0.91–1.00] at 8 copies`."""
+    """Return a phrase about the records with most copies: `0.994 [0.91–1.00] at 8 copies`."""
     by_copies = []
     for count, m in phrases.sort_repeats(finding.by_repeats):
         if m.name == name_auc("") and is_measured(m):
@@ -142,7 +145,7 @@ def _format_most_copied_auc(finding: Finding) -> str:
     if len(by_copies) < 2:
         return ""
     most_copies, auc = by_copies[-1]
-    return f"; {phrases.format_measurement_value(auc)} at {most_copies} copies"
+    return f"{phrases.format_measurement_value(auc)} at {most_copies} copies"
 
 
 def _find_main_number(finding: Finding) -> Measurement | None:
