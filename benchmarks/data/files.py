@@ -123,7 +123,7 @@ class Files(Benchmark):
         sources = _read_other_sources(members, self._files, cut, reader)
         if "--nonmembers" in sources:
             nonmember_source = drop_member_copies(sources["--nonmembers"], members)
-            if layout == ("text",) and not lengths.are_given:
+            if not lengths.are_given:
                 nonmember_source, self.doubts = match_nonmember_lengths(
                     nonmember_source, members, split
                 )

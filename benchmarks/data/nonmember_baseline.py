@@ -177,4 +177,6 @@ def _format_length_mix(sizes: Mapping[int, int]) -> str:
     """
     band = max(sizes, key=lambda band: sizes[band])
     share = sizes[band] / sum(sizes.values())
+    if band == 1:
+        return f"1 token in {share:.0%}"
     return f"{2 ** (band - 1)} to {2**band - 1} tokens in {share:.0%}"

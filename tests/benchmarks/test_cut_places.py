@@ -233,6 +233,16 @@ def test_a_conversation_of_a_member_under_another_system_turn_is_no_nonmember(
     assert (counts.audited, counts.left_out) == (3, {STANDS_IN_MEMBER: 3})
 
 
+def test_answers_of_unlike_lengths_are_a_doubt(tmp_path: Path) -> None:
+    def rows(answer: str) -> list[dict[str, Any]]:
+        return [{"prompt": f"Code of {i}?", "completion": f" {answer}{i}"} for i in range(30)]
+
+    data = write(tmp_path / "d.jsonl", rows("It is "))
+    fresh = write(tmp_path / "n.jsonl", rows("The code that you want to know, dear Ann, is "))
+    (doubt,) = build(data, nonmembers=fresh, form=ChatRendering(NONE)).doubts
+    assert doubt.kind == "non-members" and "differ in length" in doubt.sentence
+
+
 # --- what was trained on, and what a model can read
 # -----------------------------------------------------------------------------------------------
 
