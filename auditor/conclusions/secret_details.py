@@ -260,7 +260,8 @@ def calibrate_guess_scores(score: Floats, right: Bools) -> Reliability:
     error); Brier 1950. Raise AuditError for a score outside [0, 1].
 
     Args:
-        right: True for each correct guess.
+        score: the score of each guess, (n,).
+        right: True for each correct guess, (n,).
     """
     # NaN fails this test too; a sum of probabilities may exceed 1 by rounding.
     if not len(score) or not ((score >= 0) & (score <= 1 + 1e-9)).all():
