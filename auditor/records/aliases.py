@@ -57,6 +57,7 @@ def _check_salt_length(salt: bytes, where: str) -> bytes:
     Someone who guesses the salt can test guesses of records.
 
     Args:
+        salt: the salt.
         where: the source of the salt, for the message.
     """
     # Strip only for the length: a line end in a salt file is a part of the key.
@@ -76,6 +77,10 @@ def alias_secrets(secrets: Iterable[Secret], salt: bytes) -> SecretTable:
     """Give the secrets aliases: `s` and 12 hex digits, followed by a number if a record repeats.
 
     A secret's person also gets an alias, `u` and 12 hex digits, so that later code sees no names.
+
+    Args:
+        secrets: the secrets, of which only prefix, suffix and person decide the aliases.
+        salt: key of the digests, from `load_alias_salt`.
     """
     table = build_secret_table(secrets)
     aliases = list[str]()

@@ -62,6 +62,8 @@ class SecretAttributes(NamedTuple):
 class AnsweredSecretIds:
     """Hold the ids of attacked secrets in a run folder; a field is None if its file is missing.
 
+    An answer is an attack's guesses about a secret, or a probe's observation of it.
+
     Args:
         plan: plan of the run.
         secrets: the secrets' publishable attributes, keyed by id.

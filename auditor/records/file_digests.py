@@ -58,7 +58,7 @@ def compute_model_digests(
     It is for decisions, which must not rely on file dates or cached digests.
 
     Args:
-        models_by_role: as in `digest_model_files`.
+        models_by_role: each role's model (folder or hub id) and its hub revision.
         progress: called with (description, done, total).
     """
     paths = dict(_list_role_files(models_by_role))
@@ -97,10 +97,12 @@ def check_model_files_unchanged(
 ) -> None:
     """Raise AuditError, which names the file, if a file changed, vanished or appeared.
 
+    A model is skipped if `recorded` or `now` has none of its files.
+
     Args:
-        recorded, now: earlier and current SHA-256 of each file, keyed by `role/file`; without
-            earlier digests, `recorded` is None. A model is skipped if `recorded` or `now` has none
-            of its files.
+        recorded: earlier SHA-256 of each file, keyed by `role/file`; None if they were not
+            recorded.
+        now: current SHA-256 of each file, keyed by `role/file`.
         description: source of the earlier digests, for the message.
     """
     if recorded is None:
@@ -124,9 +126,11 @@ def find_changed_files(
 ) -> Iterator[tuple[str, str]]:
     """Yield (file, description of the change) for each changed file.
 
+    A model is skipped if `recorded` or `now` has none of its files.
+
     Args:
-        recorded, now: SHA-256 of each file, keyed by `role/file`. A model is skipped if `recorded`
-            or `now` has none of its files.
+        recorded: earlier SHA-256 of each file, keyed by `role/file`.
+        now: current SHA-256 of each file, keyed by `role/file`.
     """
     shared_roles = list_model_roles(recorded) & list_model_roles(now)
     for name in sorted({*recorded, *now}):

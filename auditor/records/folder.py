@@ -40,9 +40,14 @@ Item = TypeVar("Item")
 class RunFolder:
     """Manage a run's folder, locked against other processes.
 
-    `create` starts a run and `reopen` continues an interrupted run. `guesses` and `observations`
-    hold the finished secrets of attacks and probes, keyed by cell (target, setting, attack or
-    probe). `tokens` holds the secrets whose suffix tokens have been scored, keyed by target.
+    `create` starts a run and `reopen` continues an interrupted run.
+
+    Attributes:
+        path: path of the folder.
+        guesses: attacks' answers about each secret, keyed by cell (target, setting, attack).
+        observations: probes' answers about each secret, keyed by cell (target, setting, probe).
+        tokens: log-probabilities of each secret's suffix tokens, keyed by target.
+        numbers: numbers of the secrets, which all three journals share.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,6 +67,8 @@ class RunFolder:
 
         Args:
             out: the folder; None for a new folder in runs/.
+            name: end of the new folder's name, if `out` is None.
+            plan: the plan as JSON values.
         """
         path = out or find_unused_path(name)
         folder = cls(path)
@@ -148,9 +155,10 @@ class RunFolder:
         return read_json_object(self.path / PLAN, "the plan of a run")
 
     def pin_secrets(self, fingerprint: str) -> None:
-        """Record the fingerprint of the secrets.
+        """Record the fingerprint of the secrets, or compare it with the recorded one.
 
-        Raise AuditError if the folder's answers are about different secrets.
+        A fingerprint is a digest (`digest_comparable_secrets`). Raise AuditError if the folder's
+        answers are about different secrets.
         """
         complaint = (
             f"expected the secrets that {str(self.path)!r} was started on, but the data has changed"
@@ -189,15 +197,18 @@ class RunFolder:
             file_digests.check_model_files_unchanged(digests, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
-        """Record the current digests of the weights (`now`).
+        """Record the current SHA-256 of each weight file (`now`), keyed by `role/file`.
 
-        Raise AuditError like `refuse_changed_weights`.
+        Raise AuditError, with a file's name, if the folder's answers are from different weights.
         """
         self.refuse_changed_weights(now)
         disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
     def save_prefix_token(self, prefix_token: PrefixToken) -> None:
-        """Save the prefix token, so that a resumed run does not choose one again."""
+        """Save the prefix token, so that a resumed run does not choose one again.
+
+        The prefix token is the token that the run puts before every text.
+        """
         disk.replace_atomically(self.path / _PREFIX_TOKEN, json.dumps(to_json(prefix_token)))
 
     def prefix_token(self) -> PrefixToken | None:
@@ -239,7 +250,8 @@ class RunFolder:
         """Save the publishable attributes of each secret, without text.
 
         Args:
-            facts: a column per attribute, from `secret_details.build_attribute_columns`.
+            facts: a column per attribute, keyed by name, from
+                `secret_details.build_attribute_columns`.
         """
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
@@ -273,7 +285,7 @@ class RunFolder:
         """Return the path at which an attack's fitted parameters are saved (`runs/audit.py`).
 
         Args:
-            name: the name of the cell.
+            name: name of the attack and of its access.
         """
         return self.path / "state" / (name.replace("/", "--") + ".pt")
 
@@ -289,7 +301,7 @@ def remove_latest_link() -> None:
 
 
 def find_unused_path(name: str) -> Path:
-    """Return the path runs/<UTC time>-<name>, with a suffix if that path exists."""
+    """Return the path runs/<UTC time>-<name>, with a number appended if that path exists."""
     path = free = _RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}"
     count = 1
     # Only a first check: if two processes get the same free name, the lock in `create` admits

@@ -45,7 +45,7 @@ class SecretNumbers:
         return itertools.chain(self._ids, self._others)
 
     def index_table(self, ids: Strings) -> None:
-        """Number the secrets of a table by their places, unless secrets already have numbers."""
+        """Number these ids by their position, unless secrets already have numbers."""
         hashes = np.fromiter(map(hash, ids), np.int64, len(ids))
         if self._others or len(np.unique(hashes)) < len(ids):
             return
@@ -73,9 +73,10 @@ class SecretNumbers:
 class CellJournal(Generic[Key, Record]):
     """Manage a file of finished secrets, with a JSON line for each.
 
-    The key is a target, or a tuple of target, setting, and attack or probe. Lines are written at
-    once and read on demand. Memory holds only the start of each line, because the guesses of all
-    secrets may be larger than any model. A second record of a secret replaces the first.
+    The key of a line is a target, or a cell (target, setting, and attack or probe). Lines are
+    written at once and read on demand. Memory holds only the start of each line, because the
+    guesses of all secrets may be larger than any model. A second record of a secret replaces the
+    first.
 
     Args:
         path: path of the file.
@@ -147,7 +148,8 @@ class CellJournal(Generic[Key, Record]):
         Raise AuditError if the line is not a record of this journal.
 
         Args:
-            number: the line number for messages.
+            line: the line's bytes.
+            number: the line number for messages; None if unknown.
         """
         try:
             return self.decode(json.loads(line))
@@ -213,7 +215,7 @@ class FinishedSecrets(Mapping[str, Record]):
         yield from self.read_lines(map(self._find_begin, secrets))
 
     def set_begin(self, secret: str, begin: int) -> None:
-        """Set the start of a secret's line."""
+        """Record that a secret's line starts at byte `begin` of the file."""
         number = self.numbers.add(secret)
         n_new = number + 1 - len(self._begins)
         self._begins.extend(itertools.repeat(_UNFINISHED, n_new))

@@ -89,7 +89,8 @@ def write_manifest(folder: Path, result: bytes) -> None:
 def find_folder_edits(folder: Path) -> FolderEdits | None:
     """Return the changes to the folder since the run ended; None if it has no manifest.
 
-    Raise AuditError if the manifest is damaged.
+    The manifest holds the SHA-256 of every file of the run. Raise AuditError if the manifest is
+    damaged.
     """
     path = folder / MANIFEST
     if not path.exists():

@@ -145,12 +145,17 @@ def decode_added_text(decode: Decode, context: Sequence[int], tokens: Sequence[i
     """Return the text that the tokens add after the context.
 
     Decoding without the context would lose a leading space with some tokenizers.
+
+    Args:
+        decode: function from token ids to text.
+        context: token ids before the text.
+        tokens: token ids of the text.
     """
     return decode([*context, *tokens])[len(decode(context)) :]
 
 
 def decode_token_texts(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """Return the text that each token adds after the context.
+    """Return the text that each token adds after the context, as in `decode_added_text`.
 
     A character that consists of several tokens counts for the last of them.
     """

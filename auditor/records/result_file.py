@@ -83,9 +83,10 @@ def explain_missing_result(folder: Path) -> str:
 def creation_time(result: AuditResult, where: str) -> datetime:
     """Return the UTC time of the run.
 
-    Raise AuditError if the date is invalid.
+    Raise AuditError if the recorded date is invalid.
 
     Args:
+        result: result of the run.
         where: the run's name for messages.
     """
     try:

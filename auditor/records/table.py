@@ -77,6 +77,8 @@ def write_secrets_table(
     skip row groups.
 
     Args:
+        folder: the run folder.
+        columns: columns of all kinds but TOKENS.
         token_columns: columns of kind TOKENS, one target after another, generated during writing.
     """
     import pyarrow.parquet as pq
@@ -210,6 +212,8 @@ def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> 
     Raise AuditError if the file is of a different version or has content that no run writes.
 
     Args:
+        folder: the run folder.
+        kind: kind of number, such as MEASURED (see the module's docstring).
         quantity: if given, read only columns of this quantity.
     """
     path = folder / TABLE
@@ -415,7 +419,10 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
 
 
 def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
-    """Return the log-probabilities of the suffixes' tokens, keyed by target."""
+    """Return the log-probabilities of the true suffixes' tokens, keyed by target.
+
+    Return {} if the folder has no table.
+    """
     path = folder / TABLE
     if not path.exists():
         return {}
@@ -466,9 +473,10 @@ def read_probe_observations(folder: Path) -> Seen:
 
 
 def read_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
-    """Return the whole file as a data frame, with aliases instead of ids.
+    """Return the whole table as a data frame, with aliases instead of ids.
 
-    Raise AuditError as `read_secrets_table` does, and if there is no file.
+    `aliases` holds the name of each secret in reports, keyed by secret id. Raise AuditError if the
+    file is missing, of a different version or damaged.
     """
     path = folder / TABLE
     categories = [*_NAMES, "secret"]
