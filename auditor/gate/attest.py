@@ -30,9 +30,9 @@ SIGNED = "the attestation is signed and fits the run"
 
 
 def build_run_statement(folder: Path) -> dict[str, Any]:
-    """Build the statement about a finished run.
+    """Build the statement about a finished run: digests of its files, as JSON values.
 
-    Raise AuditError if the run read no weight files.
+    Raise AuditError if the run read no weight files, or if its files were edited since it ended.
     """
     result = result_file.read_result(folder)
     if not result.weights:
@@ -111,8 +111,13 @@ def build_attestation(folder: Path, key: Path | None) -> str:
 def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
     """Return a held ruling if the key signed the folder's current run and weights.
 
-    Otherwise the ruling is failed and states the reason. Raise AuditError for an invalid
-    attestation or key file.
+    A ruling is a verdict with its reason. If the key did not sign them, the ruling is failed. Raise
+    AuditError for an invalid attestation or key file.
+
+    Args:
+        folder: folder of the run.
+        attestation: file of the signed statement about the run.
+        key: public key of the signer.
     """
     try:
         text = attestation.read_text(encoding="utf-8")
@@ -133,9 +138,13 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
 
 
 def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
-    """Yield a sentence for each difference between the folder and a signed statement (`stated`).
+    """Yield a sentence for each difference between the folder and a signed statement.
 
     Raise AuditError for a folder without a result.
+
+    Args:
+        folder: folder of the run.
+        stated: the statement as JSON values.
     """
     is_erasure = (folder / ERASURE).is_file()
     predicate_type = PREDICATE

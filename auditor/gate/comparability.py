@@ -72,6 +72,8 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
     The message states the first difference, and a command that makes a comparable run.
 
     Args:
+        run: the run.
+        base: the run to compare with.
         description: noun for the run `base`, for example "baseline".
     """
     for candidate in (run, base):
@@ -142,8 +144,9 @@ def _format_flag(flag: str, value: Any) -> list[str]:
 
 
 def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
-    """Yield each difference that prevents a comparison, as a phrase with the values of `run` and
-    `base`.
+    """Yield each difference that prevents a comparison, as a phrase with the values of both runs.
+
+    `run` and `base` are the compared runs; the value of `run` comes first.
     """
     result = run.result
     base_result = base.result

@@ -67,11 +67,13 @@ class Comparison:
 def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = ()) -> Comparison:
     """Compare runs for each target, setting, and attack or probe, in the order of the first run.
 
-    Raise AuditError for fewer than two runs, for a run that is not comparable with the first, and
-    for a metric that no run has.
-
     Args:
+        runs: the runs; each is compared with the first.
         metrics: the metrics to compare; if empty, the main metric of each attack and probe.
+
+    Raises:
+        AuditError: for fewer than two runs, for a run that is not comparable with the first, and
+            for a metric that no run has.
     """
     if len(runs) < 2:
         raise AuditError(f"expected at least two runs to compare, got {len(runs)}")
@@ -116,6 +118,7 @@ def _compare_cell(
     """Yield a comparison for each metric that at least one run measured in this cell.
 
     Args:
+        runs: the compared runs.
         cell: target, setting, and attack or probe.
         findings: the finding of this cell in each run; None if the run has none.
         metrics: the metrics to compare; if empty, the main metric of each finding.
@@ -135,13 +138,13 @@ def _compare_cell(
 def _mark_least_leaking_runs(
     runs: Sequence[RunOutcomes], lines: Sequence[ComparisonRow]
 ) -> Iterator[ComparisonRow]:
-    """Yield the comparisons, with `best_run` set if one run leaks significantly less than all
-    others.
+    """Yield the comparisons, with `best_run` set if a run leaks significantly less than all others.
 
     The significance level is adjusted for the number of comparisons (Holm 1979), and then divided
     among the runs.
 
     Args:
+        runs: the compared runs.
         lines: a comparison of all runs for each cell and metric.
     """
     lowest = list(map(_find_least_leaking_run, lines))

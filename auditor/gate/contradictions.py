@@ -50,8 +50,10 @@ def find_result_contradictions(
     A cell names target, setting, and attack or probe.
 
     Args:
-        outcomes: results by secret.
-        listed: ids of the attacked secrets, read from the folder's other files.
+        result: result of the run.
+        outcomes: results by secret, keyed by cell.
+        listed: the plan and the ids of the attacked secrets and answers, read from the folder's
+            other files.
     """
     yield from _check_planned_rows(result)
     yield from _check_planned_secrets(result, outcomes, listed)
@@ -114,7 +116,8 @@ def _check_planned_secrets(
     A cell names target, setting, and attack or probe.
 
     Args:
-        outcomes: results by secret.
+        result: result of the run.
+        outcomes: results by secret, keyed by cell.
         listed: the plan and the ids of the attacked secrets and answers, read from the folder.
     """
     if listed.plan is not None:
@@ -252,6 +255,10 @@ def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
     In such a game, the auditor guesses which of two neighbouring models drew some tokens. The games
     are recorded with a claim, an exact epsilon and a number of tokens. These must agree with the
     target's claim, the measurements and the options.
+
+    Args:
+        finding: finding of the probe.
+        claim: the target's privacy claim; None if it claims nothing.
     """
     for audit in finding.audits:
         if audit.table is None:

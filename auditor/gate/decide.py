@@ -101,11 +101,20 @@ def apply_policy(
 
     The decision is also "failed" if the run contradicts itself, or if a requested attack could not
     run on a judged target in any setting. The policy can allow such attacks
-    (`allow_not_applicable`). Raise AuditError for an unknown metric and for a missing or
-    incomparable baseline.
+    (`allow_not_applicable`).
 
     Args:
-        attested: `gate.attest`'s ruling on the attestation.
+        run: the run.
+        policy: the rules.
+        baseline: run to compare with; None if no rule needs one.
+        target: if given, judge only this target.
+        setting: if given, judge only this access setting.
+        attack: if given, judge only this attack or probe.
+        attested: ruling on whether the run matches its signed attestation; None if no attestation
+            was given.
+
+    Raises:
+        AuditError: for an unknown metric and for a missing or incomparable baseline.
     """
     check_policy(policy, baseline)
     check_rule_metrics(
@@ -195,7 +204,7 @@ def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
 def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) -> None:
     """Raise AuditError if a rule's metric is neither in the table of metrics nor in `measured`.
 
-    This catches a mistyped metric.
+    This catches a mistyped metric. `measured` holds the names of metrics that plug-ins measured.
     """
     for rule in rules:
         if not is_builtin_metric(rule.metric) and rule.metric not in measured:
@@ -205,7 +214,10 @@ def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) ->
 
 
 def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
-    """Raise AuditError if a rule names a target, setting or attack that is not in `rows`."""
+    """Raise AuditError if a rule names a target, setting or attack that the run does not have.
+
+    `rows` are the run's cells: target, setting, and attack or probe.
+    """
     for rule in policy.rules:
         scope = (rule.target, rule.setting, rule.attack)
         check_rule_scope_names_exist(scope, rows)
@@ -280,10 +292,14 @@ def _list_target_cases(
     values_by_cell: Mapping[CellKey, ValuesBySecret] | None,
     baseline: RunOutcomes | None,
 ) -> Iterator[_Case]:
-    """Yield the cases of a rule on one target.
+    """Yield the cases of a rule on one target. A case is a rule with the evidence to judge it by.
 
     Args:
+        result: result of the run.
         cell: target, setting and attack; "" for any setting or any attack.
+        rule: the rule.
+        values_by_cell: results by secret; None to trust the numbers in the result.
+        baseline: run to compare with; None if there is none.
     """
     setting = cell.setting or None
     attack = cell.attack or None
@@ -356,12 +372,16 @@ class _Case:
 def _build_claim_case(
     result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None
 ) -> _Case:
-    """Build the case of a rule on the claim of the target `name`.
+    """Build the case of a rule on the claim of a target.
 
     The target's audits share the significance level.
 
     Args:
-        setting, attack: if given, only audits with these names count.
+        result: result of the run.
+        name: name of the target.
+        rule: the rule.
+        setting: if given, only audits in this access setting count.
+        attack: if given, only audits by this probe count.
     """
     cell = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
@@ -419,10 +439,15 @@ def _build_case(
 def _measure_records(
     finding: Finding, rule: Rule, row_values: ValuesBySecret | None
 ) -> Measurement | None:
-    """Return the share of whole records if the rule limits a share of parts of records, otherwise
-    None.
+    """Return the share of whole records if the rule limits a share of parts of records.
 
-    If the rule has a repeat count or a kind of personal data, use only records that have it.
+    If the rule has a repeat count or a kind of personal data, use only records that have it. Return
+    None if the rule limits another number, or if records have no parts.
+
+    Args:
+        finding: the finding.
+        rule: the rule.
+        row_values: results by secret of the finding's cell; None if there are none.
     """
     metric = _OF_RECORDS.get(rule.metric, "")
     recorded = finding.measurement(metric)
@@ -438,10 +463,16 @@ def _measure_records(
 def _select_measurement(
     finding: Finding, rule: Rule, values_by_cell: Mapping[CellKey, ValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
-    """Return the number that the rule limits, or the reason for a missing number.
+    """Return the number that a rule limits.
 
-    The second value is True if the number was recomputed from each secret's results
-    (`values_by_cell`).
+    Args:
+        finding: the finding.
+        rule: the rule.
+        values_by_cell: results by secret; None to trust the finding's numbers.
+
+    Returns:
+        The number, or the reason why it is missing.
+        Whether the number was recomputed from each secret's results.
     """
     count = None if rule.is_paired_difference else rule.count
     if rule.kind is not None:
@@ -515,6 +546,9 @@ def _build_limit_evidence(
     non-members to set the TPR's threshold.
 
     Args:
+        rule: the rule.
+        measured: the limited number.
+        values_by_secret: results by secret; None if there are none.
         derived: whether the number was recomputed from each secret's results.
     """
     evidence: BoundedNumber | None = None
@@ -588,6 +622,8 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
     """Return the ruling on a case.
 
     Args:
+        case: a rule on a cell, with the evidence.
+        level: significance level of lower bounds, corrected for the number of decisions.
         counts_with_a_rule: the repeat counts whose secrets have a rule of their own.
     """
     limit, metric, words = case.rule.limit, case.rule.metric_with_part, str(case.rule)

@@ -126,11 +126,10 @@ def _read_decision_file(path: Path) -> bytes:
 
 
 def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
-    """Return the decisions on the folder's current result.
+    """Return the decisions on the folder's current result, oldest first.
 
-    If the same rules were judged repeatedly, only the last decision is returned.
-
-    Raise AuditError for an invalid or edited file.
+    If the same rules were judged repeatedly, only the last decision is returned. Raise AuditError
+    for an invalid or edited file.
     """
     path = folder / DECISIONS
     now = digest_file(folder / RESULT)

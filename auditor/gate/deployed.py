@@ -50,9 +50,12 @@ def compare_deployed_files(
     """Compare the files of the deployed model with the files that the run read.
 
     Args:
+        result: result of the run.
+        target: the plan's fields about the audited model.
         now: SHA-256 of each file of the deployed model, keyed by `role/file`.
         place: folder or hub id of the deployed model.
-        run_time, at: times of the run and of this comparison.
+        run_time: time of the run.
+        at: time of this comparison.
     """
     age = (at - run_time).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})

@@ -22,11 +22,12 @@ class NoValidSignature(AuditError):
 def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
     """Return the payload in a signed envelope, as JSON.
 
-    Raise AuditError if the key is invalid or securesystemslib is not installed.
-
     Args:
         payload: bytes of type `IN_TOTO`.
-        key: an Ed25519 private key, PEM without a password.
+        key: file of an Ed25519 private key, PEM without a password.
+
+    Raises:
+        AuditError: if the key is invalid or securesystemslib is not installed.
     """
     private = _load_ed25519_key(key, "private")
     from securesystemslib.dsse import Envelope
@@ -40,13 +41,16 @@ def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
 def verify_dsse_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
     """Return the payload, then the hex id of the key that signed the envelope.
 
-    Raise AuditError if the envelope's type or the key is invalid. Raise NoValidSignature if this
-    key did not sign the envelope.
+    The envelope's own key id is ignored, because it is not signed and other tools compute other
+    ids.
 
     Args:
-        envelope: JSON.
-        key: an Ed25519 public key, PEM. The envelope's own key id is ignored, because it is not
-            signed and other tools compute other ids.
+        envelope: the envelope as JSON.
+        key: file of an Ed25519 public key, PEM.
+
+    Raises:
+        AuditError: if the envelope's type or the key is invalid.
+        NoValidSignature: if this key did not sign the envelope.
     """
     public = _load_ed25519_key(key, "public")
     signed = _parse_dsse_envelope(envelope)

@@ -83,11 +83,13 @@ class History:
 def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
     """Build the history of finished runs. A folder given under two names counts once.
 
-    Raise AuditError for a folder that is not a run, for an unknown order, and if all runs are left
-    out.
-
     Args:
-        by: order of the runs.
+        folders: folders of the runs.
+        by: order of the runs: `date`, `commit` or `checkpoint`.
+
+    Raises:
+        AuditError: for a folder that is not a run, for an unknown order, and if all runs are left
+            out.
     """
     if by not in get_args(By):
         raise AuditError(

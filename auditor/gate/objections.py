@@ -25,6 +25,11 @@ def downgrade_doubtful_ruling(
     Any number about leakage is in doubt if the audit is unsure how the training text was formatted
     (the text form). A number from sampled answers is also in doubt if a server withheld answers, or
     if there are fewer hits than the model's probabilities predict.
+
+    Args:
+        result: result of the run.
+        assessment: decisions on each kind of leak, with contradictions between the numbers.
+        ruling: the ruling.
     """
     cell = (ruling.target, ruling.setting, ruling.attack)
     is_drawn = any(row.cell_key == cell and row.drawn for row in result.findings)
@@ -67,7 +72,9 @@ def find_strata_objection(
     Records are grouped by number of copies.
 
     Args:
-        counts_with_a_rule: numbers of copies with a separate rule.
+        finding: finding of the attack.
+        limit: largest allowed share.
+        counts_with_a_rule: numbers of copies with a separate rule, which are skipped.
     """
     weighted_share = measure_weighted_share(finding, LEVEL)
     if weighted_share is not None and weighted_share.high > limit:

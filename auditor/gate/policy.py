@@ -214,6 +214,8 @@ def _check_require_table(required: Required, table: Mapping[str, Any], where: st
     """Raise AuditError for an empty name, a count below 1 or an invalid age in a [require] table.
 
     Args:
+        required: the parsed table.
+        table: the table's own values.
         where: name of the file in messages.
     """
     if not all(required.attacks):
@@ -268,8 +270,9 @@ def parse_limits(
     Raise AuditError for other text or a repeated limit.
 
     Args:
-        flag: the flag in messages.
-        against_baseline: limits are on the increase over the baseline.
+        items: the items.
+        flag: name of the flag for messages.
+        against_baseline: whether the limits are on the increase over the baseline.
     """
     rules = []
     for item in items:

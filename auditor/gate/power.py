@@ -110,11 +110,13 @@ def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[
     There are four questions. Two are about a limit on the metric: when does it fail and when does
     it hold? Two are about the paired difference from a baseline run.
 
-    Raise AuditError for a power outside (0, 1), or if more than a million secrets are needed.
-
     Args:
+        change: the planned change.
         power: probability of detecting the change.
         rules: number of decisions that share the significance level.
+
+    Raises:
+        AuditError: for a power outside (0, 1), or if more than a million secrets are needed.
     """
     check_gate_power(power, rules)
     name = change.metric
@@ -164,10 +166,15 @@ def count_policy_secrets(
     """Return how many secrets each limit of a policy needs to fail, and to hold.
 
     The limit should fail if the leakage is twice the limit, and hold if it is half the limit or
-    zero. Raise AuditError if this number of secrets cannot be computed for any rule.
+    zero.
 
     Args:
+        rules: the policy's rules.
+        power: probability of the right decision.
         decisions: number of decisions that share the significance level.
+
+    Raises:
+        AuditError: if this number of secrets cannot be computed for any rule.
     """
     check_gate_power(power, decisions)
     limits = [rule for rule in rules if not explain_missing_number(rule)]
@@ -230,9 +237,11 @@ def _simulate_gate_sizes(
     probability 1/2.
 
     Args:
-        values, odds: possible values of a secret and their probabilities.
+        values: possible values of a secret.
+        odds: probability of each value.
         mean: the limit.
         level: significance level.
+        power: probability that a run has stopped.
     """
     # (runs,); a run that does not stop within _MOST counts as 2 * _MOST
     sizes = simulate_stopping_sizes(
@@ -263,6 +272,7 @@ def count_failing_secrets(limit: float, truth: float, level: float, power: float
         limit: limit on a share.
         truth: true share.
         level: significance level of an exact binomial test.
+        power: probability that the limit fails.
     """
     # the quantile is the last count that does not reject
     return _find_fewest_secrets(
@@ -274,13 +284,14 @@ def count_failing_secrets(limit: float, truth: float, level: float, power: float
 def count_pair_secrets(
     truth: float, margin: float, discordant: float, level: float, power: float
 ) -> int:
-    """Return the number of secrets needed to tell a true paired difference of `truth` from
-    `margin`.
+    """Return the number of secrets needed to tell a true paired difference from another value.
 
     The number comes from a normal approximation, corrected for discrete counts. It uses two
     variances of a secret's difference, one if the mean is `truth`, the other if it is `margin`.
 
     Args:
+        truth: the true difference.
+        margin: the value to tell it from.
         discordant: the share of secrets whose answer changes.
         level: significance level.
         power: probability of success.

@@ -19,7 +19,13 @@ _ANY = ""  # any attack; the one with the most secrets counts
 def judge_required_attacks(
     run: RunOutcomes, required: Required, targets: Collection[str]
 ) -> Iterator[Ruling]:
-    """Yield a held or failed ruling for each pair of target and required attack."""
+    """Yield a held or failed ruling for each pair of target and required attack.
+
+    Args:
+        run: the run.
+        required: what the policy requires of the run.
+        targets: names of the judged targets.
+    """
     if not (required.attacks or required.access or required.secrets or required.nonmembers):
         return
     for target in targets:

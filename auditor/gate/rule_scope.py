@@ -24,9 +24,10 @@ def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[C
 
 
 def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
-    """Return the targets that a rule covers if the rule names no target.
+    """Return the names of the targets that a rule covers if the rule itself names no target.
 
     These are all defenses and deployed forms, plus the undefended model if no defense was audited.
+    A deployed form is another copy of the model, such as a quantised copy.
     """
     defenses = result.plan.get("defense", ())
     forms = [*map(name_deployed_form, result.plan.get("forms", ()))]
@@ -48,6 +49,11 @@ def pair_rule_rows(
     These are the findings of attacks that measure the metric, or all findings if no attack measures
     it. A rule on deployed forms names no metric, so each finding gets a copy of the rule with its
     main metric.
+
+    Args:
+        rule: the rule.
+        rows: findings of the judged target, setting and attack.
+        result: result of the run, which says which attacks measure the metric.
     """
     if not rule.of_forms:
         measuring = set()
@@ -98,8 +104,11 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
 def suggest_metrics(metric: str, known: Sequence[str]) -> str:
     """Return text that suggests metrics for an unknown name.
 
-    The text lists the main metric (the first of `known`) and similar names, and counts the other
-    names.
+    The text lists the main metric and similar names, and counts the other names.
+
+    Args:
+        metric: the unknown name.
+        known: names of metrics, the main metric first.
     """
     suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))
     others = ""

@@ -62,11 +62,11 @@ def make_ruling(
 ) -> Ruling:
     """Return a ruling without a metric.
 
-    By default, the ruling is about the whole run.
-
     Args:
         reason: reason for the verdict.
         rule: the rule as a sentence.
+        verdict: the verdict.
+        cell: target, setting, and attack or probe; by default, the ruling is about the whole run.
     """
     return Ruling(*cell, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
@@ -90,11 +90,11 @@ class Decision:
     about: str = ""
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
-        """Return the ruling's verdict, after applying `self.inconclusive` to an inconclusive
-        verdict.
+        """Return the verdict of one ruling under the policy's treatment of inconclusive rulings.
 
-        "pass" turns the verdict into held, "fail" turns it into failed, "report" leaves it. If
-        nothing was measured, "pass" leaves it too.
+        The treatment (`self.inconclusive`) changes only an inconclusive verdict: "pass" turns it
+        into held, "fail" turns it into failed, "report" leaves it. If nothing was measured, "pass"
+        leaves it too.
         """
         if ruling.verdict != "inconclusive" or self.inconclusive == "report":
             return ruling.verdict
