@@ -33,9 +33,11 @@ class ConstrainedDraws:
     """Drawn texts with their likelihoods; arrays have shape (n,).
 
     Attributes:
+        texts: the n texts.
         nll: negative log-likelihood under the model, given the context, in nats.
-        log_q: log-probability of the draw, in nats.
-        canonical: whether the tokenizer gives the text the same tokens.
+        log_q: log-probability of the draw, in nats. Draws allow only tokens that continue a text of
+            the canary space, so it differs from -nll.
+        canonical: whether the tokenizer gives the text the same tokens as the draw.
     """
 
     texts: tuple[str, ...]
@@ -137,7 +139,9 @@ def draw_constrained_texts(
     """Draw one text for each row of `noise`, starting at `context`.
 
     Args:
-        context: token ids that end with the guide's head.
+        model: the model to draw from.
+        guide: guide to the tokens of the canary space.
+        context: token ids that end with the guide's head, with which every text starts.
         noise: numbers in [0, 1), of shape (draws, guide.get_max_tail()).
     """
 
@@ -169,7 +173,10 @@ def score_constrained_texts(
     """Compute the nll and log_q of given texts, as if they had been drawn.
 
     Args:
-        context: token ids that end with the guide's head.
+        model: the model.
+        guide: guide to the tokens of the canary space.
+        context: token ids that end with the guide's head, with which every text starts.
+        texts: the texts.
         tails: for each text, the tokens after the head; the guide must allow them.
     """
 
@@ -185,7 +192,10 @@ def score_constrained_texts(
 class _ConstrainedWalk:
     """A walk that generates texts token by token, in batches that fit into memory.
 
-    `pick` chooses the next tokens. `tokens`, `nll` and `log_q` are the results, one for each text.
+    Attributes:
+        tokens: tokens of each text after the guide's head.
+        nll: negative log-likelihood of each text, (n,) in nats.
+        log_q: log-probability of each text's draw, (n,) in nats.
     """
 
     def __init__(

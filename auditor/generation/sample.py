@@ -31,6 +31,7 @@ class SuffixCandidates:
         counts: number of times that each suffix was sampled, (distinct,).
         token_log_probs: nats under the attacked model at temperature 1 without truncation,
             (distinct, length); None if the attacker cannot see the distribution.
+        near_boundary: number of drawn tokens that rounding could have changed.
     """
 
     suffixes: Tensor
@@ -80,12 +81,15 @@ def sample_candidates(
     prompt: Tensor | None = None,
     distribution: bool = True,
 ) -> list[SuffixCandidates]:
-    """Draw K samples for each prefix and group them into candidates.
+    """Draw K samples for each prefix and group them into candidates, one result for each prefix.
 
     Args:
+        model: the model to draw from.
         prefixes: token ids (secrets, n_prefix).
         length: number of tokens in a suffix.
-        uniforms: random numbers in [0, 1), of shape (secrets, K, length, CHANNELS).
+        decoding: temperature and truncation of the draws.
+        uniforms: random numbers in [0, 1), of shape (secrets, K, length, CHANNELS). Channel 0 draws
+            the token; randomised defenses use the other channels.
         prompt: soft prompt (P, d) or None.
         distribution: whether the caller may use log-probabilities, or only tokens.
     """
@@ -112,8 +116,8 @@ def sample_mixed_length_batch(
 ) -> list[SuffixCandidates]:
     """Draw candidates like `sample_candidates`, for prefixes and suffixes of different lengths.
 
-    The model must be able to batch texts of different lengths. `uniforms` has shape (K, suffix
-    length, CHANNELS) for each prefix.
+    The model must have `can_join_rows`, so that texts of different lengths can share a batch.
+    `prefixes` are token ids. `uniforms` has shape (K, suffix length, CHANNELS) for each prefix.
     """
     lengths = [len(noise[0]) for noise in uniforms]
     max_length = max(lengths)
@@ -182,9 +186,12 @@ def _group_samples(
     n_samples: int,
     lengths: Sequence[int],
 ) -> list[SuffixCandidates]:
-    """Group equal samples into candidates, ordered by first occurrence.
+    """Group equal samples into candidates, ordered by first occurrence; one result for each secret.
 
-    `lengths` are the suffix lengths of the secrets.
+    Args:
+        completions: the samples of all secrets.
+        n_samples: number of samples for each secret.
+        lengths: suffix length of each secret.
     """
     candidates = []
     for secret, length in enumerate(lengths):

@@ -163,10 +163,18 @@ def _expand_tree(
     floor: float,
     n_secrets: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Expand the nodes, and drop children whose log-probability is below `floor`.
+    """Expand the nodes (partial suffixes), and drop children with log-probability below `floor`.
 
     If a secret would lose all its children, its most likely child is kept. Only tokens that the
     decoding can draw are read.
+
+    Args:
+        decoding: the decoding whose probabilities count.
+        distribution: next-token log-probabilities of each node, (nodes, V).
+        log_q: log-probability of each node under the decoding, (nodes,) in nats.
+        secret_of_node: index of each node's secret, (nodes,).
+        floor: smallest log-probability of a kept child, in nats.
+        n_secrets: number of secrets.
 
     Returns:
         Parents, tokens and log_q (nats) of the remaining children, sorted by parent and token.
@@ -231,7 +239,14 @@ def _certify_leaves(
 ) -> TreeLeaves:
     """Return one secret's suffixes, most likely first, with a certificate for the search.
 
-    `pruned` is the largest dropped log_q, in nats.
+    Args:
+        suffixes: token ids of the suffixes found, (suffixes, length).
+        scores: log-probability of each token at temperature 1 without truncation, (suffixes,
+            length).
+        log_q: log-probability of each suffix under the decoding, (suffixes,) in nats.
+        pruned: the largest dropped log_q, in nats.
+        rows: number of inputs that the model read for this secret.
+        floor: smallest log_q that counts as reaching the threshold, in nats.
     """
     order = torch.argsort(log_q, descending=True, stable=True)
     log_q = log_q[order]
@@ -264,12 +279,16 @@ def beam_search(
 ) -> list[SearchResult]:
     """Search for the most likely suffixes, as `generate(num_beams=beams)` does.
 
-    Suffixes have `length` tokens. Candidates are ranked by total log-probability at temperature 1
-    without truncation. beams=1 is greedy decoding.
+    Candidates are ranked by total log-probability at temperature 1 without truncation. The result
+    has the candidates of each prefix, most likely first.
 
     Args:
+        model: the attacked model.
         prefixes: token ids (secrets, n_prefix).
+        length: number of tokens in a suffix.
+        beams: number of partial suffixes kept at each step; 1 is greedy decoding.
         forbidden: tokens that are never chosen; the distribution is not renormalised.
+        prompt: soft prompt (P, d) or None.
 
     Raises:
         AuditError: if beams < 1.

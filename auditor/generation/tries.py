@@ -79,8 +79,10 @@ class TrieLevel:
 class Trie:
     """The tokens of all texts in a canary space, as a tree.
 
-    `head` holds the leading tokens, which all texts share; `levels` are the tree, with a leaf for
-    each text.
+    Attributes:
+        head: the leading tokens, which all texts share.
+        levels: the tree, from the root down, with a leaf for each text.
+        largest: the largest token id.
     """
 
     head: Tokens
@@ -113,6 +115,10 @@ def load_or_build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
 
     Tokenising 10^6 texts takes a minute. Raise AuditError if the tokenizer maps two texts to the
     same tokens.
+
+    Args:
+        space: the canary space, the set of all texts that a canary could have been.
+        tokenizer: tokenizer of the attacked model.
     """
     # The serialised backend describes the whole behaviour of a fast tokenizer; others have none.
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -174,7 +180,8 @@ def _build_trie_levels(
     """Build the levels of a trie.
 
     Args:
-        tokens: (texts, width), sorted.
+        tokens: token ids of the texts after the shared head, (texts, width), sorted.
+        lengths: number of tokens of each text, (texts,).
         n_shared: number of leading tokens that each text shares with the text before it, (texts -
             1,).
     """
@@ -309,9 +316,12 @@ def count_leaves_within_nll(
 ) -> LeafCount:
     """Count the leaves whose nll given the context is at most each limit.
 
-    The search is depth-first in batches of nodes, most likely first.
+    A leaf is a text of the canary space. The search is depth-first in batches of nodes, most likely
+    first.
 
     Args:
+        model: the attacked model.
+        tree: the trie of all texts.
         context: token ids that end with the trie's head.
         limits: nll in nats.
         nodes: largest number of visited nodes; 0 for no limit.
@@ -415,11 +425,18 @@ class _TrieLeafSearch:
         live: _TrieBranches,
         rows: Rows,
     ) -> tuple[_TrieBranches, Tensor]:
-        """Expand the nodes of `live` by one level.
+        """Expand the nodes of `live` by one level, and count the children that are leaves.
 
-        Add children that are leaves to `leaves_by_limit`. Return the other children, most likely
-        first, without those that are too unlikely to lead to a leaf within the limits, and the
-        index in `live` of each child's parent. `rows`: the model's state for the texts of `live`.
+        The leaves are added to `leaves_by_limit`. Children that are too unlikely to lead to a leaf
+        within the limits are dropped.
+
+        Args:
+            live: the nodes.
+            rows: the model's state for the texts of `live`.
+
+        Returns:
+            The remaining inner children, most likely first.
+            The index in `live` of each child's parent.
         """
         self.n_visited += len(live)
         level = self.levels[live.depth]
