@@ -22,6 +22,7 @@ from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
 from auditor.core.secret_table import select_members
 from auditor.models.base import LanguageModel
+from auditor.models.memory import release_unused_memory
 from auditor.models.trained_length import AXOLOTL, TrainedLength, read_trained_length
 from auditor.models.vocabulary import (
     check_tokens_within_vocabulary,
@@ -31,6 +32,7 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.runs import making_audit_canaries, text_form
 from auditor.runs.prefix_token import find_default_prefix
 
+_MANY = 10_000  # secrets
 _COLUMNS = ("group_column", "user_column")
 _OF_TEXT = ("knows", "turns", "windows", "template", "date", "trained_length")
 
@@ -97,6 +99,8 @@ def load_own_benchmark(
             f"{len(model.tokenizer)} tokens: "
             + ("the data use none of those beyond" if more else "the rest is padding"),
         )
+    if len(benchmark.secrets) > _MANY:
+        release_unused_memory()  # the rows took several times the memory of the secrets
     return benchmark
 
 

@@ -101,8 +101,8 @@ def _read_array_source(
         raise AuditError(f"{label}: expected as many suffixes as prefixes, got shapes {shapes}")
     p = _check_extraction_array_length(label, "--prefix-length", prefix_length, prefix.shape[1])
     s = _check_extraction_array_length(label, "--suffix-length", suffix_length, suffix.shape[1])
-    prefixes = map(tuple, prefix[:, prefix.shape[1] - p :].tolist())
-    suffixes = map(tuple, suffix[:, :s].tolist())
+    prefixes = map(tuple, map(np.ndarray.tolist, prefix[:, prefix.shape[1] - p :]))
+    suffixes = map(tuple, map(np.ndarray.tolist, suffix[:, :s]))
     records = tuple(map(DataRecord, range(len(prefix)), prefixes, suffixes))
     rows = np.hstack([prefix[:, prefix.shape[1] - p :], suffix[:, :s]])
     notes = [

@@ -120,8 +120,9 @@ def split_records_into_benchmark(
         known_records = _list_distinct_records(known)
         attacked = _list_unknown_members(members, unique, known, known_records, lost, notes)
     if nonmembers is not None:
-        trained = {record.prefix_suffix_pair for record in (*unique, *known_records)}
-        unseen, n_dropped = _select_untrained_nonmembers(nonmembers, trained, notes)
+        unseen, n_dropped = _select_untrained_nonmembers(
+            nonmembers, (*unique, *known_records), notes
+        )
     copies = {row: copies_of_all[row] for row in _list_distinct_row_numbers(attacked)}
     members_in_order = _select_members(attacked, lost, copies, split, notes)
     n_known = len(copies_of_all) - len(copies)
@@ -135,7 +136,9 @@ def split_records_into_benchmark(
         counts["nonmembers"] = nonmembers.count_records(
             n_dropped, {BY_LIMIT: n_beyond_limit}, others_in_order
         )
-    benchmark.known = tuple(record.prefix_suffix_pair for record in known_records)
+    # Copies: a few tuples among those of all records would keep the memory of all.
+    known_table = build_secret_table(Secret("", r.prefix, r.suffix) for r in known_records)
+    benchmark.known = tuple(map(Pair, known_table.prefixes, known_table.suffixes))
     benchmark.notes = tuple(notes)
     benchmark.record_counts = counts
     _set_attacked_records(benchmark, label, members, members_in_order, others_in_order, copies)
@@ -397,13 +400,14 @@ def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ..
 
 
 def _select_untrained_nonmembers(
-    source: RecordSource, trained: set[Pair], notes: list[str]
+    source: RecordSource, trained_records: Sequence[DataRecord], notes: list[str]
 ) -> tuple[list[DataRecord], dict[str, int]]:
     """Return the distinct records that were not trained on, and numbers of omitted rows by reason.
 
-    trained: the pairs of members and known records. notes: receives sentences about dropped rows.
+    trained_records: members and known records. notes: receives sentences about dropped rows.
     """
     records = _require_usable_source_records(source)
+    trained = {record.prefix_suffix_pair for record in trained_records}
     untrained = [record for record in records if record.prefix_suffix_pair not in trained]
     if not untrained:
         raise AuditError(
@@ -464,15 +468,9 @@ def count_row_copies(
     as many tokens count: a long prompt that many rows share makes none of them a near copy.
     """
     times = []
-    texts = []
-    limits = []
     rows_with_own_parts = set()
     for record in records:
-        tokens = record.own_tokens or record.prefix + record.suffix
         times.append(record.repeats)
-        texts.append(tokens)
-        n_compared = min(len(tokens), 2 * len(record.suffix))
-        limits.append(int(n_compared * NEAR_SHARE))
         if record.own_tokens:
             rows_with_own_parts.add(record.row)
     if len(records) > NEAR_MOST:
@@ -481,6 +479,13 @@ def count_row_copies(
             f"{NEAR_MOST:,})"
         )
     elif records:
+        texts = []
+        limits = []
+        for record in records:
+            tokens = record.own_tokens or record.prefix + record.suffix
+            texts.append(tokens)
+            n_compared = min(len(tokens), 2 * len(record.suffix))
+            limits.append(int(n_compared * NEAR_SHARE))
         groups = group_texts_within_edit_limits(texts, limits).tolist()
         group_sizes = Counter(groups)
         texts_of_group: dict[int, dict[int, set[str]]] = {}  # by length
