@@ -83,7 +83,7 @@ def list_advice(
     for doubt in signals.list_doubts(assessment):
         advices.append(Advice(RESOLVE, doubt.sentence, doubt.kind))
     advices += _list_severity_advice(result, assessment, run)
-    advices += _list_verbatim_leakage_advice(result, details)
+    advices += _list_verbatim_leakage_advice(result, details, run)
     for on, text in signals.list_untested_signals(result, assessment):
         advices.append(Advice(TEST, text, on.removeprefix(" on ") or "audit run"))
     return tuple(advices)
@@ -114,7 +114,9 @@ def _list_severity_advice(
         yield Advice(kind, f"{severe.clause}{proof}", title, command)
 
 
-def _list_verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> Iterator[Advice]:
+def _list_verbatim_leakage_advice(
+    result: AuditResult, details: SecretDetails, run: str
+) -> Iterator[Advice]:
     """Yield advice on verbatim extraction from the undefended model.
 
     The advice says which records are extracted most, how fewer copies would change the recall, and
@@ -136,7 +138,7 @@ def _list_verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -
     for sentence in _describe_leak_concentration(members, facts):
         yield Advice(WHERE, sentence, row)
     if limits := list(_predict_recall_under_copy_limits(members)):
-        yield Advice(COPIES, _copy_limits_sentence(limits, members), row)
+        yield Advice(COPIES, _copy_limits_sentence(limits, members, run), row)
     yield from _list_defense_advice(result, details, worst, members)
 
 
@@ -253,7 +255,9 @@ def _predict_recall_under_copy_limits(
         )
 
 
-def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
+def _copy_limits_sentence(
+    limits: Sequence[tuple[int, Measurement]], members: Outcome, run: str
+) -> str:
     # Every k-th limit, with k rounded up.
     listed_limits = limits[:: -(-len(limits) // _MOST_LIMITS)]
     predictions = []
@@ -262,7 +266,8 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
         predictions.append(f"{copies}: {phrases.format_measurement_value(recall)}")
     return (
         f"predicted recall with at most {'; '.join(predictions)}; now "
-        f"{phrases.format_percent(float(members.hit.mean()))}%"
+        f"{phrases.format_percent(float(members.hit.mean()))}%; to train so and audit again: audit "
+        f"mitigate {run} --by dedup, or cap:N"
     )
 
 

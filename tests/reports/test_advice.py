@@ -78,7 +78,7 @@ def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
     (copies,) = found[advice.COPIES]
     assert copies.startswith("predicted recall with at most 1 copy: 0.0% [")
     assert "; 4 copies: 12% [" in copies  # 40 of 80 at 5 of 20
-    assert copies.endswith("; now 31%")
+    assert "; now 31%; to train so and audit again: audit mitigate RUN --by dedup" in copies
 
 
 def test_what_helps_and_what_only_hides(result: AuditResult) -> None:
