@@ -15,7 +15,12 @@ def list_guess_remarks(
 ) -> tuple[str, ...]:
     """Return remarks about an attack's guesses on one target model in one access setting.
 
+    A remark is a sentence for the reader of a report.
+
     Args:
+        guesses: the attack's guesses about each secret that the query budget covered.
+        attacked: the secrets attacked on this target.
+        benchmark: data of the run.
         n_queried: number of attacked secrets that were queried.
     """
     remarks = [
@@ -53,7 +58,7 @@ def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
 
 
 def list_subset_remarks(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
-    """Return a remark if only some of the benchmark's secrets were attacked."""
+    """Return a remark if only some of the benchmark's secrets were attacked, otherwise ()."""
     if len(attacked) == len(benchmark.secrets):
         return ()
     n_attacked, n_members = (
@@ -83,9 +88,10 @@ def _list_dependence_remarks(
 
 
 def list_single_sample_remarks(view: View, attack: Attack) -> tuple[str, ...]:
-    """Return a remark if the attack draws one sample instead of the requested number.
+    """Return a remark if the attack draws one sample instead of the requested number, otherwise ().
 
-    An attack draws only one if the setting's decoding would always give the same sample.
+    An attack draws only one if the setting's decoding would always give the same sample. `view` is
+    the attacker's access to the target.
     """
     sampling = attack.sampling()
     if (
@@ -111,6 +117,9 @@ def list_budget_remarks(
     for all guesses.
 
     Args:
+        view: the attacker's access to the target, with the budget.
+        attack: the attack.
+        guesses: its guesses.
         description: plural noun for the guessed items in the remark.
     """
     if view.allowance is None:

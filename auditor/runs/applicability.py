@@ -19,7 +19,14 @@ from auditor.runs.target import Target
 def check_method_applies(
     method: Attack | Probe, target: Target, view: View, scene: RunContext
 ) -> None:
-    """Raise NotApplicable if the attack or probe skips this target or an input is missing."""
+    """Raise NotApplicable if the attack or probe skips this target or an input is missing.
+
+    Args:
+        method: the attack or probe.
+        target: the attacked model.
+        view: the attacker's access to this model.
+        scene: context of the run.
+    """
     if reason := explain_skipped_method(method, target.defense):
         raise NotApplicable(reason)
     view.require_capability(*method.required_capabilities)
@@ -35,6 +42,12 @@ def select_probed_secrets(
     """Return the secrets or canaries that the probe observes.
 
     Raise NotApplicable if the data contain none.
+
+    Args:
+        probe: the probe, whose attribute `of` names the observed items.
+        target: the observed model.
+        benchmark: data of the run.
+        view: access to the model.
     """
     if probe.of == "secrets":
         return target.secrets
@@ -70,8 +83,10 @@ def refuse_methods_that_cannot_run(
     that it needs.
 
     Args:
-        only_if_none_can: raise only if no attack or probe can run. A check sets this, because it
-            selects all cheap attacks and probes, and some of them may not apply.
+        scene: context of the run.
+        undefended: the model without a defense.
+        only_if_none_can: raise only if no attack or probe can run. A check (`audit check`) sets
+            this, because it selects all cheap attacks and probes, and some of them may not apply.
     """
     refusals = []
     for method in scene.selection.methods:

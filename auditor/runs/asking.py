@@ -127,6 +127,9 @@ def ask_worst_first(
         limit: time limit.
         measure: function that computes the result of an audit whose secrets were all queried.
         publish: function that shows an intermediate result and writes its reports.
+
+    Returns:
+        The result of all records that were queried.
     """
     site, whole_benchmark = audit.site, audit.site.benchmark
     units = order_units(whole_benchmark)
@@ -164,8 +167,8 @@ def ask_worst_first(
 def order_units(benchmark: Benchmark) -> list[Unit]:
     """Return the units to query, starting with the records most at risk.
 
-    A unit holds all parts of one member record and one non-member record. If members outnumber
-    non-members, or vice versa, the last units hold only the more numerous kind.
+    A unit is a tuple of secrets: all parts of one member record and one non-member record. If
+    members outnumber non-members, or vice versa, the last units hold only the more numerous kind.
     """
     in_order = [benchmark.secrets[i] for i in benchmark.asking_order] or benchmark.secrets
     sides = []
@@ -187,7 +190,8 @@ def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
 def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
     """Return a copy of the benchmark that has only the records of `units`.
 
-    The copy's record counts also cover only these records.
+    A unit holds the parts of a member record and of a non-member record (`order_units`). The copy's
+    record counts also cover only these records.
     """
     ids = {secret.id for unit in units for secret in unit}
     part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed
@@ -218,7 +222,8 @@ def _count_records_asked(counts: RecordCounts, secrets: Sequence[Secret]) -> Rec
 def _count_finished_units(audit: Audit, units: Sequence[Unit]) -> int:
     """Count the units at the start of `units` that an earlier session finished.
 
-    A unit is finished if each method with stored answers has answers on all secrets of the unit.
+    A unit holds the parts of a member record and of a non-member record. It is finished if each
+    method with stored answers has answers on all secrets of the unit.
     """
     folder = audit.folder
     target = Targets(audit).undefended

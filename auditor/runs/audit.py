@@ -58,10 +58,12 @@ def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> No
 def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
     """Load an attack's state that `save_attack_state` wrote; return None if no state was written.
 
-    Raise AuditError for an unreadable file.
+    The state is what the attack tuned, such as a soft prompt. Raise AuditError for an unreadable
+    file.
 
     Args:
-        cell: name of the state, made from attack and view.
+        folder: folder of the run.
+        cell: name of the state, made of the attack's name and of its access.
     """
     path = folder.attack_state_path(cell)
     if not path.exists():
@@ -113,10 +115,14 @@ class RunContext:
         return self.benchmark.challenge()
 
     def make_target_view(self, target: Target, setting: Setting) -> View:
-        """Return a new view of the target, which is the attacker's access in this setting.
+        """Return a new view of the target: the attacker's access to the model in this setting.
 
         The view has drawn no samples yet. If the defense has a fixed query budget, the view divides
         the budget among the secrets.
+
+        Args:
+            target: the attacked model.
+            setting: access setting, text-only or white-box.
         """
         public, reference = (
             model and wrap_prefixed_model(model, self.prefix_token.tokens)
@@ -151,11 +157,11 @@ class RunContext:
     def load_prefixed_references(self, spec: str) -> ReferenceModels:
         """Load the reference models that `-A references=` names.
 
-        Each model is wrapped so that it reads the run's prefix token before every text. Raise
-        AuditError if no such models exist.
+        A reference model was trained like the target, but on other records. Each is wrapped so that
+        it reads the run's prefix token before every text. Raise AuditError if no such models exist.
 
         Args:
-            spec: value of the option.
+            spec: value of the option: a folder, or in the lab a number of models.
         """
         references = self.site.load_reference_models_of_site(spec)
         models = []
@@ -328,10 +334,15 @@ class Audit(RunContext):
                         model.check_text_fits(n_prefix, length)
 
     def load_or_fit_attack_state(self, target: Target, view: View, attack: Attack) -> State:
-        """Return the attack's tuned state.
+        """Return the attack's tuned state, such as a soft prompt; {} if the attack tunes nothing.
 
         The state is loaded if this run or an earlier run of the sweep saved it. Otherwise the
         attack is tuned now.
+
+        Args:
+            target: the attacked model.
+            view: the attacker's access to the model.
+            attack: the attack.
         """
         key = (attack.name, attack.fitted_state_name(view))
         if key not in self._tuned:
@@ -362,13 +373,15 @@ class Audit(RunContext):
 
 
 def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:
-    """Return the prefix token of the run, chosen on the undefended model.
+    """Return the prefix token of the run: the token before every queried text.
 
-    A resumed run keeps the prefix token that it chose before. Raise AuditError if the plan of a
-    resumed run requests another prefix token.
+    It is chosen on the undefended model. A resumed run keeps the prefix token that it chose before.
+    Raise AuditError if the plan of a resumed run requests another prefix token.
 
     Args:
+        site: models and data of the run.
         longest: number of tokens of the longest context, without the prefix token.
+        folder: folder of the run.
     """
     saved = folder.prefix_token()
     data_plan = site.data_plan
@@ -397,6 +410,8 @@ def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> Pref
     record, the choice is the prefix token that makes the attacker's known pairs most likely.
 
     Args:
+        site: models and data of the run.
+        known: pairs of a prefix and its suffix that the attacker knows.
         longest: number of tokens of the longest context, without the prefix token.
     """
     benchmark = site.benchmark
@@ -414,6 +429,7 @@ def count_longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
     """Return the number of tokens of the longest context, without the prefix token.
 
     Args:
+        benchmark: data of the run.
         prompt_rows: number of embedding vectors in the longest soft prompt. Each takes the place of
             a token.
     """

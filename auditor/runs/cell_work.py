@@ -66,7 +66,8 @@ class Workplace:
     def get_shared_view(self, target: str, setting: str) -> View:
         """Return the one view that all attacks and probes use on this target in this setting.
 
-        Attacks with the same sampling recipe therefore draw their samples only once.
+        A view is the attacker's access to a model. Attacks with the same sampling recipe therefore
+        draw their samples only once. `target` and `setting` are names.
         """
         if self._target is None or self._target.name != target:
             self.set_current_target(self.targets.find_or_build_target(target))

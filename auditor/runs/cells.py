@@ -93,7 +93,7 @@ class Cell(TargetRun, ABC):
     def measure(self) -> Finding:
         """Return a finding with measurements, or with the reason why nothing can be measured.
 
-        The results per secret are added to the collector.
+        A finding is the result of one cell. The results per secret are added to the collector.
         """
         start = time.perf_counter()
         blank = self._build_finding()
@@ -139,9 +139,8 @@ class Cell(TargetRun, ABC):
     ) -> Sequence[stopping.Item]:
         """Query the items that have no answer in the journal, and append the answers to it.
 
-        With `--until`, query only as many items as the stopping rule needs. Return the answered
-        items in order. Raise AuditError if the journal has answers about secrets that this run does
-        not query.
+        With `--until`, query only as many items as the stopping rule needs. Raise AuditError if the
+        journal has answers about secrets that this run does not query.
 
         Args:
             items: all queries of an attack, or all secrets of a probe.
@@ -149,6 +148,9 @@ class Cell(TargetRun, ABC):
             build_results: function from queried items to their results, for the stopping rule.
             state: an attack's tuned state; {} for a probe.
             earlier: observations from earlier runs of the sweep. Their items are not queried again.
+
+        Returns:
+            The answered items, in the order of `items`.
         """
         # A view of the journal: it grows when `ask` appends, and reads the file at each access.
         finished = journal.finished_secrets(self.key)
@@ -349,7 +351,12 @@ class AttackCell(Cell):
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
         """Attack the secrets that have no stored guesses yet.
 
-        Return the ids of all queries, then the ids of the queries that now have guesses.
+        Args:
+            state: the attack's tuned state.
+
+        Returns:
+            The ids of all queries.
+            The ids of the queries that now have guesses.
         """
         attacked = {secret.id for secret in self.target.secrets}
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
@@ -488,10 +495,13 @@ class ProbeCell(Cell):
     ) -> tuple[Sequence[Secret], FinishedSecrets[Observation]]:
         """Observe the secrets that have no observation in the run folder.
 
-        Return all queried secrets, then all observations in the folder.
-
         Args:
+            secrets: all secrets of the probe.
             earlier: observations from earlier runs of the sweep, which are reused.
+
+        Returns:
+            All queried secrets.
+            All observations in the folder, keyed by secret id.
         """
         journal = self.audit.folder.observations
         queried = self._ask_remaining(secrets, journal, self._build_observed_row, {}, earlier)

@@ -157,7 +157,9 @@ class CauseChains:
     def add_cause_chain(self, finding: Finding) -> Finding:
         """Return the finding with the chain of causes that explains its defense's effect.
 
-        Return the finding unchanged if the defense's controls were not attacked in this setting.
+        A chain leads from the undefended model over controls, each with one more part of the
+        defense, to the defended model. Return the finding unchanged if the defense's controls were
+        not attacked in this setting.
         """
         row = self._find_defense_row(finding.target)
         # Companions are attacked only in the last setting, which has the widest access.
@@ -180,7 +182,7 @@ class CauseChains:
         """Return the target's record with a list of causes for its lower likelihoods.
 
         The list states how much each part of the defense, one after the other, made the members'
-        true tokens less likely.
+        true tokens less likely. The record of a model without a defense is returned unchanged.
         """
         row = self._find_defense_row(target.name)
         if row is None:

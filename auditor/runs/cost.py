@@ -23,7 +23,7 @@ _SIDE = 0.025  # error on each side of a two-sided 95% interval
 
 @dataclass(frozen=True)
 class RunPartCost:
-    """Cost of a part of a run.
+    """Cost of a part of a run, such as the queries of one attack.
 
     Args:
         name: name of the part.

@@ -88,9 +88,11 @@ def estimate_run_cost(
     models that are not trained yet.
 
     Args:
+        plan: the plan.
+        reporter: receiver of progress messages.
         seconds: time limit of the estimate's queries.
         shared: cache that keeps the loaded models and data for the run itself.
-        starting: seconds since the program's start.
+        starting: seconds between the program's start and this call, which the estimate includes.
     """
     shared = shared or SweepCache()
     clock = StageClock(reporter)
@@ -262,8 +264,8 @@ class _RunPartTimer:
     def time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
         """Time the attack's tuning on a few known pairs, and return the tuned state.
 
-        Attacks with the same state are tuned once. Raise NotApplicable if the attack cannot be
-        tuned.
+        A known pair is a prefix with its suffix that the attacker knows. Attacks with the same
+        state are tuned once. Raise NotApplicable if the attack cannot be tuned.
         """
         view, known = self.scene.make_target_view(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.fitted_state_name(view)}", {})
@@ -350,7 +352,9 @@ class _RunPartTimer:
         The remaining time is divided among all parts of the run by their weights.
 
         Args:
-            weight: total weight of these parts.
+            parts: the parts, which are timed together.
+            least: number of texts of the first attempt.
+            weight: total weight of these parts: their share of the time, relative to other parts.
         """
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may

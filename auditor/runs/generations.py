@@ -57,7 +57,11 @@ class TrainingCorpus:
 
     @cached_property
     def secret_aliases_by_record(self) -> dict[int, tuple[str, ...]]:
-        """Aliases of the attacked secrets in each training record, keyed by the record's index."""
+        """Aliases of the attacked secrets in each training record, keyed by the record's index.
+
+        An alias is the name of a secret in reports. A secret whose text is in several records is
+        left out.
+        """
         aliases: dict[int, tuple[str, ...]] = {}
         records: dict[Tokens, Sequence[int]] = {}  # records that contain a text
         for secret in select_members(self.benchmark.secrets):

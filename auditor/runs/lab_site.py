@@ -211,7 +211,10 @@ def make_site(
     Raise AuditError for an invalid lab.
 
     Args:
-        live: models in memory, keyed by role.
+        plan: the plan.
+        reporter: receiver of progress messages; None for no messages.
+        shared: cache of the runs of a sweep; None for a single run.
+        live: models in memory, keyed by role (model, public, reference), which replace the plan's.
     """
     kind = LabSite if plan.target.uses_builtin_lab else Site
     return kind(plan, reporter, shared, live)
@@ -235,7 +238,12 @@ def choose_lab_defaults(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict
 def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Trainer | None:
     """Build the trainer of the plan's mitigation for the lab's target, or return None.
 
-    Raise AuditError if the trainer does not make a single model from the lab's records.
+    A mitigation is a training that leaks less. Raise AuditError if the trainer does not make a
+    single model from the lab's records.
+
+    Args:
+        target: the plan's fields about the target, with the mitigation's name and options.
+        recipe: recipe of the lab.
     """
     options = dict(target.mitigation)
     if not options:

@@ -31,7 +31,8 @@ Reading = TypeVar("Reading")
 def compute_pair_nlls(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
     """Return the mean negative log-likelihood per suffix token of each pair, in nats, (pairs,).
 
-    The values are cached on disk if the model has a cache folder (`choices_kept_in`).
+    A pair is a prefix with its suffix. The values are cached on disk if the model has a cache
+    folder (`choices_kept_in`).
     """
     texts = [(pair.prefix, pair.suffix) for pair in pairs]
     if model.choices_kept_in is None:

@@ -26,6 +26,7 @@ def is_live_model(kind: str, value: Any) -> bool:
 
     Args:
         kind: role of the model in the message.
+        value: a model, or its folder or hub id.
     """
     if value is None or isinstance(value, (str, Path)):
         return False

@@ -224,7 +224,7 @@ class SiteModels:
         return tuple(dict.fromkeys(notes))
 
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
-        """Load a baseline of unlearning.
+        """Load a baseline of unlearning, a model with which an unlearned model is compared.
 
         Raise AuditError for a model of another family or vocabulary, and for the attacked model
         itself.

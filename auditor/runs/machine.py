@@ -19,6 +19,9 @@ from auditor.models.weights import resolve_model_device
 def describe_environment(device: str) -> dict[str, str]:
     """Describe the software and hardware that may affect numbers, with the working folder's commit.
 
+    The result is keyed by name, such as `torch` and `machine`. The commit is left out outside a git
+    repository.
+
     Args:
         device: name of the device in the plan.
     """

@@ -38,7 +38,8 @@ def make_audit_canaries(
 ) -> AuditCanaryManifest:
     """Draw the canaries' texts, and the coins that decide which canaries are inserted.
 
-    Raise AuditError if this kind of canary needs a missing input, or does not use a given input.
+    A canary is a random text for the training data; a coin is a fair random decision. Raise
+    AuditError if this kind of canary needs a missing input, or does not use a given input.
 
     Args:
         count: number of canaries.
@@ -107,8 +108,14 @@ def refuse_extended_adapter(model: str) -> None:
 def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
     """Write the model with a new token for each canary; return the number of new tokens.
 
-    The new tokens' embeddings are drawn as in a new model, with a seed that does not reveal the
-    coins. Raise AuditError for a different kind of manifest, an adapter, or an existing folder.
+    The new tokens' embeddings are drawn as in a new model, with a seed that does not reveal which
+    canaries are inserted. Raise AuditError for a different kind of manifest, an adapter, or an
+    existing folder.
+
+    Args:
+        manifest: file of the canaries.
+        model: folder or hub id of the model.
+        out: folder of the extended model.
     """
     canary_manifest = manifests.read_canary_manifest(manifest)
     if not isinstance(canary_manifest, AuditCanaryManifest) or canary_manifest.kind != "new-tokens":

@@ -167,6 +167,10 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
     """Plan the new training and the second audit.
 
     Raise AuditError for an impossible mitigation, before anything is written.
+
+    Args:
+        request: options of the command.
+        run: the first audit.
     """
     plan = Plan.from_json(run.result.plan, str(request.run / "result.json"))
     _check_retrainable(plan)
@@ -293,6 +297,12 @@ def audit_mitigated_model(
     """Train and audit the mitigated model, without repeating finished steps.
 
     Partial output is removed if AuditError is raised.
+
+    Args:
+        mitigation: the planned mitigation.
+        run: the first audit.
+        reporter: receiver of progress messages.
+        command: the command line, which the second audit records.
     """
     # Share a cache: the audit attacks the model that the lab trains now.
     shared = SweepCache()
@@ -326,6 +336,12 @@ def compare_mitigated_run(
     """Compare the runs before and after the mitigation.
 
     Raise AuditError if they are not comparable.
+
+    Args:
+        mitigation: the planned mitigation.
+        run: the first audit.
+        after: the second audit.
+        outcome: outcome of the training between them.
     """
     count_remaining = mitigation.copies_left_function
     prediction = count_remaining and advice.predict_undefended_recall(
@@ -358,7 +374,10 @@ def _measure_perplexity_change(
     Return None if a run stored no losses of the texts.
 
     Args:
-        first, second: run folders.
+        first: folder of the first audit.
+        before: its result.
+        second: folder of the second audit.
+        after: its result.
     """
     parts = []
     for sign, place, result in ((1.0, second, after), (-1.0, first, before)):
@@ -481,7 +500,9 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
     """Run the user's training command. Its output goes to stderr.
 
     Args:
-        data, out: paths that replace the placeholders.
+        command: words of the command, with the placeholders {data} and {out}.
+        data: path that replaces {data}.
+        out: path that replaces {out}.
     """
     values = {"{data}": str(Path(data).resolve()), "{out}": str(out.resolve())}
     words = list(command)

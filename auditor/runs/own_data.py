@@ -162,7 +162,8 @@ def _load_row_benchmark(
 def _list_character_doubts(secrets: Sequence[Secret], model: LanguageModel) -> Iterator[Doubt]:
     """Yield a doubt if suffixes end inside a character.
 
-    A model that writes only whole characters cannot write such suffixes.
+    A doubt is a sentence that tells why the result may hide a leak. A model that writes only whole
+    characters cannot write such suffixes.
     """
     members = select_members(secrets)
     n_split = sum(

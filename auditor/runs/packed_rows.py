@@ -165,6 +165,8 @@ def _is_higher(recitation: _Recitation, baseline: _Recitation, comparisons: int)
     The test is paired by record.
 
     Args:
+        recitation: scores of the records' suffixes.
+        baseline: other scores of the same suffixes.
         comparisons: number of tests that share the error probability.
     """
     difference = recitation.log_prob - baseline.log_prob

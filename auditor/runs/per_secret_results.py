@@ -113,6 +113,9 @@ class PerSecretCollector:
 
         Args:
             key: target, setting and probe.
+            probe: the probe.
+            secrets: the observed secrets.
+            observations: the probe's observation of each secret.
             main: the probe's first measurement.
         """
         row = self._keep_cell_row(key, build_observation_row(probe, secrets, observations))
@@ -133,6 +136,8 @@ class PerSecretCollector:
 
         Args:
             key: target, setting, and attack or probe.
+            quantity: name of the number.
+            values: a number for each secret, in the order of the collected results.
         """
         row = replace(self.rows[key], values={**self.rows[key].values, quantity: values})
         self.rows[key] = row
@@ -250,6 +255,10 @@ def add_strongest_membership(
 
     In the collector, the strongest score replaces the values of the main score, so that the AUC can
     be recomputed from the table.
+
+    Args:
+        findings: all findings about one target.
+        collector: the results per secret, which this function changes.
     """
     changed = {}
     for family in _group_row_families(findings, collector.scored):

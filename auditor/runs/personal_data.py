@@ -43,7 +43,12 @@ class PersonalDataOfSecrets:
     ) -> dict[str, dict[str, float]]:
         """Return the share of each secret's personal data that its first guess contains.
 
-        The result is keyed by kind, then by secret id.
+        The result is keyed by kind of personal data, then by secret id.
+
+        Args:
+            guesses: an attack's guesses.
+            secrets: the attacked secrets, keyed by id.
+            decode: function from token ids to text.
         """
         share_by_kind: dict[str, dict[str, float]] = {}
         for answer in guesses:

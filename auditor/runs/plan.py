@@ -16,7 +16,8 @@ from auditor.core.plan_fields import AUTO, Options
 def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
     """Return the plan fields in a plan file, and the keys named in `extra`.
 
-    Raise AuditError for a missing file, invalid TOML or an unknown field.
+    `extra` are allowed keys besides plan fields. Raise AuditError for a missing file, invalid TOML
+    or an unknown field.
     """
     try:
         values = tomllib.loads(path.read_text())
@@ -101,6 +102,9 @@ def merge_plugin_options(
     `defaults`.
 
     Args:
+        name: name of the plug-in.
+        options: the given options, keyed by plug-in; those without a plug-in name have the key "".
+        defaults: default values, keyed by option.
         fields: names of the options that the plug-in has.
     """
     general = {}

@@ -64,7 +64,11 @@ def locate_target(
 
 
 def locate_role_models(plan: Plan) -> Places:
-    """Return the folder or hub id, and the hub revision, of each model, keyed by role."""
+    """Return the folder or hub id, and the hub revision, of each model, keyed by role.
+
+    A role is the model's use in the plan, such as `model` or `public`. The revision is None if the
+    plan names none.
+    """
     target = plan.target
     places = Places()
     if target.tokenizer is not None:

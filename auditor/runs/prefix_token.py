@@ -370,7 +370,7 @@ def _compute_prefix_nlls(
 def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
     """Return the tokens of `none`, `bos`, `eos` or a text.
 
-    Raise AuditError if the model lacks these tokens.
+    Raise AuditError if the model lacks these tokens. The result is () for `none`.
     """
     if text == NONE:
         return ()
@@ -406,7 +406,8 @@ def _list_prefix_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
     """List the distinct prefix tokens to try: the tokenizer's default, no token, bos and eos.
 
     Args:
-        framed: whether the texts begin with a template; the tokenizer then has no default.
+        model: the model.
+        framed: whether the texts begin with a chat template; the tokenizer then has no default.
     """
     candidates: dict[Tokens, None] = {}
     if not framed:

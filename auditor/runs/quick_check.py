@@ -37,7 +37,10 @@ def build_quick_plan(
     """Return a plan of all cheap attacks and probes on a user's model and data.
 
     Args:
-        nonmembers: file of records that the model was not trained on.
+        model: folder or hub id of the model.
+        data: file of its training data.
+        nonmembers: file of records that the model was not trained on; None if there is none.
+        seed: seed of the run.
         fields: further plan fields.
     """
     return Plan.from_fields(
@@ -107,11 +110,16 @@ def _select_nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str,
 def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[Plan, Limits]:
     """Return the plan with the attacks and probes that suit these records.
 
-    Also return sentences about the attacks and probes that were left out. Raise AuditError for
-    every plan that a run would refuse.
+    Raise AuditError for every plan that a run would refuse.
 
     Args:
-        shared: cache that keeps the loaded models.
+        plan: the plan, from `build_quick_plan`.
+        reporter: receiver of progress messages.
+        shared: cache that keeps the loaded models for the run.
+
+    Returns:
+        The plan.
+        Sentences about the attacks and probes that were left out.
     """
     clock = StageClock(reporter)
     site = make_site(plan, reporter, shared)

@@ -199,8 +199,11 @@ def audit_released_text(
     Raise AuditError if all members, or all non-members, have fewer than n words.
 
     Args:
+        release: inputs of the audit.
         n: number of words in a passage. If n is None, use `usual_passage_length`, or the median
             length of private records if this is shorter.
+        folder: folder of the run.
+        reporter: receiver of progress messages.
     """
     clock = StageClock(reporter)
     secrets = release.secrets
@@ -297,6 +300,8 @@ class _ReleasedTextResults:
         """Add numbers about each record, from which the measurements can be recomputed.
 
         Args:
+            key: target, setting and method.
+            secrets: the records.
             values: arrays of shape (secrets,), keyed by name.
         """
         ids, member, times = list_secret_attributes(secrets)
@@ -333,11 +338,17 @@ def _find_copied_passages(
 ) -> tuple[Finding, dict[str, KindCount]]:
     """Find passages of the records in the released text, verbatim or nearly so.
 
-    The passages are judged like an attack's guesses. Return the finding, then counts of personal
-    data, keyed by kind.
+    The passages are judged like an attack's guesses.
 
     Args:
+        release: inputs of the audit.
         n: number of words in a passage.
+        secrets: the records as secrets.
+        rows: collector of the guesses and numbers.
+
+    Returns:
+        The finding.
+        Counts of personal data, keyed by kind.
     """
     is_long = [len(record.tokens) >= n for record in release.records]
     long = list(compress(release.records, is_long))
@@ -527,11 +538,20 @@ def _build_membership_finding(
 def _build_epsilon_finding(
     release: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
-    """Bound epsilon by the canaries in the released text. Return the finding, then the canaries.
+    """Bound epsilon by the canaries in the released text.
 
     A canary's score is its log-likelihood under the n-grams of the released text, minus that under
     the n-grams of --nonmembers. The records of --data are no part of this reference, because coins
-    decided which canaries they contain. The canaries are returned as secrets.
+    decided which canaries they contain.
+
+    Args:
+        release: inputs of the audit.
+        manifest: the canaries, with the coin that decided each insertion.
+        rows: collector of the guesses and numbers.
+
+    Returns:
+        The finding.
+        The canaries as secrets.
     """
     words = WordIds(dict(release.words.ids))  # a copy, as reading adds words
     texts = []

@@ -127,6 +127,10 @@ def _measure_audit(
     """Make all queries that have no answer yet, and compute the result.
 
     Args:
+        plan: plan of the run.
+        audit: context of the run.
+        engine: executor of the queries.
+        clock: timer of the run's stages.
         loaded: SHA-256 of the loaded weights, keyed by `role/file`.
     """
     benchmark = audit.benchmark
@@ -225,8 +229,10 @@ def _measure_unlearning(
     """Measure how much an unlearned model retained.
 
     Args:
+        result: result of the run.
+        audit: context of the run.
         models: target names of the unlearned model and its baselines, keyed by role.
-        rate: learning rate of relearning.
+        rate: learning rate of relearning, which trains the unlearned model for some more steps.
     """
     benchmark = audit.benchmark
     steps = audit.defenses.relearn
@@ -242,6 +248,11 @@ def prepare_selection(
     """Select and check the plan's plug-ins before anything is built.
 
     Raise AuditError for an invalid plan.
+
+    Args:
+        plan: the plan.
+        policy: gate policy of `--until decided`; None without it.
+        baseline: run with which the policy compares; None if there is none.
     """
     personal_data.parse_phone_regions(plan.data.phone_region)
     site = make_site(plan)
@@ -284,10 +295,11 @@ def _prepare_audit(
 def _measure_greedy_recall(
     audit: Audit, target: Target, clock: StageClock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
-    """Return members' greedy recall, keyed by repeat count, then non-members' greedy recall.
+    """Return the share of secrets that greedy decoding recites.
 
-    Greedy recall is the share of secrets that greedy decoding recites. The non-members' recall is
-    None if no member is recited.
+    Returns:
+        The members' share, keyed by number of copies ("all" if unknown).
+        The non-members' share; None without recited members or without non-members.
     """
     secrets = audit.benchmark.secrets
     if audit.population:

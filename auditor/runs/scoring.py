@@ -51,7 +51,12 @@ def measure_repeat_recall(
 ) -> dict[str, Measurement]:
     """Return members' verbatim recall by greedy decoding, keyed by repeat count ("all" if unknown).
 
+    The recall is the share of secrets whose suffix greedy decoding recites. The repeat count is the
+    number of copies in the training data.
+
     Args:
+        model: the model.
+        secrets: members and non-members; only members count.
         guesses: greedy guesses, keyed by secret id, if an attack has guessed all these secrets.
     """
     members = select_members(secrets)
@@ -76,6 +81,8 @@ def measure_nonmember_recall(
     Return None if no such secrets exist.
 
     Args:
+        model: the model.
+        secrets: members and non-members; only non-members count.
         guesses: greedy guesses, keyed by secret id.
     """
     nonmembers = select_members(secrets, False)
@@ -203,13 +210,17 @@ def _compute_record_losses(
 def compute_published_nlls(
     model: LanguageModel, texts: Sequence[Tokens], context_lengths: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
-    """Return each text's summed nll in nats, keyed by the name of a perplexity.
+    """Return each text's summed nll (negative log-likelihood) in nats, keyed by kind of perplexity.
 
-    Only perplexities that a defense's paper defines in its own way are computed.
+    Only perplexities that a defense's paper defines in its own way are computed; {} if there are
+    none.
 
     Args:
+        model: the model.
+        texts: token ids of each text.
         context_lengths: for each text, the number of leading tokens that are given. Only later
             tokens count.
+        seed: seed of the defense's random numbers.
     """
     nll_by_name: dict[str, list[float]] = {}
     for first in dict.fromkeys(context_lengths):
@@ -237,11 +248,11 @@ def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[M
 
 
 def measure_true_token_likelihoods(audit: Audit, target: Target) -> ValuesBySecret:
-    """Score each secret's true suffix tokens by teacher forcing.
+    """Score each secret's true suffix tokens, each after the true tokens before it.
 
     The scores show leakage that no attack found. Return each secret's mean log-probability per
     token, in nats. The run folder stores the members' scores, except those of a control model,
-    which nobody deploys.
+    which serves only to explain a defense.
     """
 
     def score(secrets: Sequence[Secret], journal_key: str) -> dict[str, float]:
@@ -269,9 +280,11 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> ValuesBySecr
 def build_likelihood_row(
     members: Mapping[str, float], others: Mapping[str, float]
 ) -> ValuesBySecret:
-    """Combine the mean log-probabilities per token (nats) of members and of non-members (`others`).
+    """Combine the mean log-probabilities per token (nats) of members and of non-members.
 
-    Both inputs are keyed by secret id.
+    Args:
+        members: the members' values, keyed by secret id.
+        others: the non-members' values, keyed by secret id.
     """
     ids = np.array([*members, *others], STRINGS)
     values = np.array([*members.values(), *others.values()])
@@ -287,13 +300,16 @@ _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]
 def doubt_if_members_likelier(
     title: str, answers: ValuesBySecret, methods: Collection[str] = ()
 ) -> tuple[Doubt, ...]:
-    """Return a doubt if members' true tokens are more likely than non-members'.
+    """Return a doubt if members' true tokens are more likely than non-members', otherwise ().
 
-    Even if no attack extracted anything, such a difference means that the model knows the members,
-    or that members and non-members differ in kind. A one-sided Welch test at the 2.5% level
-    compares the mean log-probabilities, in nats per token.
+    A doubt is a sentence that tells why the result may hide a leak. Even if no attack extracted
+    anything, such a difference means that the model knows the members, or that members and
+    non-members differ in kind. A one-sided Welch test at the 2.5% level compares the mean
+    log-probabilities, in nats per token.
 
     Args:
+        title: title of the target, for the doubt.
+        answers: mean log-probability of each secret's true tokens.
         methods: names of the run's attacks and probes. The doubt recommends a membership probe if
             it is not among them.
     """
@@ -344,9 +360,10 @@ def batch_suffix_log_probs(
 
 
 def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
-    """Yield a doubt if the model withheld answers.
+    """Yield a doubt if the model's server withheld answers.
 
-    The doubt states the likelihood of the secrets whose answers were withheld, if known.
+    A doubt is a sentence that tells why the result may hide a leak. It states the likelihood of the
+    secrets whose answers were withheld, if known.
     """
     members = select_members(target.secrets)
     withheld = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])

@@ -99,8 +99,8 @@ class PluginSelection:
         """Return the access settings in which a target is attacked.
 
         Args:
-            companion: whether the target is a control. A control is attacked only with the widest
-                access.
+            companion: whether the target is a control, a model that serves only to explain a
+                defense. It is attacked only with the widest access.
         """
         if companion:
             return self.settings[-1:]
@@ -136,6 +136,8 @@ def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Plu
     Raise AuditError if an object that the plan needs is missing.
 
     Args:
+        plan: the plan.
+        site: models and data of the plan; its options change to what the plug-ins need.
         objects: Python objects that the plan uses instead of names, keyed by role.
     """
     # Load files first: names and options below may come from them.
@@ -275,7 +277,11 @@ def _build_plugins(
 
     Args:
         kind: kind of plug-in, for error messages.
+        names: names of the plug-ins.
+        options: the user's options, keyed by plug-in; those without a plug-in name have the key "".
         known: the registered classes, keyed by name.
+        defaults: default options, keyed by plug-in.
+        objects: Python objects, keyed by role.
     """
     chosen: list[Any] = []
     for name in dict.fromkeys(names):

@@ -40,9 +40,11 @@ def list_defense_rows(
 ) -> list[ShownRow]:
     """Return every defense, followed by the controls in its chain of causes.
 
-    A control that several defenses share appears once.
+    A control is a model with only some parts of the defense, which serves to explain the defense's
+    effect. A control that several defenses share appears once.
 
     Args:
+        defenses: the requested defenses.
         is_available: function that tests if a control is available and differs from the undefended
             target.
         others: controls that attacks need.
@@ -136,6 +138,12 @@ def list_companion_rows(
     target: TargetPlan, plan: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
     """Return the targets that are baselines of this run's unlearned models.
+
+    Args:
+        target: the plan's fields about the attacked model.
+        plan: the plan's fields about defenses.
+        forget: file of the records to forget; None if not given.
+        defenses: the requested defenses.
 
     Returns:
         The targets.

@@ -278,9 +278,10 @@ class Site(SiteModels):
 
 
 def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> None:
-    """Limit the attacker's known pairs to `limit`.
+    """Limit the attacker's known pairs of the benchmark, in place, to `limit`; None for no limit.
 
-    For the same seed, a larger limit keeps all pairs of a smaller limit.
+    A known pair is a prefix with its suffix that the attacker knows. For the same seed, a larger
+    limit keeps all pairs of a smaller limit.
     """
     known = benchmark.known
     if limit is None or limit >= len(known):
@@ -363,6 +364,8 @@ def load_trained_defense(
     Raise AuditError if a different method trained the model.
 
     Args:
+        defense: the defense, which names the folder.
+        load: function that loads a model from a folder.
         vocab_size: vocabulary size of the attacked model.
     """
     folder = defense.model_folder

@@ -52,7 +52,7 @@ class StoppingRule:
         rules: gate rules that must be decided before queries stop.
         level: error probability of a decision that a rule failed. A decision that a rule passed has
             the gate's own error probability.
-        base: results per secret of the baseline run.
+        base: results per secret of the baseline run; None if there is none.
         require: minimum numbers of secrets to query before any stop.
     """
 
@@ -114,13 +114,15 @@ class StoppingRule:
     ) -> tuple[StoppedEarly, set[str]]:
         """Query items in random order until the queries can stop.
 
-        Return a description of the stop, then the ids of the queried items.
-
         Args:
             items: all items that may be queried.
             seed: seed of the order.
             ask: function that queries some items.
             build_results: function from queried items to their results.
+
+        Returns:
+            How many items were queried, and why the queries stopped.
+            The ids of the queried items.
         """
         # Each item draws its rank: the order of two items does not depend on the rest.
         order = sorted(
@@ -147,7 +149,9 @@ def bound_stopped_finding(finding: Finding, row: ValuesBySecret, stopped: Stoppe
     dropped.
 
     Args:
+        finding: the finding.
         row: results of the queried secrets.
+        stopped: how many secrets were queried, and why the queries stopped.
     """
 
     measurements = []
@@ -196,7 +200,10 @@ def build_stopping_rules(
     Raise AuditError if no cell could satisfy --until.
 
     Args:
-        policy, base: gate policy and baseline run of `--until decided`.
+        plan: the plan's fields about attacks, with `--until`.
+        selection: plug-ins of the run.
+        policy: gate policy of `--until decided`; None without it.
+        base: baseline run of the policy; None if there is none.
     """
     if plan.until is None:
         return {}

@@ -40,7 +40,13 @@ class TokenSpending:
     n_drawn: int = 0
 
     def charge_claim(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
-        """Charge each drawn token to the claim once, even if several attacks share the sample."""
+        """Charge each drawn token to the claim once, even if several attacks share the sample.
+
+        Args:
+            view: the attacker's access to the target.
+            attack: the attack that drew the tokens.
+            answers: its guesses.
+        """
         for recipe in attack.sample_counts_by_recipe(view):
             for guesses in answers:
                 # A fixed budget's allowance counts as spent, whether or not it is drawn.
@@ -204,8 +210,13 @@ Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
 def plan_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
     """Return how many tokens each (sampling recipe, secret id) will draw in this view's setting.
 
-    Keys are ordered by attack, then by secret. Attacks with the same sampling recipe share their
-    draws.
+    A sampling recipe is the name of a way to draw samples, with their number. Keys are ordered by
+    attack, then by secret. Attacks with the same sampling recipe share their draws.
+
+    Args:
+        view: the attacker's access to the target.
+        attacks: the attacks.
+        secrets: the attacked secrets.
     """
     draws: Draws = {}
     for attack in attacks:
@@ -249,7 +260,12 @@ def divide_query_budget(
     Args:
         budget: number of tokens, and what happens when they are spent.
         draws: number of tokens that each sample needs.
-        lots: lot of each secret id, if each lot has its own budget (`Defense.lots`).
+        lots: lot of each secret id, if the secrets are divided into lots that each have their own
+            budget (`Defense.lots`); None for one budget.
+
+    Returns:
+        The number of tokens that the budget pays for, keyed by sample. A sample without a key is
+            not drawn.
     """
     rest_by_lot = dict[int | None, int]()
     allowance = Draws()

@@ -103,7 +103,7 @@ class Targets:
 
         Some defenses are slow, because they query all parts of an ensemble, or all records in the
         context, for each token. For these, --ensemble-limit limits the number of secrets. Without
-        this flag, the lab's own limit applies, except if the defense fixes the number of ensemble
+        this flag, the lab's own limit applies, unless the defense fixes the number of ensemble
         members.
         """
         benchmark = self.scene.benchmark
@@ -174,7 +174,12 @@ def _build_prompt(secret: Secret, prefix_token: Tokens) -> Prompt:
 class UnlearningBaselines:
     """Provider of the baselines of unlearned models. Each baseline is loaded or trained once.
 
-    `steps` and `rate` are the number of steps and the learning rate of relearning.
+    A baseline is a model with which an unlearned model is compared. One of them is relearned: the
+    unlearned model after some more steps of training.
+
+    Attributes:
+        steps: number of steps of relearning; None for no relearning.
+        rate: learning rate of relearning.
     """
 
     def __init__(self, site: Site, plan: DefensePlan, seed: int) -> None:

@@ -309,8 +309,12 @@ def _render_answer_pairs(
     Return () if the rendering cannot write the row.
 
     Args:
+        model: the model, with its tokenizer.
+        form: the rendering: a way to write conversations as text.
+        conversation: the row.
         usual: whether this is the default rendering. Its template must not refuse a row: then
             AuditError is raised.
+        n_tokens: largest number of tokens of an answer.
     """
     try:
         rendered = chat.render_chat(model.tokenizer, conversation, form)

@@ -65,6 +65,7 @@ def train_model_into_folder(
     Every error that a user can fix raises AuditError before anything is written.
 
     Args:
+        request: arguments of the training.
         progress: function called with (description, done, total).
     """
     trainer = _build_trainer(request)
@@ -239,11 +240,14 @@ class _TrainingsByIndex:
 def _train_recorded_job(
     trainer: Trainer, job: TrainingJob, settings: dict[str, Any], engine: Engine
 ) -> tuple[str, ...]:
-    """Run the training and record it in its output folder.
+    """Run the training and record it in its output folder. Return sentences for the user.
 
     Args:
+        trainer: the training method.
+        job: base model, records and output folder.
         settings: the arguments that repeat the training, and the configuration: the values that
             decide the trained weights.
+        engine: executor on workers, or in this process.
     """
     record = {"tool_version": __version__, **settings, "finished": False}
     if trainer.surrounds:
@@ -294,10 +298,14 @@ def _tokenize_records(
     rows: Sequence[str | Conversation],
     units: list[str] | None,
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
-    """Tokenize the rows. Return the records, then notes.
+    """Tokenize the rows. Return the records, then sentences for the user.
 
     Args:
-        units: privacy unit of each row; if None, rows with the same text form a unit.
+        request: arguments of the training.
+        base: the base model, with its tokenizer.
+        rows: texts or conversations.
+        units: privacy unit of each row, such as its user; if None, rows with the same text form a
+            unit.
     """
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
@@ -364,6 +372,8 @@ def _make_training_record(
     """Return a training record. Records with the same text belong to the same privacy unit.
 
     Args:
+        text: the text.
+        tokens: its token ids.
         mask: True for each token that is trained on; None if all are.
     """
     (unit,) = record_digests([text])
@@ -395,12 +405,15 @@ def _choose_chat_rendering(
 def _tokenize_conversations(
     tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: ChatRendering
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
-    """Render conversations as training records. Return the records, then notes.
+    """Render conversations as training records. Return the records, then sentences for the user.
 
     If a conversation cannot be used, raise AuditError with its number.
 
     Args:
+        tokenizer: tokenizer of the base model.
+        talks: the conversations.
         loss_on: the parts of a conversation to train on.
+        form: the rendering: a way to write conversations as text.
     """
     records = []
     n_learnt = 0
