@@ -131,7 +131,7 @@ class Exposure(AncestralProbe):
         exposed = self._significantly_exposed_canary_mask(secrets, observations)
         estimated = int(value_column(observations, "estimated").sum())
         sentences = [
-            "each canary is scored as a text of its own, among "
+            "each canary is scored as a separate text, among "
             f"{' or '.join(f'{n:,}' for n in sizes)}",
             f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows "
             f"(null p-value 2^-exposure, by rank among {self.references:,} random texts where "

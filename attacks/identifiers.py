@@ -455,7 +455,7 @@ class RanksOfValues:
         if p_value >= CONTROL_LEVEL or (np.isnan(p_value) and self.member.any()):
             return ""
         if not self.member.any() and not self.refused:
-            return "no member holds a value that can be ranked"
+            return "no member contains a value that can be ranked"
         p_value = min([*self.refused.values(), *([] if np.isnan(p_value) else [p_value])])
         return (
             f"the alternatives are not exchangeable with the true values: by {self.control}, their "

@@ -18,7 +18,7 @@ class PublicModelControl(Defense):
     name = "public"
     title = "Public model"
     needs = ("public",)
-    claims = "none: the control row at no private data"
+    claims = "none: the control without private data"
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         assert scenario.public is not None  # the run checks `needs`
@@ -38,7 +38,7 @@ class OneAdapterControl(Defense):
     name = "one-adapter"
     title = "One adapter, all data"
     needs = ("public", "whole")
-    claims = "none: the control row of pmixed for its members' training configuration"
+    claims = "none: the control of pmixed for its members' training configuration"
     ensemble: str = ""
 
     def protect(self, scenario: Scenario) -> LanguageModel:

@@ -198,7 +198,7 @@ class UnclippedReferences(Defense):
     name = "references-unclipped"
     title = "References, unclipped"
     needs = ("public", "records")
-    claims = "none: the control row of invisible-ink"
+    claims = "none: the control of invisible-ink"
     batch: int = 8
     temperature: float = 1.1
 

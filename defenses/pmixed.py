@@ -256,7 +256,7 @@ class UnmixedEnsemble(Defense):
     name = "ensemble-unmixed"
     title = "Ensemble, unmixed"
     needs = ("public", "ensemble")
-    claims = "none: the control row of pmixed"
+    claims = "none: the control of pmixed"
     ensemble: str = ""
 
     def protect(self, scenario: Scenario) -> LanguageModel:

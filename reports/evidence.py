@@ -97,7 +97,7 @@ def _build_effect_causes_table(result: AuditResult) -> Table:
         rows = tuple(_build_control_chain_table_rows(result, target, chain, explained))
         groups.append(Group(title, rows))
     head = ("Change", "Target", "Difference", "n", "Result")
-    caption = "The effect of each change, from one control row to the next, paired by secret"
+    caption = "The effect of each change, from one control to the next, paired by secret"
     return Table("causes-table", caption, head, groups, {2, 3})
 
 

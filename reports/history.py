@@ -38,14 +38,14 @@ _READING = (
     "Runs are evenly spaced in their order; brackets and bars hold two-sided 95% intervals over "
     "the choice of secrets. They do not cover training again with another seed.",
     "A change is between a run and the one before it in its series, paired secret by secret, each "
-    "row with its own 95% interval: of twenty rows in which nothing changed, one is expected to "
+    "attack with a 95% interval: of twenty attacks in which nothing changed, one is expected to "
     "show a change.",
     "A gate's decision is about one run and its rules. A gate that is not listed was not run, or "
     "its folder could not be written to.",
     "Runs are in one series if all of them attacked the same secrets of a model of the same "
     "family with the same attacks at the same settings; the checkpoint, the seed and the defenses "
     "may differ.",
-    "Where nothing is shown, the upper end of an interval says how much may still be there.",
+    "If nothing is shown, the upper end of an interval says how much may still be there.",
 )
 
 

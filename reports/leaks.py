@@ -273,7 +273,7 @@ def _build_revealed_secret_blocks(
     if any(text.decoded for text in texts.values()):
         note += " The data contain only token ids: the model's tokenizer made the texts."
     head = ("Secret", "Prefix", "Suffix", guess, "Given away verbatim by")
-    caption = "Text of the secrets, and the guesses of the strongest undefended row"
+    caption = "Text of the secrets, and the guesses of the strongest attack without a defense"
     return [Paragraph(note), make_table("private-table", caption, head, rows)]
 
 

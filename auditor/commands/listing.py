@@ -40,7 +40,7 @@ _FLAGS = {
     "Trainer": "-D",
     "Provider": "--model-arg",
 }
-_CONTROL = "none: the control row"  # claim of a target that is shown only next to another target
+_CONTROL = "none: the control"  # claim of a target that is shown only next to another target
 _GUTTER = 10
 _NAME = 23
 

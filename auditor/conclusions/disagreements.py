@@ -181,7 +181,7 @@ def _describe_greedy_contradiction(
     if hits and not any(hits) and n_greedy and (tail := 0.5**n_greedy) < _IMPROBABLE:
         yield (
             f"Greedy decoding extracts {n_greedy:,} of {greedy.n:,}, and no attack extracts any "
-            f"({_format_tail_probability(tail)} by chance were they alike): the samples do not "
+            f"({_format_tail_probability(tail)} by chance if they were alike): the samples do not "
             "come from the model's own distribution."
         )
     for row in rows:

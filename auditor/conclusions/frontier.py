@@ -326,13 +326,13 @@ def _explain_missing_point(
     if cell is not None and cell.not_applicable:
         return cell.not_applicable
     if cell is None or sorted(cell.values_by_seed) != list(seeds):
-        return f"{row[1]} was not measured wherever it was of the undefended model"
+        return f"{row[1]} was not measured with the same seeds as of the undefended model"
     if cell.options != base.cells[row].options:
         return f"{row[1]} ran with other options"
     column = metric.scores or metric.per_secret_column_name
     for values in cell.values_by_seed.values():
         if column not in values.values:
-            return f"{metric.name} is not kept secret by secret"
+            return f"{metric.name} is not stored for each secret"
         # A score is used only by its rank, so it may be infinite; a value that enters a mean must
         # be finite.
         if metric.scores:

@@ -340,7 +340,7 @@ UNTARGETED = LeakKind(
     ((MEMORISED, 10.0), (RECORDS, 1.0)),
     ("untargeted",),
     _read_untargeted_leaks,
-    counted={GENERATIONS: "drawn texts hold an n-gram of the training data"},
+    counted={GENERATIONS: "drawn texts contain an n-gram of the training data"},
     text=True,
 )
 

@@ -361,7 +361,7 @@ def _build_secret_values(columns: Sequence[Column]) -> ValuesBySecret:
         (column.ids, column.member, column.repeats) != (first.ids, first.member, first.repeats)
         for column in columns
     ):
-        raise ValueError("quantities of other secrets than the first is of")
+        raise ValueError("quantities about other secrets than the first one")
     if None in first.member:
         raise ValueError("secrets that are neither members nor non-members")
     ids = tuple(first.ids)
@@ -447,15 +447,15 @@ def compare_paired_metric(
     second = base.order_metric_values(compared_metric.members, count)
     if metric == SCORE or not set(columns) <= first.keys() & second.keys():
         if compared_metric.scores:
-            return f"the scores of {metric} were not kept"
+            return f"the scores of {metric} were not stored"
         return (
-            f"{metric} is not kept secret by secret (kept: "
+            f"{metric} is not stored for each secret (stored: "
             f"{', '.join(name for name in first if name != SCORE)})"
         )
     n = len(next(iter(first.values())))
     if not n:
         if count is not None:
-            return f"no secret stood in the data {count} times"
+            return f"no secret occurred in the data {count} times"
         return "no secret to pair"
     if compared_metric.errors is not None:
         errors = compared_metric.compute_wrong_guess_limit(n)
@@ -463,7 +463,9 @@ def compare_paired_metric(
         base_guesses = (second[RECALL] == 1, second[SCORE])
         return resample_paired_recall(new_guesses, base_guesses, errors)
     if compared_metric.below:
-        return f"{metric} has no difference with bounds: hold a share at one rate to the baseline"
+        return (
+            f"a difference of {metric} has no bounds: compare a share at one rate with the baseline"
+        )
     new_values = first[columns[0]]
     base_values = second[columns[0]]
     if compared_metric.scores:
@@ -487,7 +489,7 @@ def _compare_paired_scores(
         (scores, row.order_metric_values(False, None)[about.scores]) for scores, row in runs
     )
     if np.isnan(np.concatenate([*new, *base])).any():
-        return f"{about.name} is by a score that is not a number for some secret"
+        return f"{about.name} is computed from a score that is not a number for some secret"
     if about.rate:
         return roc.bound_tpr_difference(new, base, about.rate)
     return roc.compute_auc_difference(roc.orient_scores(*new), roc.orient_scores(*base))
@@ -508,8 +510,8 @@ def _compare_anytime_valid_shares(
     """
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return (
-            f"{about.name} has no bounds that hold at every look, and --until stopped one of the "
-            "two"
+            f"{about.name} has no bounds that are valid at every look, and --until stopped one of "
+            "the two"
         )
     new_values, reference_values = (
         rows.values_by_secret(about.per_secret_column_name, about.members, count)
@@ -522,5 +524,5 @@ def _compare_anytime_valid_shares(
         ]
     )
     if not len(deltas) or not np.isfinite(deltas).all():
-        return f"{about.name} is kept of no secret, or is not a number for some"
+        return f"{about.name} is stored for no secret, or is not a number for some secret"
     return bound_betting_mean(deltas, minimum=-1.0)  # one share minus another lies in [-1, 1]

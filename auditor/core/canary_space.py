@@ -57,8 +57,8 @@ class CanarySpace:
         ):
             raise AuditError(
                 f"expected that no text of the format {self.format!r} begins another, but its "
-                "lists hold words that begin others: let each slot of words end in a character "
-                "that no word holds"
+                "lists contain words that begin others: end each slot of words with a character "
+                "that no word contains"
             )
 
     @cached_property

@@ -126,7 +126,7 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])
     if runs.claim.sampling == "shuffled" or q >= 1:
         return LoopCheck(
-            "Poisson sampling", UNKNOWN, f"claimed is {runs.claim.sampling} sampling", ""
+            "Poisson sampling", UNKNOWN, f"the claim is {runs.claim.sampling} sampling", ""
         )
     # Deviations from the claimed mean, which is not estimated: one degree of freedom per batch.
     # Batch sizes of allocation vary as much, but those of a pass add up to its records.
@@ -143,8 +143,8 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
         "Poisson sampling",
         float(stats.chi2.cdf(varies * freedom / len(sizes), freedom)),
         f"batches of {sizes.min()} to {sizes.max()} records vary less than {law} sampling's: "
-        "epsilon was accounted for another kind of sampling; of batches in random order at most "
-        f"{shuffled:.2f} follows",
+        "epsilon was accounted for another kind of sampling; for batches in random order it is "
+        f"at most {shuffled:.2f}",
         f"batches of {sizes.min()} to {sizes.max()} records, as {law} sampling draws them",
         f"batches whose size has {100 * least:.0f}% of Poisson sampling's variance",
         lambda: WorstViolation(
@@ -173,7 +173,7 @@ def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     return judge_p_value(
         "no record favoured",
         p,
-        f"record {most} was read in {counts[most]} of {t} steps, expected are {t * q:.1f}",
+        f"record {most} was read in {counts[most]} of {t} steps, {t * q:.1f} were expected",
         f"no record was read more often than by chance ({counts.min()} to {counts.max()} of {t} "
         "steps)",
         f"a record that is read in {least:.2f} of the steps",
@@ -214,8 +214,8 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
     is_exceeded = derived > value * 1.02
     if is_exceeded and runs.claim.sampling == "allocation":
         message = (
-            f"claimed is epsilon {value:g}; at most {derived:.2f} follows, and what random "
-            "allocation hides of that "
+            f"the claim is epsilon {value:g}; the rest gives at most {derived:.2f}, and what "
+            "random allocation hides of that "
         )
         return LoopCheck(
             "accounting", UNKNOWN, message + "was not counted here", "2% of epsilon", source=COUNTED
@@ -223,9 +223,9 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
     return judge_certain_check(
         "accounting",
         is_exceeded,
-        f"claimed is epsilon {value:g}; its own noise, {runs.claim.sampling} batches and steps "
+        f"the claim is epsilon {value:g}; its own noise, {runs.claim.sampling} batches and steps "
         f"give {derived:.2f}",
-        f"claimed is epsilon {value:g}, which follows ({derived:.2f})",
+        f"the claim is epsilon {value:g}, as the rest gives ({derived:.2f})",
         "2% of epsilon",
         lambda: WorstViolation(f"epsilon {value:g}", f"{derived:.2f}"),
         lambda: derived,
@@ -238,7 +238,7 @@ def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
     The claim does not cover choosing weights by their loss on private records.
     """
     name = "evaluation on private records"
-    would = "a step but the last given back, of trainings that evaluate"
+    would = "weights of a step before the last, returned by a training that evaluates"
     evaluation = max(runs.traces, key=lambda trace: len(trace.evaluated))
     if not evaluation.evaluated:
         return LoopCheck(name, NO_FAULT, "none was read without a gradient", would, source=COUNTED)
@@ -254,7 +254,7 @@ def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
     at, trace = chosen[0]
     step = (trace.returned or 0) + 1
     n_steps = len(trace.steps)
-    message += f", and the model given back is that of step {step} of {n_steps}: chosen by them"
+    message += f", and the returned model is that of step {step} of {n_steps}, which they chose"
     witness = WorstViolation(
         f"the weights of step {step}", f"those of step {n_steps}", at, step - 1
     )

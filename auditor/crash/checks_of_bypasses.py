@@ -199,9 +199,9 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
             )
             return _counted_check(name, UNKNOWN, f"{message}: it was not examined", would)
     if any(trace.returned is None for trace in runs.traces):
-        message = "the returned weights are of no step: how they were made was not examined"
+        message = "the returned weights are not those after any step: their origin was not examined"
         return _counted_check(name, UNKNOWN, message, would)
-    return _counted_check(name, NO_FAULT, "the weights are those that the steps leave", would)
+    return _counted_check(name, NO_FAULT, "the weights are those after the steps", would)
 
 
 def _is_weight_equal_ignoring_nan(weight: torch.Tensor, other: torch.Tensor) -> bool:
@@ -225,10 +225,10 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     again = runs.repeated_training.printed
     if lines := find_differing_line(first.text, other.text, again.text):
         message = f"what is printed depends on the records beyond the steps: {lines[0]!r}"
-        witness = WorstViolation(repr(lines[0]), f"{lines[1]!r}, as on a record fewer")
+        witness = WorstViolation(repr(lines[0]), f"{lines[1]!r}, as with one record fewer")
         return fail_loop_check(name, message, would, witness)
     if lines := find_differing_line(first.early, other.early, again.early):
-        message = f"{lines[0]!r} on a record fewer is {lines[1]!r}"
+        message = f"{lines[0]!r} is, with one record fewer, {lines[1]!r}"
         message += "; printed before its step, it may show what that step releases"
         return _counted_check(name, UNKNOWN, message, would)
     return _counted_check(

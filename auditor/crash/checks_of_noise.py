@@ -147,7 +147,7 @@ def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
     return judge_certain_check(
         "finite gradients",
         bool(faults),
-        f"{len(faults)} released gradients hold infinite or undefined numbers: they overflowed",
+        f"{len(faults)} released gradients contain infinite or undefined numbers: they overflowed",
         "every released number is finite",
         "one such number",
         witness,

@@ -20,10 +20,10 @@ _MOST_NAMES = 5
 _MOST_PLACES = 3
 _MOST_USERS = 20
 _RULE = (
-    "Gone: none of the deleted records is seen in a layer in which at least 90% of the kept ones, "
-    "20 or more, are; the percentage is the exact 95% lower bound of what is seen of such records. "
-    "Where kept records are not seen the layer cannot tell. A copy was examined; nothing in the "
-    "store was changed."
+    "Gone: no deleted record is seen in a layer in which at least 90% of the kept records, 20 or "
+    "more, are seen; the percentage is the exact 95% lower bound of the share that is seen. If the "
+    "kept records are not seen, the layer cannot tell. A copy was examined; nothing in the store "
+    "was changed."
 )
 
 

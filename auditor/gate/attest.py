@@ -151,7 +151,7 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
     if is_erasure:
         predicate_type = ERASURE_PREDICATE
     if not isinstance(stated, dict) or stated.get("_type") != STATEMENT:
-        yield "it is no in-toto statement of version 1"
+        yield "it is not an in-toto statement of version 1"
     elif stated.get("predicateType") != predicate_type:
         kind = stated.get("predicateType")
         yield (

@@ -79,7 +79,7 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
     for candidate in (run, base):
         if not candidate.outcomes:
             reason = "by which runs are paired: it was removed, or nothing was measured"
-            raise AuditError(f"{candidate.name} holds no {TABLE}, {reason}")
+            raise AuditError(f"{candidate.name} contains no {TABLE}, {reason}")
     obstacles = list(dict.fromkeys(list_comparison_obstacles(run, base)))
     if obstacles:
         remark = ""

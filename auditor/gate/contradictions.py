@@ -61,7 +61,7 @@ def find_result_contradictions(
     rows = Counter(finding.cell_key for finding in result.findings)
     for row in outcomes:
         if row not in rows:
-            yield row, f"{_WHERE} holds this configuration, but the result does not"
+            yield row, f"{_WHERE} contains this configuration, but the result does not"
     for row, count in rows.items():
         if count > 1:
             yield row, f"the result lists it {count} times"
@@ -138,7 +138,8 @@ def _check_planned_secrets(
             if attacked[member] != reported[member]:
                 yield (
                     WHOLE_RUN,
-                    f"it is about {reported[member]} {noun}, {SECRETS} holds {attacked[member]}",
+                    f"it is about {reported[member]} {noun}, but {SECRETS} contains "
+                    f"{attacked[member]}",
                 )
         for row, row_values in outcomes.items():
             if reason := _describe_secret_mismatch(row_values, listed.secrets):
@@ -163,7 +164,7 @@ def _describe_secret_mismatch(
     if values_by_secret.outcome is None and secrets.keys().isdisjoint(values_by_secret.ids):
         return ""
     if n_unknown := sum(id not in secrets for id in values_by_secret.ids):
-        return f"{_WHERE} holds {format_count(n_unknown, 'secret')} that {SECRETS} does not"
+        return f"{_WHERE} contains {format_count(n_unknown, 'secret')} that {SECRETS} does not"
     n_wrong = 0
     for id, member, repeats in zip(
         values_by_secret.ids, values_by_secret.member, values_by_secret.repeats, strict=True
@@ -193,13 +194,13 @@ def _check_answered_secrets(
         if added:
             yield (
                 row,
-                f"{_WHERE} holds {format_count(len(added), 'secret')} without an answer in "
+                f"{_WHERE} contains {format_count(len(added), 'secret')} without an answer in "
                 f"{journal}",
             )
         if dropped:
             yield (
                 row,
-                f"{journal} holds answers about {format_count(len(dropped), 'secret')} that "
+                f"{journal} contains answers about {format_count(len(dropped), 'secret')} that "
                 f"{_WHERE} "
                 "leaves out",
             )
@@ -266,9 +267,9 @@ def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
         covered = None if claim is None else claim.queries
         if audit.covered != covered:
             claimed = (
-                f"its games are said to be of a claim of {_format_claimed_tokens(audit.covered)}"
+                f"its games are recorded for a claim of {_format_claimed_tokens(audit.covered)}"
             )
-            yield f"{claimed}, and it is of {_format_claimed_tokens(covered)}"
+            yield f"{claimed}, but the claim is of {_format_claimed_tokens(covered)}"
         exact = finding.measurement("epsilon_exact")
         if audit.exact is not None and (
             exact is None or not _is_nearly_equal(audit.exact, exact.value)
@@ -306,7 +307,7 @@ def explain_impossible_measurement(m: Measurement) -> str:
     """Return why no measurement can have these numbers; "" if they are possible."""
     numbers = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
-        return f"{numbers}, of fewer than no secrets"
+        return f"{numbers}, a negative number of secrets"
     if math.isnan(m.value):  # nothing was measured; no gate passes such a measurement
         return ""
     if m.n == 0:
@@ -327,7 +328,7 @@ def _check_outcomes(finding: Finding, values_by_secret: ValuesBySecret) -> Itera
     Numbers that are not computed from secrets are skipped.
     """
     if len(set(values_by_secret.ids)) < len(values_by_secret.ids):
-        yield f"{_WHERE} holds a secret twice"
+        yield f"{_WHERE} contains a secret twice"
     members = values_by_secret.order_metric_values(True, None)
     nonmembers = values_by_secret.order_metric_values(False, None)
     for m in finding.measurements:
@@ -351,7 +352,7 @@ def _check_outcomes(finding: Finding, values_by_secret: ValuesBySecret) -> Itera
 
 def _check_measurement(name: str, m: Measurement, value: float, n: int) -> Iterator[str]:
     if m.n != n:
-        yield f"{name} is of {m.n} secrets, {_WHERE} holds {n}"
+        yield f"{name} is of {m.n} secrets, {_WHERE} contains {n}"
     elif n and not _is_nearly_equal(m.value, value):
         yield f"{name} is {m.value:.6g}, {_WHERE} makes it {value:.6g}"
 

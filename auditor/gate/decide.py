@@ -639,7 +639,7 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
     low, high = bounds.low(level), bounds.high(LEVEL)
     if math.isnan(low) or math.isnan(high):
         explanation = (
-            f"the result contradicts itself: {case.evidence.words} with bounds that are no numbers"
+            f"the result contradicts itself: {case.evidence.words} with bounds that are not numbers"
         )
         return Ruling(*case.cell, metric, limit, low, high, "failed", explanation, words)
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"

@@ -135,7 +135,7 @@ def _name_adapter_base(name: str, config: PeftConfig, options: LoadingOptions) -
         )
     if _is_local_path(base) and not Path(base).is_dir():
         source = "it was trained on"
-        hint = ": give --base MODEL, where that model is now"
+        hint = ": give the present path of that model as --base MODEL"
         if options.base:
             source = "--base names"
             hint = ""

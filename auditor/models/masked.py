@@ -132,7 +132,7 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
                 "alone"
             )
         if compute_largest_distance(distribution[1], distribution[0]) <= rounding:
-            raise AuditError(f"{kind} does not change with what comes after it")
+            raise AuditError(f"{kind} does not depend on the tokens after it")
 
 
 def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMaskedModel:

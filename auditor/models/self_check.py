@@ -280,7 +280,7 @@ class _SelfCheckTrial:
             raise AuditError(
                 f"expected a causal LM, got {self.model.name!r} "
                 f"({self.model.model.config.model_type}), whose distribution of a token changes by "
-                f"{distance:.2g} nats with what comes after it"
+                f"{distance:.2g} nats with the tokens after it"
             )
 
     def merge_adapter_if_exact(self) -> None:

@@ -45,8 +45,8 @@ _OTHERS = {
 }
 # Models that need more input than tokens, by type, with the missing input.
 _MORE_THAN_TOKENS = {
-    "layoutlm": "where on a page each word stands",
-    "tapas": "which cell of a table each token is in",
+    "layoutlm": "the place of each word on its page",
+    "tapas": "the table cell of each token",
 }
 # Names that wrappers add anywhere: torch.compile, fully sharded, recomputed activations, DeepSpeed.
 # Names that wrappers (data parallel, Opacus) add before the whole name, unless the model has such a
@@ -364,8 +364,7 @@ def _refuse_unsupported_models(
     extra = _format_extra_input(config)
     if extra:
         raise AuditError(
-            f"{expected} a model ({config.model_type}) that must be told {extra} "
-            "in addition to the text"
+            f"{expected} a model ({config.model_type}) that needs {extra} in addition to the text"
         )
     if cached_file(
         name, "modules.json", revision=options.revision, _raise_exceptions_for_missing_entries=False
@@ -378,9 +377,9 @@ def _refuse_unsupported_models(
 def _format_extra_input(config: Any) -> str:
     """Return a phrase about inputs besides tokens that the model was trained with, or ""."""
     if config.model_type == "roc_bert" and (config.enable_shape or config.enable_pronunciation):
-        return "how each character looks and sounds"
+        return "the shape and sound of each character"
     if config.model_type in ("xlm", "flaubert") and config.n_langs > 1 and config.use_lang_emb:
-        return f"which of {config.n_langs} languages each token is of"
+        return f"the language of each token, one of {config.n_langs}"
     return _MORE_THAN_TOKENS.get(config.model_type, "")
 
 

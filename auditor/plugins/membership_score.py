@@ -183,7 +183,7 @@ def build_text_features(secrets: Sequence[Secret], observations: Sequence[Observ
 def explain_unrankable_scores(scores: Floats) -> str:
     """Return the reason if scores cannot rank the records (NaN, or all equal), otherwise ""."""
     if missing := int(np.isnan(scores).sum()):
-        return f"is no number for {missing} of {len(scores)} records"
+        return f"is not a number for {missing} of {len(scores)} records"
     if (scores == scores[0]).all():
         return f"is the same for all {len(scores)} records"
     return ""

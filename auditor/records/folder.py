@@ -221,7 +221,7 @@ class RunFolder:
         if prefix is None and (self.path / _SECRETS).is_file():
             path = self.path / _PREFIX_TOKEN
             raise AuditError(
-                f"expected {path}, which says what was put before every text so far: it is missing"
+                f"expected {path}, the record of the tokens before every text so far: it is missing"
             )
         return prefix
 

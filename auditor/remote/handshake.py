@@ -210,7 +210,7 @@ class _HandshakeInProgress:
             return None
         (by_ids,), counted = answers
         same = counted in (None, len(context)) and is_shared_prefix(by_ids.text, by_text.text)
-        self._record_check(IDS, same, "they mean other tokens to it")
+        self._record_check(IDS, same, "the server reads them as other tokens")
         return by_ids if same else None
 
     def _ask_first_question(
@@ -404,7 +404,7 @@ class _HandshakeInProgress:
             scores = self._catch_refusal(self._ask_prompt_log_probs, dialect, text, count)
             if scores is not None:
                 agree = likeliest_match_ranks(scores, text, count)
-                self._record_check(TOLD, agree, "the ranks speak of more likely ones")
+                self._record_check(TOLD, agree, "the ranks refer to more likely ones")
                 return replace(dialect, likeliest=count if agree else 0)
         self._record_check(TOLD, False, "they do not come")
         return dialect

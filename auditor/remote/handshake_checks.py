@@ -80,7 +80,8 @@ class Handshake:
         sent = "token ids" if self.dialect.ids else "text"
         return (
             f"{self.dialect.model} is behind an API: a handshake found its access, "
-            f"{self._access_label}; it is sent {sent}; {n_held} of {len(self.checks)} checks held",
+            f"{self._access_label}; it is sent {sent}; {n_held} of {len(self.checks)} checks "
+            "passed",
             *(
                 ()
                 if (self.dialect.extended or self.dialect.configured) and self.dialect.top_k

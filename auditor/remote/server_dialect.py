@@ -456,7 +456,7 @@ def _parse_token_id(value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
-        raise MalformedAnswer("a token id came that is none") from None
+        raise MalformedAnswer("an invalid token id came") from None
 
 
 def _require_answer_field(answer: Any, name: str) -> Any:
@@ -468,5 +468,5 @@ def _require_answer_field(answer: Any, name: str) -> Any:
 def _require_answer_list(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
     values = _require_answer_field(answer, name)
     if not isinstance(values, list) or not all(isinstance(value, Mapping) for value in values):
-        raise MalformedAnswer(f"{name} came that are no list")
+        raise MalformedAnswer(f"{name} came, but not as a list")
     return values

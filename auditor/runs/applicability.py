@@ -69,7 +69,8 @@ def select_probed_secrets(
         )
     if not chosen:
         raise NotApplicable(
-            "these canaries were made for an audit: what else each could have been is not recorded"
+            "these canaries were made for an audit: the other possible texts of each are not "
+            "recorded"
         )
     return chosen
 

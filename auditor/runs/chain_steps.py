@@ -83,17 +83,17 @@ def build_cause_chain(
         waiting.append(chain_row)
         if chain_row.target in rows:
             moved = None
-            note = f"the {at} target is that row"
+            note = f"the {at} target itself is the control"
             if chain_row.target != at:
                 moved = minus(chain_row.target, at)
                 note = ""
                 if len(waiting) > 1:  # several causes in a step
-                    note = f"not separated, for want of {_format_missing_rows(waiting[:-1])}"
+                    note = f"not separated without {_format_missing_rows(waiting[:-1])}"
             steps.append(ChainStep(_group_changes(waiting), at, chain_row.target, moved, note))
             at = chain_row.target
             waiting = []
     if waiting:
-        note = f"not measured, for want of {_format_missing_rows(waiting)}"
+        note = f"not measured without {_format_missing_rows(waiting)}"
         steps.append(ChainStep(_group_changes(waiting), at, "", None, note))
     return Chain(tuple(steps), minus(target, start))
 

@@ -135,7 +135,7 @@ def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
     else:
         about = "about"
     note = (
-        f"{about} {time} until the last record is asked, {peak} of memory at most; worked out from "
+        f"{about} {time} until the last record is asked, {peak} of memory at most; estimated from "
     )
     note += f"{estimate.probe:.0f} seconds of asking"
     if estimate.parts_without_estimate:

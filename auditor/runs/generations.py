@@ -248,7 +248,7 @@ def _list_generation_notes(
 ) -> Iterator[str]:
     if n_distinct < n_texts:
         same = n_texts - n_distinct
-        yield f"{same:,} of {n_texts:,} generations say the same as another one"
+        yield f"{same:,} of {n_texts:,} generations equal another one"
     if n_heldout and is_extracted:
         yield (
             f"{n_heldout:,} of {corpus.ngram_and_record_counts.heldout_records:,} held-out records "

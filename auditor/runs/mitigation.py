@@ -256,7 +256,7 @@ def _parse_mitigation(request: MitigationOptions) -> tuple[str, dict[str, Any]]:
         if main:
             takes = f"as {name}:{main.upper()}"
         else:
-            takes = f"as {name} alone: it has no main option"
+            takes = f"{name} without a value, because it has no main option"
         raise AuditError(f"expected --by {takes}, got {request.by}")
     options = {**({main: value} if colon else {}), **request.options}
     if "listed" in get_option_defaults(known[name]) and not {main, "listed"} & set(options):

@@ -97,7 +97,7 @@ def load_own_benchmark(
         benchmark.notes += (
             f"the model's distribution has {model.vocab_size} entries, its tokenizer "
             f"{len(model.tokenizer)} tokens: "
-            + ("the data use none of those beyond" if more else "the rest is padding"),
+            + ("the data use no token beyond these entries" if more else "the rest is padding"),
         )
     if len(benchmark.secrets) > _MANY:
         release_unused_memory()  # the rows took several times the memory of the secrets

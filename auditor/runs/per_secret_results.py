@@ -326,6 +326,6 @@ def _list_strongest_notes(title: str, tried: int) -> tuple[str, ...]:
         return ()
     return (
         f"the membership AUC is of the strongest score ({title}), over all members and by "
-        f"copies; all AUCs of this row have intervals that hold for the {tried} scores and all "
+        f"copies; the intervals of all AUCs are valid for the {tried} scores and all "
         "groups of copies together (bootstrap of the maximum)",
     )

@@ -207,7 +207,7 @@ def resolve_prefix_token(
             f"(--prefix-token {spec})",
         )
     if as_trained:
-        return PrefixToken((), "prefix token: none: the data hold the token ids of the training")
+        return PrefixToken((), "prefix token: none: the data contain the token ids of the training")
     if recorded is None:
         return _choose_unrecorded_prefix(model, known, longest, canaries, framed, hurried)
     has_room = _fits_recorded_prefix(recorded, model, longest)

@@ -403,9 +403,7 @@ def _describe_released_passages(
         f"changed at most, of which {max(1, n // 2)} are adjacent"
     )
     if short := len(release.records) - long:
-        yield (
-            f"{short:,} records have fewer than {n} {unit}: they are not looked for here (--words)"
-        )
+        yield f"{short:,} records have fewer than {n} {unit}: they are not searched for (--words)"
     holding = sum(tokens.memorised > 0 for tokens in memorised_tokens)
     trained, heldout = index.ngram_place_counts(n)
     # Assume that private n-grams occur by chance as often as held-out n-grams do.

@@ -267,7 +267,7 @@ def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[
             )
         if row.name in names:
             raise AuditError(
-                "expected each of --forms once, with a name that no other row has, got "
+                "expected each of --forms once, with a name that no other target has, got "
                 f"{row.name!r} twice"
             )
         names.add(row.name)

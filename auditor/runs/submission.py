@@ -39,12 +39,12 @@ def check_plan_allows_submission(
         )
     if len(set(attacks.attack)) != 1:
         raise AuditError(
-            "--submission holds the guesses of one attack, expected one, got "
+            "--submission contains the guesses of one attack, expected one, got "
             f"{', '.join(attacks.attack)}"
         )
     if data.suffix_length is not None:
         raise AuditError(
-            "--submission holds whole suffixes, expected no --suffix-length, got "
+            "--submission contains whole suffixes: expected no --suffix-length, got "
             f"{data.suffix_length}"
         )
     path = Path(submission)

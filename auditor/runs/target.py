@@ -190,8 +190,7 @@ class Target:
             nominal_epsilon=training.nominal_epsilon if training else None,
             notes=(
                 *(self.trained.notes() if self.trained else ()),
-                "asked with the same prefix token in every row, for perplexity too: "
-                f"{prefix_token.said}",
+                f"all attacks, and perplexity, use the same prefix token: {prefix_token.said}",
                 *(() if perplexities else (self._explain_missing_perplexity(),)),
                 *(
                     f"held-out perplexity: {perplexity.note}"

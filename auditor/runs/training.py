@@ -91,7 +91,7 @@ def train_model_into_folder(
                 job.checkpoint.clear()  # of a training killed between its end and this line
                 unless = ""
                 if trainer.promises:
-                    unless = " (which records it was, is not kept)"
+                    unless = " (its records are unknown)"
                 return (
                     f"{request.out} is already trained with this configuration{unless}: nothing "
                     "was "
@@ -429,7 +429,7 @@ def _tokenize_conversations(
             token_mask = None if all(mask) else mask
         except UnusableConversation as error:
             raise AuditError(
-                f"expected conversations to train on, but of number {number} (from 0) {error}"
+                f"expected conversations to train on, but in number {number} (from 0) {error}"
             ) from None
         records.append(_make_training_record(chat.text, chat.tokens, token_mask))
         n_learnt += sum(mask)

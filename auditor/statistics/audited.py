@@ -185,7 +185,10 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
     claim.
     """
     if audit.best <= limit:
-        return "the audit had no power to refute it: every guess right would not have exceeded it"
+        return (
+            "the audit had no power to refute it: even if every guess had been right, its bound "
+            "would not exceed it"
+        )
     if audit.table is None:
         return ""
     if audit.tokens is None:

@@ -358,10 +358,10 @@ def _collect_term_replicates(term: Term, point: StudyPoint, id: str) -> Replicat
         if all(getattr(cell, key) == value for key, value in criteria.items()):
             matching.append(cell)
     if not matching:
-        raise NotRun(point.failure or f"{point.variant or 'the plan'} has no row {criteria}")
+        raise NotRun(point.failure or f"{point.variant or 'the plan'} has no result for {criteria}")
     if len(matching) > 1:
         rows = ", ".join(f"{cell.target}/{cell.setting}" for cell in matching)
-        raise AuditError(f"claim {id!r} fits several rows ({rows}): name a target and a setting")
+        raise AuditError(f"claim {id!r} fits several results ({rows}): name a target and a setting")
     cell = matching[0]
     if cell.not_applicable:
         raise NotRun(f"not applicable: {cell.not_applicable}")

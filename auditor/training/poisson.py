@@ -295,7 +295,7 @@ class NonPrivateControl(PoissonTraining):
     the same batches.
     """
 
-    claims = "none: the control row of private training"
+    claims = "none: the control of private training"
 
     @property
     def control_clipping_norm(self) -> float:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 _FROM_COLUMN = "come from the repeats column"
 _FROM_TEXTS = "are how many of its rows have the same text"
-_FROM_CONVERSATIONS = "are how many of its rows hold the same conversation"
+_FROM_CONVERSATIONS = "are how many of its rows contain the same conversation"
 _FROM_ROWS = "are the number of times that the prefix followed by the suffix occurs in its rows"
 
 

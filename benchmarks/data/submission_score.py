@@ -116,7 +116,7 @@ def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
         right.append(guess == expected[row])
     if not example:
         raise AuditError(
-            f"{str(submission)!r} holds no guesses: expected lines below the header, got none"
+            f"{str(submission)!r} contains no guesses: expected lines below the header, got none"
         )
     return MarkedGuesses(
         np.array(example, dtype=np.int64), np.array(right, dtype=bool), len(expected)

@@ -518,7 +518,7 @@ def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoRe
     if isinstance(error, FileNotFoundError):
         problem = "no such file here and no such data set on the Hub"
         if local:
-            problem = "this folder holds no data file"
+            problem = "this folder contains no data file"
     elif (
         type(error) is ValueError
     ):  # about splits and configurations; its subclasses, as pyarrow's, quote rows

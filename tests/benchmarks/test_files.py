@@ -828,7 +828,7 @@ def test_rows_that_datasets_logs_are_not_heard(
 
 def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "this folder holds no data file" in refusal(str(tmp_path / "empty"))
+    assert "this folder contains no data file" in refusal(str(tmp_path / "empty"))
     (tmp_path / "numbers").mkdir()
     write(tmp_path / "numbers" / "train.jsonl", [{"text": 7}])
     assert "row 0 (counted from 0), column 'text': expected text, got a number" in refusal(

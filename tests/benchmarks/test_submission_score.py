@@ -162,7 +162,7 @@ BROKEN = {
     "no such file": (None, "cannot read"),
     "no header": ('0,"[1,2]"\n', "expected the columns Example ID and Suffix Guess"),
     "empty": ("", "got no Example ID"),
-    "header only": (HEADER, "holds no guesses"),
+    "header only": (HEADER, "contains no guesses"),
     "id out of range": (
         HEADER + '4,"[1,2]"\n',
         "line 2: expected an Example ID in [0, 4), a row of the answers, got 4",

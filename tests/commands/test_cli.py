@@ -301,7 +301,7 @@ def test_what_no_control_isolates_is_told_in_one_step(
         *rest,
     ]
     report = (full / "report.md").read_text()
-    assert "not separated, for want of 'One adapter, all data' (audit train pmixed" in report
+    assert "not separated without 'One adapter, all data' (audit train pmixed" in report
     # controls are attacked in the worst case
     assert finding(full, "pmixed", "text-only", "ethicist")["chain"] is None
     likelier = {t["name"]: t["likelihood"] for t in result(full)["targets"]}
@@ -1679,7 +1679,7 @@ def test_a_tokenizer_wider_than_the_distribution_is_refused_where_the_data_use_i
     save(model, tokenizer, tmp_path / "wide")
     check_command("run", "--model", tmp_path / "wide", *data, "--attack", "zlib", "--samples", "1")
     told = json.loads((tmp_path / "out" / "result.json").read_text())["benchmark"]["notes"]
-    assert [note for note in told if "the data use none of those beyond" in note]
+    assert [note for note in told if "the data use no token beyond these entries" in note]
 
 
 def test_what_libraries_report_of_weights_does_not_bury_a_refusal(

@@ -125,7 +125,7 @@ def test_nothing_of_the_data_is_kept_beside_the_weights(inputs: Path, tmp_path: 
         "data" not in json.loads((tmp_path / "out" / "training.json").read_text())["configuration"]
     )
     (told,) = training.train_model_into_folder(make_request(inputs, tmp_path / "out"), silent)
-    assert "already trained with this configuration (which records it was, is not kept)" in told
+    assert "already trained with this configuration (its records are unknown)" in told
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {name for name in names if not name.startswith("tokenizer")} == {
         *(
@@ -722,7 +722,7 @@ def test_a_trained_folder_is_a_defense_of_the_model_it_stands_beside(
     ]
     report = (tmp_path / "run" / "report.md").read_text()
     assert "training configuration, clipping and noise" in report
-    assert "not separated, for want of 'No clipping, no noise'" in report
+    assert "not separated without 'No clipping, no noise'" in report
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
     assert "audit train no-noise makes it, -D dp-sgd.no_noise=DIR names it" in page
 

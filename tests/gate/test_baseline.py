@@ -213,7 +213,7 @@ def test_the_order_of_the_secrets_does_not_matter() -> None:
     assert compare_paired_metric("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
     assert (
         compare_paired_metric("recall", 3, rows, base.outcomes[ROW])
-        == "no secret stood in the data 3 times"
+        == "no secret occurred in the data 3 times"
     )
 
 
@@ -381,7 +381,9 @@ def test_other_secrets_in_a_row_are_refused() -> None:
 def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
     new = run(hits(200))
     rule = Policy((parse_rule("recall not worse than baseline by 0.02"),))
-    with pytest.raises(AuditError, match=r"old holds no secrets.parquet, by which runs are paired"):
+    with pytest.raises(
+        AuditError, match=r"old contains no secrets.parquet, by which runs are paired"
+    ):
         apply_policy(new, rule, RunOutcomes("old", new.result, {}))
     with pytest.raises(AuditError, match="needs a baseline: give --baseline RUN"):
         apply_policy(new, rule)

@@ -213,10 +213,10 @@ def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"covered": 1}, "said to be of a claim of 1 tokens, and it is of 1,024 tokens"),
+        ({"covered": 1}, "recorded for a claim of 1 tokens, but the claim is of 1,024 tokens"),
         (
             {"covered": None},
-            "said to be of a claim of any number of tokens, and it is of 1,024 tokens",
+            "recorded for a claim of any number of tokens, but the claim is of 1,024 tokens",
         ),
         (
             {"exact": 9.0},

@@ -104,7 +104,7 @@ def test_unreported_rows_come_in_the_order_of_the_record() -> None:
     unreported = [CellKey("undefended", "white-box", f"attack {i}") for i in range(12)]
     outcomes = {**made.outcomes, **dict.fromkeys(unreported, made.outcomes[ROW])}
     found = find_result_contradictions(made.result, outcomes)
-    assert [row for row, reason in found if "holds this configuration" in reason] == unreported
+    assert [row for row, reason in found if "contains this configuration" in reason] == unreported
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
@@ -119,10 +119,10 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "more than all": (with_measured("any_of_k", value=1.2, high=1.3), "no share"),
     "less than none": (with_measured("recall_at_100_errors", low=-0.5), "no share"),
     "a number of nothing": (with_measured("recall", n=0), "a number of nothing"),
-    "of fewer than none": (with_measured("recall", n=-3), "fewer than no secrets"),
+    "of fewer than none": (with_measured("recall", n=-3), "a negative number of secrets"),
     "of more secrets than there are": (
         with_measured("recall", n=5000),
-        "recall is of 5000 secrets, secrets.parquet holds",
+        "recall is of 5000 secrets, secrets.parquet contains",
     ),
     "another recall": (
         with_measured("recall", value=0.0, low=0.0, high=0.06),

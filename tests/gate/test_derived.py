@@ -144,18 +144,19 @@ def answers_that_nobody_gave(run: Path) -> None:
 EDITS: dict[Callable[[Path], None], str] = {
     no_row_and_any_number: "secrets.parquet lacks the values that they summarise",
     a_row_fewer: "the plan requests it, but the result does not have it",
-    an_invented_kind: "recall(kind=phone) is of 5000 secrets, secrets.parquet holds 0",
+    an_invented_kind: "recall(kind=phone) is of 5000 secrets, secrets.parquet contains 0",
     another_number_of_a_kind: "recall(kind=email) is 0, secrets.parquet makes it 0.5",
-    a_row_that_nobody_reports: "secrets.parquet holds this configuration, but the result does not",
-    twenty_times_the_secrets: "secrets.parquet holds 608 secrets without an answer in guesses.jsonl",  # noqa: E501
-    without_the_extracted: "guesses.jsonl holds answers about 120 secrets that secrets.parquet "
+    a_row_that_nobody_reports: "secrets.parquet contains this configuration, but the result does "
+    "not",
+    twenty_times_the_secrets: "secrets.parquet contains 608 secrets without an answer in guesses.jsonl",  # noqa: E501
+    without_the_extracted: "guesses.jsonl contains answers about 120 secrets that secrets.parquet "
     "leaves out",
     extracted_members_as_strangers: "120 secrets secrets.parquet disagrees with secrets.json",
     extracted_once_as_often: "60 secrets secrets.parquet disagrees with secrets.json",
-    other_counts: "it is about 4000 members, secrets.json holds 400",
+    other_counts: "it is about 4000 members, but secrets.json contains 400",
     a_plan_of_less: "its plan has another attack than plan.json",
     not_applicable_after_all: "it was not applicable, but guesses.jsonl has answers about members",
-    answers_that_nobody_gave: "secrets.parquet holds 460 secrets without an answer in guesses.jsonl",  # noqa: E501
+    answers_that_nobody_gave: "secrets.parquet contains 460 secrets without an answer in guesses.jsonl",  # noqa: E501
 }
 
 

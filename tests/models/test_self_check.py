@@ -196,7 +196,7 @@ def test_models_that_see_the_future_are_refused(made: Callable[[], Any], tmp_pat
     peaked(made()).save_pretrained(tmp_path)
     with pytest.raises(
         AuditError,
-        match=r"expected a causal LM, got .* changes by .* nats with what comes after it",
+        match=r"expected a causal LM, got .* changes by .* nats with the tokens after it",
     ):
         load_causal_lm(str(tmp_path))
 

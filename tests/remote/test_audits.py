@@ -163,7 +163,7 @@ def test_membership_over_http_falls_back_to_the_loss(
     said = capsys.readouterr()
     assert "score=loss" not in said.out + said.err
     assert (
-        "is no number for 24 of 24 records"
+        "is not a number for 24 of 24 records"
         in rows(result(inputs / "refused"))["white-box", "membership"]["not_applicable"]
     )
 

@@ -34,12 +34,12 @@ CAUGHT: dict[str, tuple[set[str], str, str]] = {
     "seedless": (EVERYTHING, hands.SEED, "another one comes"),
     "tempered": (EVERYTHING, hands.REPORTED, "nats apart"),
     "text": (EVERYTHING, hands.IDS, "they are refused"),
-    "permuted": (EVERYTHING, hands.IDS, "they mean other tokens to it"),
+    "permuted": (EVERYTHING, hands.IDS, "the server reads them as other tokens"),
     "truncates not": (EVERYTHING, hands.OBEYED["top_p"], "it is ignored"),
     "echo": ({"draw", "likelihood"}, hands.RANKED, "none come"),
     "fails": (EVERYTHING, hands.IDS, "they are refused"),
     "unechoed": ({"draw"}, hands.SCORED, "by echo, log-probabilities of 55 tokens came, not of 56"),
-    "misled": (EVERYTHING - {"likeliest"}, hands.TOLD, "the ranks speak of more likely ones"),
+    "misled": (EVERYTHING - {"likeliest"}, hands.TOLD, "the ranks refer to more likely ones"),
     "strict": (EVERYTHING - {"ranks", "likeliest"}, hands.OBEYED["top_k"], "it is refused"),
 }
 REFUSED = {
@@ -96,7 +96,7 @@ def test_a_server_that_does_all_it_should_is_believed(
         and found.dialect.reported
         and found.room == 96
     )
-    assert len(found.notes()) == 1 and "14 of 14 checks held" in found.notes()[0]
+    assert len(found.notes()) == 1 and "14 of 14 checks passed" in found.notes()[0]
 
 
 @pytest.mark.parametrize("habit", CAUGHT)

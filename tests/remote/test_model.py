@@ -410,7 +410,7 @@ def test_membership_scores_that_need_no_whole_distribution_are_those_at_hand(
         in note
         for note in notes
     )
-    with pytest.raises(NotApplicable, match=r"Min-K%\+\+ is no number for 20 of 20 records"):
+    with pytest.raises(NotApplicable, match=r"Min-K%\+\+ is not a number for 20 of 20 records"):
         Membership(score="min_k_plus").measurements(secrets, there)
 
 

@@ -128,7 +128,7 @@ def chain(target: str, setting: str, attack: str) -> Chain | None:
         "training configuration": "one adapter, all data",
         "splitting": "each adapter sees one shard only",
     }
-    apart = "not separated, for want of 'One adapter, all data' (train it)"
+    apart = "not separated without 'One adapter, all data' (train it)"
     mixing, floor = (
         {"mixing": "each distribution is mixed with the public one"},
         {"no private data": "the public model alone"},
@@ -142,7 +142,7 @@ def chain(target: str, setting: str, attack: str) -> Chain | None:
                 "pmixed",
                 "",
                 None,
-                "not measured, for want of 'Public model' (--public MODEL)",
+                "not measured without 'Public model' (--public MODEL)",
             ),
         ),
         difference("recall_difference", own - start, 0.04),

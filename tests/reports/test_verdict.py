@@ -34,8 +34,8 @@ def test_a_zero_is_never_said_without_its_bound(result: AuditResult) -> None:
 def test_what_no_row_isolates_is_credited_to_nothing(result: AuditResult) -> None:
     page = markdown.render_markdown_report(result)
     assert "| training configuration and splitting: " in page
-    assert "not separated, for want of 'One adapter, all data' (train it)" in page
-    assert "no step: not measured, for want of 'Public model' (--public MODEL)" in page
+    assert "not separated without 'One adapter, all data' (train it)" in page
+    assert "no step: not measured without 'Public model' (--public MODEL)" in page
 
 
 def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
@@ -48,7 +48,7 @@ def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
                 "undefended",
                 "undefended",
                 None,
-                "the undefended target is that row",
+                "the undefended target itself is the control",
             ),
             ChainStep(
                 {"splitting": "shards"},

@@ -102,10 +102,10 @@ def test_causes_without_a_row_between_them_are_one_step_that_says_so() -> None:
     )
     joint, mixing, floor = found.steps
     assert joint.causes == {"recipe": "what recipe changes", "splitting": "what splitting changes"}
-    assert joint.note == "not separated, for want of 'Whole' (train it)"
+    assert joint.note == "not separated without 'Whole' (train it)"
     assert differences(found) == [-10, -6, None] and not mixing.note
     assert (floor.before, floor.after) == ("defended", "")
-    assert floor.note == "not measured, for want of 'Public' (give it)"
+    assert floor.note == "not measured without 'Public' (give it)"
 
 
 def test_a_row_that_is_the_undefended_one_is_no_step() -> None:
@@ -113,7 +113,7 @@ def test_a_row_that_is_the_undefended_one_is_no_step() -> None:
     found = chain(same, chain_row("splitting", SPLITTING), chain_row("mixing", MIXING, "defended"))
     assert differences(found) == [None, -10, -6]
     assert (found.steps[0].before, found.steps[0].after) == ("undefended", "undefended")
-    assert found.steps[0].note == "the undefended target is that row"
+    assert found.steps[0].note == "the undefended target itself is the control"
 
 
 def test_without_the_defended_row_or_a_common_secret_there_is_no_chain() -> None:

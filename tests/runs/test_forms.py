@@ -128,7 +128,7 @@ def test_a_row_is_called_after_its_form(form: str, name: str) -> None:
 REFUSED = {
     "pruned:2": "expected share in (0, 1), got 2",
     "int8:3": "--forms int8 takes no value, got 'int8:3'",
-    "int8,int8": "with a name that no other row has, got 'int8' twice",
+    "int8,int8": "with a name that no other target has, got 'int8' twice",
     "gguf:q2_k": "got 'q2_k': make the file with llama.cpp and give --forms llama:FILE.gguf",
     "no/such/model": "no/such/model",
     "llama:no.gguf": "'no.gguf': no such file",

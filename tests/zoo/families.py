@@ -319,10 +319,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
-_SEES_THE_FUTURE = "whose distribution of a token changes by .* nats with what comes after it"
+_SEES_THE_FUTURE = "whose distribution of a token changes by .* nats with the tokens after it"
 _CHARACTERS = Row(
     shape={"pronunciation_vocab_size": 61, "shape_vocab_size": 61},
-    refused="must be told how each character looks and sounds",
+    refused="needs the shape and sound of each character",
 )
 
 REFUSED: Mapping[str, Row] = {
@@ -366,12 +366,12 @@ MASKED: Mapping[str, Row] = {
     **dict.fromkeys(("xlm-roberta-xl", "yoso"), Row()),
     "esmc": Row(shape={"num_key_value_heads": 2}),
     "funnel": Row(shape={"block_sizes": [1, 1], "d_head": 16, "d_inner": 64}),
-    "layoutlm": Row(refused="must be told where on a page each word stands"),
+    "layoutlm": Row(refused="needs the place of each word on its page"),
     "longformer": Row(shape={"attention_window": 8}),
     "luke": Row(shape={"entity_vocab_size": 8, "entity_emb_size": 16}),
     "mobilebert": Row(shape={"embedding_size": 16, "intra_bottleneck_size": 16}),
     "mra": Row(
-        refused="whose distribution of a hidden token does not change with what comes after it"
+        refused="whose distribution of a hidden token does not depend on the tokens after it"
     ),  # without its kernel
     "perceiver": Row(
         shape={
@@ -393,7 +393,7 @@ MASKED: Mapping[str, Row] = {
         "is scored",
     ),
     "roc_bert": _CHARACTERS,
-    "tapas": Row(refused="must be told which cell of a table each token is in"),
+    "tapas": Row(refused="needs the table cell of each token"),
     "xmod": Row(shape={"languages": ["en"], "default_language": "en"}),
 }
 

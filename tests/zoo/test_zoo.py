@@ -172,7 +172,7 @@ def test_a_model_of_several_languages_must_be_told_which(
     ask: Any, own: dict[str, Any], tmp_path: Path
 ) -> None:
     config_of("xlm", {"n_langs": 2, **own}).save_pretrained(tmp_path)
-    with pytest.raises(AuditError, match="which of 2 languages each token is of"):
+    with pytest.raises(AuditError, match="the language of each token, one of 2"):
         ask(str(tmp_path))
 
 
