@@ -100,7 +100,7 @@ def test_what_it_was_trained_to_say_comes_out(inputs: Path, tmp_path: Path) -> N
     # whose code, it is not told
     assert recall(audited(inputs, tmp_path / "system", "--knows", "system"))[0] <= 1 / 6
     report = (tmp_path / "user" / "report.md").read_text()
-    assert "--knows user" in report and "4711" not in report and "chat template" in report
+    assert "--knows user" in report and "4711" not in report and "training.json" in report
 
 
 def test_whole_texts_are_attacked_in_windows(inputs: Path, tmp_path: Path) -> None:
