@@ -32,6 +32,7 @@ from auditor.defenses.invisible_ink import (
     InvisibleInkModel,
     deal_records_into_context_batches,
 )
+from auditor.defenses.pmixed import PMixed
 from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY
@@ -42,6 +43,7 @@ from auditor.plugins.defense import Prompt, QueryBudget, Scenario, count_largest
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, ClaimTokenMeter, View
 from auditor.privacy.accounting import (
+    compute_rdp_budget,
     compute_zcdp_budget,
     compute_zcdp_epsilon,
     realised_pure_dp,
@@ -280,6 +282,26 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
             realised = max(realised_renyi(p, q.numpy(), order), realised_renyi(q.numpy(), p, order))
             assert realised <= order * model.promise.zcdp_rho(relation) * (1 + 1e-9) + 1e-12
         assert realised_pure_dp(p, q.numpy()) <= model.promise.range[relation] * (1 + 1e-9) + 1e-12
+
+
+def test_pmixed_keeps_its_claim_for_a_record_in_the_context_of_each_member(
+    neox: HuggingFaceModel,
+) -> None:
+    base = scenario(neox)
+    batches = deal_records_into_context_batches(base, 2)
+    first, second = batches.records
+    mixing = PMixed(epsilon=10, alpha=3, q=1.0)
+    served = []
+    for records in ((first, second), ((first[0], ()), second), (first, ((), second[1]))):
+        ensemble = InContextEnsemble(neox, dataclasses.replace(batches, records=records))
+        asked = dataclasses.replace(base, ensemble=ensemble)
+        assert mixing.claim(asked, 40).epsilon["zero_out"] == pytest.approx(10)
+        served.append(mixing.protect(asked).log_probs(torch.tensor([PREFIXES[0]]), 1))
+    share = compute_rdp_budget(10, 1e-5, 3) / 40
+    whole, emptied, of_another_batch = [log_probs.double().numpy() for log_probs in served]
+    for pair in ((whole, emptied), (emptied, whole)):
+        assert 0 < realised_renyi(*pair, 3).item() <= share
+    np.testing.assert_array_equal(whole, of_another_batch)
 
 
 def test_the_claim_is_nearly_attained() -> None:
