@@ -312,7 +312,7 @@ class Ethicist(SamplingAttack):
     def score_is_probability(self, view: View) -> bool:
         if self.confidence != "calibrated" or self.search == "beam":
             return False
-        # A single candidate is ranked by its nll (below), which is no probability.
+        # A single candidate is ranked by its nll (below), which is not a probability.
         return self.search == "tree" or not (
             self.has_one_candidate and view.has_capability("likelihood")
         )
@@ -331,7 +331,7 @@ class Ethicist(SamplingAttack):
                 lambda c: c.counts.double() / c.counts.sum(),
             )
         if self.search == "beam":
-            # Beams are no samples: Eq. 4 has nothing to count.
+            # Beams are not samples, so Eq. 4 has nothing to count.
             return (
                 "candidates ranked by nll: calibrated confidence needs samples, not beams",
                 lambda c: -c.nll,

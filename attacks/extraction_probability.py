@@ -224,7 +224,7 @@ class ExtractionProbability(DistributionProbe):
             # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix more
             # likely (formulas C3).
             bound = np.exp2(-value_column(observations, "rank_bits"))
-            # The difference of two upper bounds bounds nothing, so there is no excess.
+            # The difference of two upper bounds is not a bound, so there is no excess.
             measured += measure_baselined_probability(
                 "rank_bound", bound, member, _CEILING, excess=False
             )

@@ -51,7 +51,7 @@ _LEAST_LOG = -1e4  # nats: e^x is 0, as is its part of a moment, which -inf woul
 _OF_TEXT = ("zlib", "lowercase")
 _OF_REFERENCE = ("reference", "reference_ratio", "min_k_plus_calibrated", "ez_mia", "wbc")
 _OF_REFERENCES = ("rmia", "lira")
-_OF_DISTRIBUTION = {  # what a score needs besides the log-probabilities of the text's own tokens
+_OF_DISTRIBUTION = {  # inputs of a score besides the log-probabilities of the text's tokens
     "min_k_plus": "whole distributions",
     "min_k_plus_calibrated": "whole distributions",
     "ez_mia": "the ranks of tokens",

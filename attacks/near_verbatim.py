@@ -95,7 +95,7 @@ class NearVerbatim(DistributionProbe):
             compute_any_sample_probability(value_column(observations, name), 1) for name in _BOUNDS
         )
         width = f"within {self.distance} token edits, {self.beams} beams; one sample"
-        # The difference of two bounds on the same side bounds nothing, so there is no excess.
+        # The difference of two bounds on the same side is not a bound, so there is no excess.
         measured = [
             *measure_baselined_probability(
                 NEAR_PROBABILITY, near, member, f"lower bound: {width}", excess=False

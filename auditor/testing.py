@@ -420,7 +420,7 @@ def make_tiny_random_model(
         model = GPTNeoXForCausalLM(neox_config)
     with torch.no_grad():
         head = model.get_output_embeddings().weight
-        # All rows have the same norm, so `scale` alone determines how peaked distributions are.
+        # All rows have the same norm, so only `scale` determines how peaked distributions are.
         head.mul_(scale / head.norm(dim=1, keepdim=True))
     return HuggingFaceModel(model, name=f"tiny {kind}")
 

@@ -107,7 +107,7 @@ class AdaPMixedModel(PMixedModel):
             raise AuditError(f"expected order >= 2, got {order}")
         log_probs = self.log_probs(contexts, last)[:, at].double().log_softmax(-1)
         mixed = log_probs.unsqueeze(-2).cpu().numpy()  # (B, positions, 1, V)
-        # Only zero_out, because there is no claim.
+        # Use only zero_out, because there is no claim.
         (neighbours,) = self.neighbour_distributions(contexts, last, at)
         without_member = neighbours.log_probs.cpu().numpy()  # (B, positions, members, V)
         divergences = torch.from_numpy(compute_two_sided_renyi(mixed, without_member, order))

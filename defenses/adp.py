@@ -52,7 +52,7 @@ class Adp(PrivateTraining):
     normalise: Normalisation = "min-max"
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
-        # Scaled over the data set, so that each rho depends on all records: a further reason why
+        # Scale over the data set. Each rho then depends on all records, which is another reason why
         # there is no promise (formulas B4 (iii)).
         log_perplexities = compute_log_perplexities(job.public, examples)
         rho = scale_perplexities_within_data(log_perplexities, self.normalise)

@@ -78,7 +78,7 @@ class PMixed(BudgetedDefense):
     title = "PMixED"
     needs = ("public", "ensemble")
     claims = "(epsilon, delta) for one shard, over the tokens drawn under ancestral decoding"
-    epsilon: Annotated[float, Limits(0, 1000, "(]")] = 8.0  # more is no protection
+    epsilon: Annotated[float, Limits(0, 1000, "(]")] = 8.0  # more than this does not protect
     delta: float = 1e-5
     alpha: Annotated[int, Limits(2, MOST_ORDER, "[]")] = 4
     q: ShareOrAll = 0.03

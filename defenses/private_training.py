@@ -73,7 +73,7 @@ class PrivateTraining(PoissonTraining):
     no_noise: str = ""
     no_clipping: str = ""
 
-    # --- control rows ---
+    # --- controls ---
 
     def cause_chain(self) -> tuple[Cause, ...]:
         def explain_how_to_make(control: str, option: str) -> str:

@@ -181,7 +181,7 @@ class Figure:
     series: Sequence[Series] = ()
     text: Container[int] = ()  # columns without numbers
     subject: str = ""  # of the numbers, if the title does not name it
-    note: str = ""  # what the numbers leave out
+    note: str = ""  # data that the numbers omit
     axes: tuple[str, str] = ("", "")  # axis labels of series: x, y
     # the series expected by chance: a line, and the upper end of the line's band
     null: Series | None = None

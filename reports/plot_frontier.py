@@ -86,7 +86,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     axes.plot(*_build_frontier_line(x, y), zorder=0.5, **{**shape, "marker": ""})
     axes.plot(x, y, zorder=0.5, **{**shape, "linestyle": ""})
     _set_ratio_axis(axes, block)
-    # After the axis has its limits, where the shade begins.
+    # Draw this after the axis has its limits, at which the shade begins.
     axes.axvspan(
         axes.get_xlim()[0], block.shaded_until, color=paint(GRID), alpha=0.45, linewidth=0, zorder=0
     )

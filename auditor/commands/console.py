@@ -205,7 +205,7 @@ class Terminal(Reporter):
         self._what, self._begun = "", time.monotonic()  # the current step, and its start
         self._last = self._told = self._begun  # time of the last progress, and of the last line
         self._n_done = 0
-        self._longest = (0.0, 0)  # longest interval between two reports, and what was done in it
+        self._longest = (0.0, 0)  # longest interval between two reports, and the work in it
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

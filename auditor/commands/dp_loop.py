@@ -67,7 +67,7 @@ def dp_loop(
             60 * minutes + 30
         ),  # the test ends by itself at `minutes`, unless a training never returns
         console.open_progress_terminal(verbose=False) as reporter,
-        contextlib.redirect_stdout(sys.stderr),  # what the training prints is no part of the report
+        contextlib.redirect_stdout(sys.stderr),  # output of the training is not part of the report
         reporter.transient_progress_bar(),
     ):
         tested = crash_test(

@@ -22,7 +22,7 @@ _DTYPES: dict[str, Any] = {
     **dict.fromkeys(("member", "user_trained"), np.bool_),
     **dict.fromkeys(("canary", "wording"), object),
 }
-_UNKNOWN = -1  # stands for None in a column of numbers
+_UNKNOWN = -1  # represents None in a column of numbers
 _AT_ONCE = 4096  # secrets that are objects at once
 
 

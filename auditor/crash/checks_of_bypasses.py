@@ -86,7 +86,7 @@ def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     of the match, and the tensor's name; (0, 1.0, "") if no tensor is long enough or has noise.
     """
     # torch draws 16 normal numbers at a time, and draws the last 16 of a tensor again if its size
-    # is no multiple of 16.
+    # is not a multiple of 16.
     first = runs.first_training.steps[0]
     spans = [
         (name, at, to) for name, (at, to) in first.tensor_ranges.items() if to - at >= 4 * _READ

@@ -47,7 +47,7 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
         runs.company[0].n
     )
     steps = list(itertools.chain.from_iterable(trace.measured_steps for trace in runs.company))
-    # With clipping by tensor, a record's contribution is no multiple of its gradient: its reach
+    # With clipping by tensor, a record's contribution is not a multiple of its gradient: its reach
     # along the gradient follows the batch's size.
     weights = list(_WEIGHTS)
     if is_clipping_per_tensor(steps, runs.whitened_shares or {}):

@@ -245,8 +245,8 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     unchanged.
     """
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
-    # With clipping by tensor, a record's part is no multiple of its gradient and no share of the
-    # batch's.
+    # With clipping by tensor, a record's part is neither a multiple of its gradient nor a share of
+    # the batch's.
     by_tensors = is_clipping_per_tensor(runs.steps, runs.whitened_shares or {})
     fits = {_NORM: _fit_norm_rise(runs, promised)}
     for predictor, parts in _COMPANY.items():

@@ -97,7 +97,7 @@ class WatchedTrainings:
         freedoms: dict[str, int] = {}
         for step in self.steps_with_noise:
             for name, (scale, free) in step.scales.items():
-                # Each step in units of its own noise, which a schedule may change.
+                # Each step is measured in units of its noise, which a schedule may change.
                 squares[name] = squares.get(name, 0.0) + (scale / step.scale) ** 2 * free
                 freedoms[name] = freedoms.get(name, 0) + free
         shares: dict[str, float] = {}

@@ -176,7 +176,7 @@ class RayEngine(Engine):
     def _connect_cluster(self) -> None:
         init_args = self._build_cluster_arguments()
         self._resources.callback(_import_ray().shutdown)
-        # Ray installs a handler of its own, which knows nothing of runs.
+        # Ray installs a separate handler, which knows nothing of runs.
         handler = signal.getsignal(signal.SIGTERM)
         try:
             _import_ray().init(**init_args, logging_level=logging.ERROR, log_to_driver=False)

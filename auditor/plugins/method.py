@@ -42,7 +42,8 @@ class Method(Configured):
     without_distributions: ClassVar[Mapping[str, Any]] = {}  # its options for a model behind an API
     float32: ClassVar[bool] = False  # whether it is valid only in float32, which `auto` then picks
     least_nonmembers: ClassVar[int] = 0  # the fewest members and non-members that it needs
-    # whether `audit check` uses it only without non-members, if some record has what it examines
+    # whether `audit check` uses it only without non-members, if some record contains the kind of
+    # data that it examines
     instead_of_nonmembers: ClassVar[bool] = False
 
     @property

@@ -153,7 +153,7 @@ class RagJudge:
         tails = []
         for i, entry in enumerate(corpus.documents):
             tails.append(ReleasedRecord(i, entry.text, self._tokens(entry.tail), member=False))
-        # Heads are indexed too: a run of words that starts a different document is no evidence for
+        # Heads are indexed too: a run of words that starts a different document is not evidence for
         # this one.
         heads = []
         for record, entry in zip(tails, corpus.documents, strict=True):

@@ -87,7 +87,8 @@ class CachedServerQueries:
             body = self.dialect.build_sampling_body(
                 self.spelling.encode_prompt(context), length, decoding
             )
-            # Keys are those of single requests: the number per request is no part of a sample.
+            # Keys are those of single requests, because a sample does not depend on the number per
+            # request.
             keys.append(list(map(partial(self._build_store_key, body), of_context, count())))
         entries = self._find_stored_answers(chain.from_iterable(keys))
         questions = list[ServerRequest]()

@@ -94,7 +94,8 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
     Args:
         regions: codes of countries whose phone numbers count as personal data.
     """
-    if benchmark.tokenizer is None or not benchmark.secrets:  # token ids are no text to search
+    # token ids cannot be searched for text
+    if benchmark.tokenizer is None or not benchmark.secrets:
         return PersonalDataOfSecrets({}, {})
     recognisers, notes = _build_recognisers(benchmark, regions)
     decode = make_token_decoder(benchmark.tokenizer)

@@ -165,7 +165,7 @@ def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     sample = select_evenly_spaced(site.benchmark.secrets, SAMPLE)
     substitutes = [name for name in plan.attacks.attack if known[name].instead_of_nonmembers]
     usable = [name for name in substitutes if _has_subject(known[name], sample)]
-    # Ranks of personal data show what was trained on, as membership does.
+    # Ranks of personal data show which records were trained on, as membership does.
     only = " and ".join(f"{name} ({known[name].measures})" for name in usable)
     is_tested = "not tested"
     if only:

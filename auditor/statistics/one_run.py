@@ -366,8 +366,8 @@ def compute_gaussian_epsilon(mu: float, delta: float) -> float:
     """
     if mu <= 0 or compute_gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    # At this upper end, the first term of `compute_gaussian_delta` alone equals delta, and the
-    # second term only subtracts.
+    # At this upper end, the first term of `compute_gaussian_delta` equals delta, and the second
+    # term only subtracts.
     return find_largest_refuted_value(
         lambda epsilon: compute_gaussian_delta(epsilon, mu) > delta,
         mu * mu / 2 + mu * float(-scipy.special.ndtri(delta)),

@@ -205,8 +205,8 @@ def train_private_members(
             batches = [training.fitting.get_next_batch().to(base.device) for training in unfinished]
             with torch.autocast(base.device.type, dtype=half, enabled=half is not None):
                 losses = compute_losses([training.model for training in unfinished], batches)
-            # No adapter reads another's rows, so the gradient of the sum is for each adapter the
-            # gradient of its own loss.
+            # No adapter reads another's rows, so the gradient of the sum is, for each adapter, the
+            # gradient of its loss.
             losses.sum().backward()
             for training in unfinished:
                 training.fitting.step()

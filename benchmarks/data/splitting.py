@@ -208,7 +208,7 @@ def _set_attacked_records(
             yield _build_record_secret("nonmember", record, 0, False, is_trained(record.user))
 
     benchmark.secrets = build_secret_table(build_secrets())
-    # the inverse of an order: where each record stands in the file
+    # The inverse of an order: the position of each record in the file.
     places = (np.argsort(member_order), len(members) + np.argsort(other_order))
     benchmark.asking_order = array("q", np.concatenate(places).tolist())
     benchmark.heldout = tuple(benchmark.secrets[len(members) :].texts)

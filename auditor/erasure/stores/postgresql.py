@@ -343,7 +343,7 @@ class PostgreSQLStore(Store):
                     limit = _query_minimum(connection, question, limit)
         return max(0, limit)
 
-    # --- what the server answers
+    # --- rows that the server returns
 
     def _read_rows(self) -> Iterator[Piece]:
         with self._begin() as connection:
@@ -434,7 +434,7 @@ def _split_lengths(layer: Layer, limit: int, doubt: str) -> Iterator[Layer]:
     limit: length of the shortest long text, in bytes; doubt: why the absence of long texts proves
         nothing, or "".
     """
-    if layer.kinds == (WORDS,):  # words are keys of their own
+    if layer.kinds == (WORDS,):  # words are separate keys
         yield layer
         return
     yield replace(layer, text_bytes=range(limit))
