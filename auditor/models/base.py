@@ -248,7 +248,13 @@ class LanguageModel(ABC):
         """Return `log_probs`, or a cheaper estimate, for tuning a soft prompt.
 
         A model with many parts (distributions for each row) may estimate them from a few random
-        parts, drawn with the generator `noise`. See `log_probs` for the other parameters.
+        parts.
+
+        Args:
+            contexts: token ids (B, n).
+            last: number of trailing positions.
+            prompt: soft prompt (P, d) before each text.
+            noise: generator that draws the parts.
         """
         return self.log_probs(contexts, last, prompt=prompt)
 

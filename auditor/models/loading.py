@@ -34,10 +34,14 @@ DEFAULTS = LoadingOptions()
 
 
 def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
-    """Load a causal LM from a local folder or hub id; an adapter is loaded onto its base model.
+    """Load a causal LM; an adapter is loaded onto its base model.
 
     Raise AuditError if there is no causal LM, if the weights in the files do not fit the model
     exactly, or if ways of querying the model disagree (`self_check`).
+
+    Args:
+        name: local folder or hub id of the model or adapter.
+        options: loading options.
     """
     with translate_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
@@ -94,7 +98,10 @@ def _load_whole_model(name: str, options: LoadingOptions) -> HuggingFaceModel:
 
 
 def choose_loaded_dtype(name: str, options: LoadingOptions) -> str:
-    """Return the precision that `load_causal_lm` would use; for an adapter, its base model's."""
+    """Return the precision that `load_causal_lm` would use for these arguments.
+
+    For an adapter, it is the precision of its base model.
+    """
     if options.dtype != AUTO:
         return options.dtype
     base_and_revision = read_adapter_base(name)

@@ -240,7 +240,10 @@ class _SelfCheckTrial:
         self.tolerance = compute_rounding_tolerance(model.model, logits)
 
     def is_same_distribution(self, log_probs: Tensor, truth: Tensor) -> bool:
-        """Return whether two batches of log-distributions (..., V) are equal up to rounding."""
+        """Return whether two batches of log-distributions (..., V) are equal up to rounding.
+
+        `truth` is the correct one; the order does not matter.
+        """
         return compute_largest_distance(log_probs, truth) <= self.tolerance
 
     def configure_model(self, is_length_known: bool, may_merge: bool) -> None:

@@ -253,10 +253,10 @@ def _list_loading_difference_notes(
 
 
 def _weight_formats_notes(name: str) -> tuple[str, ...]:
-    """Return a note if a folder has weights in two formats, because one may be outdated.
+    """Return a note if the folder `name` has weights in two formats, because one may be outdated.
 
-    Raise AuditError if a folder has both a single file and shards in one format: saving does not
-    remove older weights, so either could be right.
+    Return () for a hub id. Raise AuditError if a folder has both a single file and shards in one
+    format: saving does not remove older weights, so either could be right.
     """
     sets = []
     for names in FORMATS:
