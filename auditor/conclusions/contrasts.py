@@ -184,9 +184,10 @@ def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
 def _measure_probe_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
-    """Return the contrast of probes' means over these seeds.
+    """Return the contrast of probes' means over these seeds, called `name`.
 
-    The interval uses the bootstrap of auditor/runs/chain_steps.py.
+    A contrast is a weighted sum of metrics, the terms `parts`. The interval uses the bootstrap of
+    auditor/runs/chain_steps.py.
     """
     secrets = sorted(_map_metric_values(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))

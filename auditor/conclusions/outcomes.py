@@ -147,7 +147,10 @@ class ValuesBySecret:
         }
 
     def remeasure_kinds(self, name: str, kinds: Iterable[str]) -> dict[str, Measurement]:
-        """Return the metric for each of these kinds of personal data; omit kinds without values."""
+        """Return a metric for each of these kinds of personal data, keyed by kind.
+
+        `name` is the metric. Kinds without values are omitted.
+        """
         measured = {}
         for kind in kinds:
             if m := self.remeasure_metric(name, kind=kind):
@@ -250,8 +253,9 @@ class ValuesBySecret:
         """Return the values of this metric, keyed by secret id; {} if no values exist.
 
         Args:
+            name: name of the metric.
             members: True for members, False for non-members.
-            count: select only secrets with this repeat count.
+            count: select only secrets with this repeat count; None for all.
         """
         # Not strict: a missing number gives no rows.
         rows = zip(
@@ -282,7 +286,7 @@ class ValuesBySecret:
 
         Args:
             members: True for members, False for non-members.
-            count: select only secrets with this repeat count.
+            count: select only secrets with this repeat count; None for all.
         """
         is_selected = self.member == members
         if count is not None:

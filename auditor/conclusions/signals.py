@@ -268,6 +268,11 @@ def _assess_greedy_decoding(
     """Yield the signal of greedy decoding, unless a greedy attack already gives a verbatim signal.
 
     One measurement must not count as two signals.
+
+    Args:
+        result: result of the run.
+        target: name of the target.
+        rows: findings about the target.
     """
     for row in rows:
         if row.decodes_greedily and is_measured(row.measurement(RECALL)):
@@ -400,7 +405,10 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
 
 
 def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
-    """Return why no attack or probe measured this kind of leak; "" if the plan has none for it."""
+    """Return why no attack or probe measured this kind of leak; "" if the plan has none for it.
+
+    `rows` are the findings about the target.
+    """
     unlike = kind.alike and list_nonmember_doubts(result)
     measuring = result.list_measuring_methods(*kind.measured_by)
     reasons = dict[str, None]()  # an ordered set
