@@ -264,10 +264,11 @@ class RunFolder:
         return self._read_all_probe_numbers().get(str(cell), {})
 
     def save_probe_numbers(self, cell: CellKey, facts: Mapping[str, float]) -> None:
-        """Save numbers that a probe measured over all secrets together, keyed by name.
+        """Save numbers that a probe measured over all secrets together.
 
         Args:
             cell: target, setting and probe.
+            facts: the numbers, keyed by name.
         """
         if facts:
             known = {**self._read_all_probe_numbers(), str(cell): dict(facts)}
