@@ -208,7 +208,8 @@ def _list_attack_obstacles(finding: Finding, base: Finding) -> Iterator[str]:
 def _list_secret_obstacles(run: RunOutcomes, base: RunOutcomes, cell: CellKey) -> Iterator[str]:
     """Yield a phrase if both runs have results of this cell, but of different secrets.
 
-    Different secrets are allowed if a run stopped early.
+    A cell names target, setting, and attack or probe. Different secrets are allowed if a run
+    stopped early.
     """
     outcome = run.outcomes.get(cell)
     base_outcome = base.outcomes.get(cell)

@@ -195,6 +195,8 @@ def _compare_rivals(
     Return [] if any run cannot be compared with it.
 
     Args:
+        runs: the compared runs.
+        line: the comparison of all runs for one cell and metric.
         candidate: index of the candidate run.
     """
     outcome = runs[candidate].outcomes.get(line.cell)

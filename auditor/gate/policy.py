@@ -347,6 +347,11 @@ def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str
 
     The part comes from the metric's text or from the table's fields. Raise AuditError if both state
     a part.
+
+    Args:
+        metric: the metric's text.
+        table: fields of the policy file's rule.
+        where: name of the file and of the rule in messages.
     """
     parts = [key for key in ("count", "kind") if key in table]
     if table.get("count", 0) < 0:
