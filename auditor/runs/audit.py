@@ -173,7 +173,7 @@ class RunContext:
         """Check that each model returns the same distribution for every kind of query.
 
         The checked texts are as long as this run's longest text with its soft prompt. Remarks of
-        the checks are added to the benchmark's notes.
+        the checks are added to the benchmark's notes. `models` may contain None, which is skipped.
         """
         lengths = list(map(len, self.benchmark.heldout))
         for secret in (*self.benchmark.secrets, *self.benchmark.canaries):

@@ -262,7 +262,7 @@ def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Train
 
 
 def parse_reference_model_count(text: str) -> int:
-    """Parse the number of reference models to train in the lab.
+    """Parse the option `-A references=`, the number of reference models to train in the lab.
 
     Raise AuditError for an invalid number.
     """

@@ -185,6 +185,11 @@ def _choose_trained_length(
     """Return how many tokens of each data row the model was trained on, then notes about this.
 
     The plan or a file next to the model gives the number. It is None if neither does.
+
+    Args:
+        plan: the plan's fields about data.
+        name: folder or hub id of the model.
+        tokenizer: tokenizer of the model; None if it has none.
     """
     if plan.trained_length == NONE:
         return None, ()

@@ -154,7 +154,11 @@ class PerSecretCollector:
         return self.rows[key]
 
     def collect_generations(self, key: CellKey, generations: JudgedGenerations) -> None:
-        """Collect the table columns and extracted texts of a corpus attack."""
+        """Collect the table columns and extracted texts of a corpus attack.
+
+        A corpus attack draws texts and compares them with all training texts. `key` names target,
+        setting and attack.
+        """
         self._columns += generations.columns
         self._texts[str(key)] = generations.texts
 

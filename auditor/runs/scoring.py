@@ -149,9 +149,10 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
 def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
     """Return the losses of the held-out texts, as one sequence over the texts for each key.
 
-    Key `tokens` has the number of predicted tokens of each text. Each other key is the name of a
-    perplexity and has each text's summed nll in nats; the perplexity of the model's own
-    distribution comes first. Return {} if no held-out texts or likelihoods exist.
+    A held-out text is one that the model was not trained on. Key `tokens` has the number of
+    predicted tokens of each text. Each other key is the name of a perplexity and has each text's
+    summed negative log-likelihood in nats; the perplexity of the model's own distribution comes
+    first. Return {} if no held-out texts or likelihoods exist.
     """
     texts = audit.benchmark.heldout
     if not texts or not implies_capability(target.model.capabilities, "likelihood"):

@@ -77,7 +77,10 @@ def list_defense_rows(
 
 
 def name_defense_row(rows: Sequence[ShownRow], defense: Defense) -> str:
-    """Return the name of the target with this defense; "" if the run shows no such target."""
+    """Return the name of the target with this defense; "" if the run shows no such target.
+
+    `rows` are the targets that the run shows.
+    """
     return next((row.name for row in rows if row.defense == defense), "")
 
 

@@ -363,7 +363,14 @@ def _choose_likeliest_day(
 ) -> tuple[ChatRendering, list[str]]:
     """Return the rendering with the day that makes answers most likely, then doubts about the day.
 
+    A rendering writes conversations as text; its template may write the day of the training. A
+    doubt is a sentence that tells why the day may be wrong.
+
     Args:
+        days: the days to try, the default first.
+        model: the model that scores the answers.
+        form: the rendering, of any day.
+        rows: conversations of the training data.
         hurried: whether to score only a few rows if they make the choice clear.
     """
     if len(days) == 1:  # --date
