@@ -457,12 +457,13 @@ def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) 
             measured := phrases.select_insertion_exposure(finding)
         ):
             exposures = []
-            few = " (a single canary each)"
             for count, m in measured:
                 exposures.append(f"{count}: {phrases.format_value(m)} bits")
-                if m.n != 1:
-                    few = ""
-            items.append(f"exposure of canaries by copies {', '.join(exposures)}{few}")
+            ns = sorted({m.n for _, m in measured})
+            few = "a single canary each"
+            if ns != [1]:
+                few = f"means of {' to '.join(map(str, dict.fromkeys((ns[0], ns[-1]))))} canaries"
+            items.append(f"exposure of canaries by copies {', '.join(exposures)} ({few})")
     return ScreenEntry("WHERE", tuple(items), 2)
 
 
