@@ -422,7 +422,7 @@ def test_adapters_of_classifiers_or_of_nothing_are_refused(tmp_path: Path) -> No
         ({"base_model_name_or_path": None}, "names none"),
         (
             {"base_model_name_or_path": "/nowhere"},
-            "base of the adapter .* in '/nowhere', .* no such folder: give --base",
+            "base of the adapter .* in '/nowhere', .* no such folder: give .* as --base",
         ),
     ):
         (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
