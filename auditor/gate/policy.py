@@ -244,9 +244,11 @@ def parse_rule(sentence: str) -> Rule:
     """
     if of_forms := _OF_FORMS.fullmatch(sentence):
         rule_of_forms = _validate_rule(
-            RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", False
+            RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", True
         )
-        return replace(rule_of_forms, against_undefended=True, of_forms=True)
+        return replace(
+            rule_of_forms, against_baseline=False, against_undefended=True, of_forms=True
+        )
     match = _SENTENCE.fullmatch(sentence)
     if not match:
         raise AuditError(f"expected a rule such as {_FORMS}, got {sentence!r}")
