@@ -212,7 +212,7 @@ class EpsilonAudit(Probe):
     def _has_reference(self, observations: Sequence[Observation]) -> bool:
         """Return whether losses are compared with a reference model.
 
-        If `score` is `auto`, return False if the reference model gives the same losses.
+        With `score` = `auto`, this is False if the two models have the same losses.
         """
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False

@@ -168,9 +168,9 @@ class Identifiers(AncestralProbe):
     def _rank_value(
         self, view: View, base: LanguageModel | None, secret: Secret, value: FoundValue
     ) -> dict[str, float] | None:
-        """Rank the value under the audited model and under the base model, keyed by name.
+        """Rank the value among its alternatives, under the audited model and under the base model.
 
-        Return None if the value cannot be ranked.
+        Return the measured numbers, keyed by name; None if the value cannot be ranked.
         """
         noise = make_keyed_generator("identifiers", view.seed, secret.id, value.text)
         alternatives = value.format.list_alternatives(

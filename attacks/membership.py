@@ -542,7 +542,7 @@ def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Map
 
 
 def _align_record_scores(name: str, observations: Sequence[Observation]) -> Floats:
-    """Return a score of all records, of shape (records,); NaN for a record without this score."""
+    """Return the score `name` of each record, of shape (records,); NaN if a record has none."""
     return Observed(observations).find_column(name)[0]
 
 

@@ -239,10 +239,10 @@ class PredictionAudit(AncestralProbe):
     def _play_games(
         self, view: View, secret: Secret, observation: Observation, relation: str
     ) -> dict[str, float]:
-        """Play all games after one context; return their terms and results, keyed by name.
+        """Play all games after one context; return their settings and results, keyed by name.
 
-        The results are confusion counts, and the exact epsilon and advantage of the two models'
-        distributions.
+        The results are the counts of right and wrong guesses, and the exact epsilon and advantage
+        from the distributions of the attacked model and its neighbour under `relation`.
         """
         position = int(observation.values[f"position_{relation}"])
         neighbour = int(observation.values[f"neighbour_{relation}"])

@@ -392,9 +392,10 @@ class InvisibleInkModel(EnsembleModel):
         return type(self)(other, self.ink, self.name, self.promise)
 
     def _neighbour_token_distributions(self, relation: str, distributions: Tensor) -> Tensor:
-        """Return the output distributions with each record changed in turn, (..., B, V), in nats.
+        """Return the output log-probabilities, (..., B, V) in nats, of each neighbour of the data.
 
-        distributions: (..., 1 + B, V) nats, the public distribution first.
+        In neighbour j, record j is removed or replaced, as `relation` says. distributions: (...,
+        1 + B, V) log-probabilities in nats, the public model's first.
         """
         neighbours = []
         for j in range(self.ensemble.size):

@@ -93,9 +93,9 @@ class EnsembleModel(WrappingModel):
         self.parts = 1 + ensemble.size
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        """Return the distribution from which the token is drawn, of shape (..., V), in nats.
+        """Return the log-probabilities with which the token is drawn, (..., V) in nats.
 
-        distributions: (..., 1 + N, V), in nats, the public distribution first.
+        distributions: (..., 1 + N, V) log-probabilities in nats, the public model's first.
         """
         raise NotImplementedError
 

@@ -208,7 +208,7 @@ def _mask_members_per_copies(members: Outcome) -> dict[str, Bools]:
 def _mask_members_per_group(
     members: Outcome, facts: Mapping[str, SecretAttributes]
 ) -> dict[str, Bools]:
-    """Return masks of shape (members,), keyed by a phrase such as `belong to the group wanted`."""
+    """Return each group's mask, (members,), keyed by a phrase such as `belong to the group A`."""
     member_groups = []
     for id in members.ids:
         member_groups.append(facts[id].group if id in facts else None)

@@ -373,9 +373,9 @@ def _describe_personal_data_kind(e: EdpbEvidence) -> list[str]:
 
 
 def _generalise_personal_kind(kind: str) -> str:
-    """Return the kind of personal data if audit defines this kind, otherwise "other personal data".
+    """Return `kind` if it is one of our own kinds of personal data, else "other personal data".
 
-    The data may define further kinds. Their names must stay private.
+    Users' data may name further kinds, and these names must stay private.
     """
     if kind in personal.TITLES:
         return kind

@@ -21,9 +21,10 @@ _FIRST = (0,)  # the column of labels
 
 
 def draw_all_figures(result: AuditResult, research: bool | None = None) -> list[Figure]:
-    """Return the figures of a result, text-only access before white-box access.
+    """Return the figures of a result: first those of text-only access, then of white-box access.
 
-    research: True for only the figures of the evidence section, False for only the others.
+    research: True for only the figures of the evidence section, False for only the others, None for
+    all figures.
     """
     figures: list[Figure] = []
     for setting in phrases.SETTINGS:
@@ -98,9 +99,9 @@ def _draw_repeat_recall_figures(
 def table_by_target(
     first: str, cells: Mapping[str, Mapping[str, str]]
 ) -> tuple[tuple[str, ...], tuple[Group, ...]]:
-    """Return the head and the row groups of a table with a column per model.
+    """Return the header and the row groups of a table with a column per model.
 
-    first: head of the first column; cells: text, keyed by model title and row label.
+    first: header of the first column; cells: text, keyed by model title and row label.
     """
     labels = dict.fromkeys(chain.from_iterable(cells.values()))
     rows = []

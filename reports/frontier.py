@@ -116,7 +116,7 @@ def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
 
 
 def _describe_frontier_basis(f: Frontier) -> str:
-    """Describe the numbers of secrets, seeds and models compared, and the test."""
+    """State how many secrets, seeds and models were compared, and by which statistical test."""
     seeds = ""
     if len(f.seeds) > 1:
         seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}"

@@ -96,7 +96,10 @@ def _build_claim_table_rows(claim: Claim) -> Iterator[tuple[str, ...]]:
 
 
 def _build_adversary_access_blocks(result: AuditResult) -> Iterator[Block]:
-    """Return a table of access, decoding and budget; rows with equal values are merged."""
+    """Yield a table of each attack's access, decoding and number of samples.
+
+    Attacks with the same values share a row.
+    """
     attacks: dict[tuple[str, ...], dict[str, None]] = {}
     for f in phrases.sort_findings(result):
         access = []

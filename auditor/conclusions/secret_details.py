@@ -55,11 +55,15 @@ class SecretDetails:
 def build_attribute_columns(
     secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the columns of `secrets.json`, keyed by name: attributes of the secrets, without text.
+    """Return the columns of `secrets.json`, keyed by name, which describe secrets without text.
+
+    Each column has one value per secret, such as its id, alias, membership and number of copies.
+    "salt" is the one exception.
 
     Args:
+        secrets: the secrets.
         salt: id of the salt with which the aliases were made (`salt_fingerprint`).
-        canaries: ids of secrets that only probes query.
+        canaries: ids of secrets that probes query and attacks do not.
     """
     table = build_secret_table(secrets)
     facts: dict[str, Any] = {"salt": salt}

@@ -444,8 +444,14 @@ def _bound_observed_epsilon(
 ) -> tuple[float, float]:
     """Return the 95% interval for epsilon that follows from the noise multiplier and sampling rate.
 
-    noise: the noise multiplier and its interval. more: fields of the claim. Noise multiplier and
-    sampling rate have independent errors; the quick accountant computes the effect of each.
+    The two have independent errors. A fast, approximate accountant computes the effect of each
+    error on epsilon.
+
+    Args:
+        runs: the observed trainings.
+        noise: the observed noise multiplier, with the lower and upper end of its interval.
+        epsilon: epsilon of the observed values.
+        more: remaining arguments of the accountant, for example steps.
     """
 
     middle = runs.compute_noise_epsilon(noise[0], quick=True, **more)

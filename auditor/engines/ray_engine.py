@@ -365,9 +365,9 @@ class _Worker:
     def models_and_data(self) -> Any:
         """Models and data that the worker's tasks need.
 
-        They are loaded in the first task instead of at the start, because errors of a task reach
-        the caller. Raise AuditError if the worker lacks the run's folder or has a different version
-        of the program.
+        They are loaded in the first task, not when the worker starts, because only a task's errors
+        reach the caller. Raise AuditError if the worker lacks the run's folder or has a different
+        version of the program.
         """
         if self.version != __version__:
             raise AuditError(

@@ -199,10 +199,13 @@ def _choose_evenly(records: frozenset[int]) -> list[int]:
 def _report_unsearchable(
     label: str, judged: Collection[str], leftovers: Collection[str], records: ErasureRecords
 ) -> Iterator[LayerVerdict]:
-    """Yield a verdict on the deleted records that no layer can show.
+    """Yield a verdict on deleted records that cannot be searched for in any layer of the store.
 
-    label: name of the store; judged: kinds of content in its layers; leftovers: names of records
-    still there.
+    Args:
+        label: name of the store.
+        judged: kinds of content, text or vectors, for which layers were searched.
+        leftovers: names of deleted records that the store still has.
+        records: all deleted and kept records.
     """
     searchable = frozenset[int]()
     if TEXT in judged:

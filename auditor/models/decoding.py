@@ -95,10 +95,11 @@ class Decoding:
         return distribution
 
     def score_decoded_tokens(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """Return the log-probability of one token per row under decoding, (rows,) in float64 nats.
+        """Return the log-probability of one token per row after temperature and truncation.
 
-        This is faster than `log_distribution`, which computes all tokens. `log_probs` (rows, V) are
-        the model's, and `tokens` is (rows,). A removed token has -inf.
+        This is faster than `log_distribution`, which scores the whole vocabulary. `log_probs`
+        (rows, V) are the model's, and `tokens` is (rows,). The result is (rows,), in float64 nats;
+        -inf for a token that truncation removes.
         """
         if not self._truncates(log_probs.shape[-1]):
             scaled, log_total = self._scale_by_temperature(log_probs)

@@ -280,7 +280,12 @@ class MixedLora(nn.Module):
         self.register_buffer("b", b)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (rows, n, in) to (rows, n, out)."""
+        """Apply the base layer and the LoRA update of each row's part.
+
+        x: (rows, n, in). Return (rows, n, out).
+
+        `self.routing` says which part of the ensemble each row belongs to.
+        """
         routing = self.routing
         parts = len(self.a)
         if routing.part is not None:
@@ -441,10 +446,11 @@ def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 
 def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
-    """Load the control adapter of an ensemble, which is trained on the records of all members.
+    """Load the adapter that was trained on the records of all members of an ensemble together.
 
-    `folder` is the folder of the members, and `public` is their base model. Raise AuditError if the
-    adapter is missing or has a different base.
+    It shows how much the whole data leak without the ensemble. `folder` is the folder of the
+    members, and `public` is their base model. Raise AuditError if the adapter is missing or has a
+    different base.
     """
     adapter = find_control_adapter(folder)
     if adapter is None:

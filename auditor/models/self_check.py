@@ -408,9 +408,9 @@ class _SelfCheckTrial:
             )
 
     def enable_exact_row_joining(self) -> None:
-        """Let rows with different prefix lengths advance together, if this changes no distribution.
+        """Allow prefixes of different lengths in one generation batch, if no distribution changes.
 
-        Otherwise each prefix length is completed separately, which only takes longer.
+        Otherwise, prefixes of each length have their own batches, which only takes longer.
         """
         slots = self.model.served == "slots" and not self.model.activation
         self.model.can_join_rows = slots and _self_check_holds_without_error(

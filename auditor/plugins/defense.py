@@ -151,10 +151,10 @@ class Defense(Configured):
         return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
-        """Return, for each secret id, the budget (lot) that pays for the answers to the secret.
+        """Map each secret id to the privacy budget that queries about this secret use up.
 
-        Return {} if there is only one budget. Each lot has its own private data. If a claim covers
-        T tokens, it covers T tokens of each lot.
+        Return {} if there is only one budget. Budgets cover disjoint parts of the private data, so
+        a claim for T tokens allows T tokens for each budget.
         """
         return {}
 

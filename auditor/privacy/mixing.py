@@ -299,10 +299,10 @@ def _compute_fixed_member_terms(
 
 
 def _compute_moment_above(j: int, radius: float, log_reach: float) -> float:
-    """Return the log of a bound on E h^j over public tokens.
+    """Return the log of an upper bound on the j-th moment E[h^j], by the Renyi radius.
 
-    h is a member's probability of a token divided by the public probability, minus 1. If j is odd,
-    the bound covers only tokens with h > 0.
+    h = p(token) / p0(token) - 1, where p is a member's and p0 the public distribution. The mean is
+    over tokens drawn from p0. If j is odd, only tokens with h > 0 count.
 
     Args:
         radius: the Rényi radius, in nats.

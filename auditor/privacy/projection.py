@@ -385,9 +385,9 @@ class _ReverseDivergence:
 
 
 def _evaluate_polynomial(x: Tensor, coefficients: Iterable[int]) -> Tensor:
-    """Return sum_j c_j x^j for j = n..1 (Horner).
+    """Return c_n x^n + ... + c_1 x, without a constant term, by Horner's rule.
 
-    The coefficient of the highest power comes first.
+    coefficients: c_n, ..., c_1.
     """
     first, *others = coefficients
     total = first * x

@@ -158,7 +158,7 @@ class ServerWatch:
             self._measure_handshake_difference()
 
     def _measure_handshake_difference(self) -> None:
-        """Measure how far log-probabilities differ in the handshake, and set the allowed limits."""
+        """Measure how far repeated answers of the handshake differ, to set the allowed drift."""
         pairs = self._rescore_shortened_texts(self._scored[::-1])  # reversed: models may take turns
         differences = [(0.0, 0.0)]
         for scored, values in pairs:

@@ -76,7 +76,8 @@ def _list_dependence_remarks(
 
     Args:
         groups: document or person of each secret, as far as known.
-        description, name: nouns used in the remark.
+        description: words before the number of groups, such as "parts of".
+        name: noun after this number, such as "documents".
     """
     if not groups:
         return ()

@@ -75,7 +75,10 @@ class TrainingCorpus:
 
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
-        """Number of training records of n tokens or more, keyed by number of copies."""
+        """Number of training records with at least `self.n` tokens, keyed by number of copies.
+
+        The key None counts records with an unknown number of copies.
+        """
         lengths = self.index.text_lengths[: len(self.index.copies)]
         return dict(Counter(compress(self.index.copies, lengths >= self.n)))
 

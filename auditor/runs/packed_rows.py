@@ -167,7 +167,7 @@ def _is_higher(recitation: _Recitation, baseline: _Recitation, comparisons: int)
     Args:
         recitation: scores of the records' suffixes.
         baseline: other scores of the same suffixes.
-        comparisons: number of tests that share the error probability.
+        comparisons: number of such tests, for Bonferroni's correction.
     """
     difference = recitation.log_prob - baseline.log_prob
     # -inf, from a token of probability 0, has no mean.

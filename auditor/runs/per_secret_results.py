@@ -86,14 +86,14 @@ class PerSecretCollector:
     def collect_attack_outcome(
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds
     ) -> ValuesBySecret:
-        """Collect and return the results of an attack.
+        """Add an attack's result for each secret to the collection, and return the results.
 
         Args:
             key: target, setting and attack.
             outcome: the judged guesses.
             probable: whether the attack's scores of its guesses are probabilities.
-            kinds: share of each secret's personal data that its guess contains, keyed by kind and
-                secret id.
+            kinds: for each kind of personal data, the share of a secret's data that its guess
+                contains, keyed by secret id.
         """
         row = self._keep_cell_row(key, build_outcome_row(outcome, kinds, probable))
         self.answers[key] = row.keep_one_metric(RECALL, keep_nonmembers=False)

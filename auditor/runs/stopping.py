@@ -284,9 +284,9 @@ def _cannot_stop_queries(rule: Rule) -> bool:
 
 
 def _may_decide_rule(rule: Rule, cell: CellKey, selection: PluginSelection) -> bool:
-    """Test if the results of this cell (target, setting, attack or probe) may decide the rule.
+    """Test if the results of this cell (target, setting, attack or probe) can break or keep a rule.
 
-    Return False if only other attacks or probes of the run measure the rule's metric.
+    They can if the cell's attack measures the rule's metric, or if no attack of the run does.
     """
     names = {m.name for m in selection.methods if _is_stopping_metric(m, rule.metric)}
     return not names or cell.attack in names

@@ -119,7 +119,9 @@ def simulate_stopping_sizes(
     runs: int = _RUNS,
     seed: int = 0,
 ) -> Ints:
-    """Simulate how many secrets each run queries before it refutes "the mean is at most `mean`".
+    """Simulate how many secrets each run queries before it rejects "the mean is at most `mean`".
+
+    The test is by betting: it may stop after any number of secrets.
 
     Args:
         values: (v,) the possible values of a secret.

@@ -38,7 +38,8 @@ def predict_recall(
         repeats: (secrets,) each secret's number of copies in training.
         hit: (secrets,) whether each secret was extracted.
         copies_left: (secrets,) each secret's number of copies after the removal.
-        never: whether each untrained secret was extracted; the recall r_0 for 0 copies.
+        never: (untrained secrets,) whether each was extracted; their share is r_0, the recall at 0
+            copies.
     """
     times = np.asarray(repeats)
     after = np.asarray(copies_left)

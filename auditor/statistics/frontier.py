@@ -218,7 +218,7 @@ def _resample_tpr(
 ) -> Values:
     """Return `roc.tpr_at_fpr` of every resample, of shape (resamples,).
 
-    members, nonmembers: counts of each resample, of shape (resamples, m) and (resamples, n).
+    members, nonmembers: (resamples, m) and (resamples, n), how often each resample draws each one.
     """
     surest = np.argsort(-others)
     passed = np.cumsum(nonmembers[:, surest], axis=1) <= count_allowed_false_positives(

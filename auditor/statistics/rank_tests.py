@@ -43,7 +43,10 @@ def compute_rank_p_values(n_above: Floats, tied: Floats, alternatives: Floats) -
 
 
 def compute_rank_bits(p_values: Floats) -> Floats:
-    """Return log2(R + 1) - log2(rank) of each value, of shape (values,)."""
+    """Return -log2(p) of each p-value, of shape (values,), in bits.
+
+    For p = rank / (R + 1) among R alternatives, this is log2(R + 1) - log2(rank).
+    """
     return -np.log2(p_values)
 
 

@@ -70,8 +70,15 @@ def reproduce_paper_plans(
     states the reason.
 
     Args:
-        other_folder: folder of another reproduction of this paper, whose ledger becomes a second
-        column.
+        paper: the paper to reproduce.
+        plans: names of the paper's plans to run; each is a grid of audits.
+        scale: size of the reproduction, such as a small model.
+        flags: values of the command's flags, keyed by field of a plan.
+        out: folder for the runs.
+        reporter: shows progress.
+        command: the command line, for messages.
+        other_folder: folder of another reproduction of this paper, whose ledger (measured against
+            published values) becomes a second column; None for none.
 
     Returns:
         The plans' tables, the ledger of all plans in `out`, and reasons of failures, keyed by plan
@@ -223,7 +230,10 @@ class UtilityStudy:
 
 
 def _draw_perplexities(study_points: Sequence[StudyPoint]) -> str:
-    """Return an SVG that plots perplexity against epsilon, and against the mean epsilon."""
+    """Return an SVG of perplexity against two epsilons.
+
+    One is for the text with the most predicted tokens, the other for the mean number of tokens.
+    """
     measured = [next(iter(study_point.cells[0].measured.values())) for study_point in study_points]
     curves = []
     for name in ("epsilon", "epsilon_mean"):

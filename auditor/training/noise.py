@@ -60,7 +60,7 @@ class NoiseStream:
 
 
 def add_gaussian_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
-    """Add Gaussian noise to `total`, and round the sum to multiples of `compute_grid_spacing`.
+    """Add Gaussian noise to `total`, and round the sum to a grid (`compute_grid_spacing`).
 
     `deviation` is the standard deviation of the noise; 0 adds none. The result has the dtype of
     `total`.

@@ -46,8 +46,8 @@ def pad_examples(
 def compute_padded_record_nlls(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     """Return each sequence's mean negative log-likelihood over the tokens in its loss, (b,) nats.
 
-    `tokens` and `labels` are (b, n). The value is 0 if no token counts. The first token never
-    counts.
+    `tokens` and `labels` are (b, n). The loss never includes the first token. The value is 0 if the
+    loss includes no token.
     """
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no
     # per-sample gradient.

@@ -191,7 +191,10 @@ _CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z
 
 
 def _detect_code_format(value: str) -> ValueFormat | None:
-    """Return the format of a hash, or of a code whose digits may vary; None for any other value."""
+    """Return the format of a hash, or of a code whose digits can be replaced by any others.
+
+    A code has at least 4 digits. Return None for any other value.
+    """
     if len(value) in _HASH_LENGTHS and re.fullmatch("[0-9a-f]+|[0-9A-F]+", value):
         if value == value.lower():
             digits = _HEX
@@ -533,9 +536,11 @@ def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
 
 
 def _classify_date(text: str) -> tuple[str, ...] | None:
-    """Return the year of a date and features of its notation; None if the text is no date.
+    """Return a tuple that is equal for dates of one year in one notation; None for no date.
 
-    If day and month are both at most 12, their order is unknown.
+    The tuple holds the year, whether the year or month comes first, the separator, the number of
+    digits, and the order of day and month. "03/04/2020" leaves that order open; "13/04/2020" does
+    not, and so gives a different tuple.
     """
     if match := _NUMBERED_DATE.fullmatch(text):
         year_first = match["year"] is not None

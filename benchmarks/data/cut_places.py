@@ -69,8 +69,8 @@ class TextLengths:
         """Return where to cut a text, in order, or the reason why no cut is possible.
 
         n_tokens: length of the text.
-        shared: number of leading tokens that many other texts have too. The first suffix starts
-            some tokens after them, so that its prefix differs from that of other texts.
+        shared: number of leading tokens that many other texts have too. The first prefix ends
+            after these tokens, so that it differs from the prefixes of other texts.
         room: maximum number of tokens of prefix and suffix together that the model can read (None:
             no limit).
         """

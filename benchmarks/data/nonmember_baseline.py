@@ -67,7 +67,7 @@ def _normalise_text_words(text: str) -> str:
 def _normalise_record_words(text: str, after: str) -> str:
     """Return the words of a record's text, separated by spaces.
 
-    They are followed by a space unless the text ends inside a word. after: what follows the text.
+    A space is added at the end unless the last word continues in `after`, the text that follows.
     """
     words = _normalise_text_words(text)
     if is_occurrence_end_inside_word(text, after[:1]):

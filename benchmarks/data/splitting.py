@@ -282,7 +282,7 @@ def _list_unknown_members(
 
 
 def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
-    """Return the row numbers of members to forget; all parts of such a row are forgotten.
+    """Return the row numbers of the records to forget, in the file of members.
 
     Raise AuditError if a record to forget is not a member.
     """

@@ -33,10 +33,10 @@ def read_row_texts(flag: str, name: str) -> list[str]:
 def read_unit_texts(
     name: str, text_column: str | None = None, unit_column: str | None = None
 ) -> tuple[Sequence[str | Conversation], list[str] | None]:
-    """Return every row's text or conversation as often as it repeats, and each row's user.
+    """Return every row's text or conversation, and each row's person.
 
-    Prefix and suffix columns are joined. The users are None if no `unit_column` is given. Raise
-    AuditError for any mistake of the user.
+    Both repeat a row as often as its repeat count says. Prefix and suffix columns are joined. The
+    people are None if no `unit_column` is given. Raise AuditError for an unusable file or column.
     """
     extra_columns = tuple(column for column in (text_column, unit_column) if column is not None)
     table = read_record_table("--data", name, (*columns.COLUMNS, *extra_columns))

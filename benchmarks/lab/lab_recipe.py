@@ -166,7 +166,10 @@ class BaseLabRecipe:
         return CUT
 
     def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """Count the leading tokens of a text that are excluded from the training loss."""
+        """Count the leading tokens of a text that are excluded from the training loss.
+
+        offsets: start and end of each token, in characters of the text.
+        """
         return 0
 
 

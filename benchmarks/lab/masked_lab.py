@@ -56,7 +56,7 @@ class MaskedLabRecipe:
 def add_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer with a mask token.
 
-    Each text begins and ends with `end`, as in packed blocks.
+    It also puts `end` before and after each text, as in packed blocks.
     """
     # The constructor copies the object: the lab's tokenizer gets no mask and no ends.
     masked_tokenizer = PreTrainedTokenizerFast(
