@@ -326,7 +326,7 @@ def _explain_missing_point(
     if cell is not None and cell.not_applicable:
         return cell.not_applicable
     if cell is None or sorted(cell.values_by_seed) != list(seeds):
-        return f"{row[1]} was not measured with the same seeds as of the undefended model"
+        return f"{row[1]} was not measured with all seeds of the undefended model"
     if cell.options != base.cells[row].options:
         return f"{row[1]} ran with other options"
     column = metric.scores or metric.per_secret_column_name

@@ -26,6 +26,7 @@ from auditor.plugins.provider import Provider
 from auditor.plugins.trainer import Trainer
 
 _extra: dict[Path, types.ModuleType] = {}
+_KINDS: tuple[Any, ...] = (Attack, Probe, Defense, Trainer, Benchmark, Provider)
 
 
 def load_plugin_file(path: Path) -> None:
@@ -43,6 +44,11 @@ def load_plugin_file(path: Path) -> None:
         raise
     except (Exception, SystemExit) as error:  # the user has to mend any error of the file
         raise _make_plugin_load_error(str(path), error) from error
+    if not any(_list_module_plugins(module, kind) for kind in _KINDS):
+        kinds = ", ".join(kind.__name__ for kind in _KINDS)
+        raise AuditError(
+            f"expected a plug-in in {str(path)!r}, a subclass of {kinds} with a name, got none"
+        )
     _extra[path.resolve()] = module
 
 
@@ -133,15 +139,7 @@ def list_plugin_classes() -> dict[str, dict[str, Any]]:
 def _find_plugin_classes(kind: Any, package: str) -> dict[str, Any]:
     classes: dict[str, Any] = {}
     for module in _import_plugin_modules(package):
-        for value in vars(module).values():
-            # An imported class belongs to another module, and a base has no name.
-            is_plugin = (
-                inspect.isclass(value)
-                and value.__module__ == module.__name__
-                and issubclass(value, kind)
-            )
-            if not is_plugin or not value.name:
-                continue
+        for value in _list_module_plugins(module, kind):
             check_plugin_name(value.name)
             # One class under two names in its module is one plug-in.
             if classes.setdefault(value.name, value) is not value:
@@ -149,6 +147,17 @@ def _find_plugin_classes(kind: Any, package: str) -> dict[str, Any]:
                     f"two plug-ins are called {value.name!r}: {classes[value.name]} and {value}"
                 )
     return dict(sorted(classes.items()))
+
+
+def _list_module_plugins(module: types.ModuleType, kind: Any) -> list[Any]:
+    """Return the plug-in classes of one kind that a module defines, not those that it imports."""
+    classes = []
+    for value in vars(module).values():
+        is_own_class = inspect.isclass(value) and value.__module__ == module.__name__
+        # A base class has no name.
+        if is_own_class and issubclass(value, kind) and value.name:
+            classes.append(value)
+    return classes
 
 
 def check_plugin_name(name: str) -> None:

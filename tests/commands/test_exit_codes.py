@@ -67,6 +67,15 @@ def test_a_plug_in_that_exits_as_it_is_loaded_is_refused(
     assert "cannot load the plug-in" in capsys.readouterr().err
 
 
+def test_a_file_without_a_plug_in_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("from auditor.plugins.attack import Attack\n")
+    check_command("list", "--plugin", tmp_path / "mine.py", code=2)
+    error = capsys.readouterr().err
+    assert "expected a plug-in in" in error and "Attack, Probe, Defense" in error
+
+
 def test_an_installed_plug_in_that_exits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Entry:
         value = "theirs:module"

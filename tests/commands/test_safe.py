@@ -22,7 +22,14 @@ from auditor.reports import files
 from tests.conftest import check_command, save_tiny
 
 Said = pytest.CaptureFixture[str]
-MARK = "open('ran', 'w').close()\n"
+MARK = """from auditor.plugins.provider import Provider
+
+open("ran", "w").close()
+
+
+class Theirs(Provider):
+    name = "theirs"
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -324,7 +324,7 @@ def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Pa
     cases = {
         "no perplexity of the texts": {"heldout": {}},
         "ran with other options": {"options": {"top_p": 0.5}},
-        "not measured wherever": {"values_by_seed": {}},
+        "not measured with all seeds": {"values_by_seed": {}},
         "its budget is spent": {"not_applicable": "its budget is spent"},
     }
     third = replace(copy, line="Third", label="Third")
