@@ -100,7 +100,10 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
             f"({_LAYOUTS_LABEL}), got prompts only, as for GRPO: it learns from the model's own "
             f"answers, and nothing in these rows has a loss{advice}"
         )
-    advice = "rename the column of the training texts to text"
+    advice = (
+        "rename the column of the training texts to text, or a question and its answer to prompt "
+        "and completion"
+    )
     if table.rows == 1:
         advice += ", or write the objects inside this only row as rows"
     raise AuditError(

@@ -509,7 +509,10 @@ def test_an_answer_in_another_column_is_named_with_its_prompt(tmp_path: Path) ->
     with pytest.raises(AuditError, match="rename to completion what was trained on: response"):
         read_files(write(tmp_path / "d.jsonl", answered), tokenizer())
     asked = [{"question": "Who was it?", "answer": "It was Ann."}]
-    with pytest.raises(AuditError, match="got question, answer: rename the columns"):
+    with pytest.raises(
+        AuditError,
+        match="got question, answer: rename .* or a question and its answer to prompt and",
+    ):
         read_files(write(tmp_path / "q.jsonl", asked), tokenizer())
 
 

@@ -124,7 +124,7 @@ def test_an_adapter_that_names_no_base_of_this_machine_is_checked_on_a_named_one
         json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": "./elsewhere"})
     )
     assert check(given, model=str(moved)) == 2
-    assert "give --base MODEL" in capsys.readouterr().err
+    assert "as --base MODEL" in capsys.readouterr().err
     assert (
         check(given, "--base", str(given / "model"), "--minutes", "0.0001", model=str(moved)) == 0
     )

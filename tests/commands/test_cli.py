@@ -488,7 +488,7 @@ def test_a_baseline_of_other_settings_is_refused(
         )
     (other / TABLE).unlink()
     check_command("gate", full, "--baseline", other, code=2)
-    assert "holds no secrets.parquet" in said.readouterr().err
+    assert "contains no secrets.parquet" in said.readouterr().err
     (other / TABLE).write_text('{"a/b/c": {"hit": 3}}')
     check_command("gate", full, "--baseline", other, code=2)
     check_command("gate", full, "--max", "recall=1", "--baseline", tmp_path / "none", code=2)

@@ -180,7 +180,7 @@ def test_a_prefix_token_that_is_lost_is_not_taken_for_none(tmp_path: Path) -> No
     assert folder.prefix_token() is None  # nothing was asked yet
     folder.pin_secrets("of the secrets")
     with pytest.raises(
-        AuditError, match=r"expected .*prefix_token\.json, which says .*: it is missing"
+        AuditError, match=r"expected .*prefix_token\.json, the record of .*: it is missing"
     ):
         folder.prefix_token()
 
