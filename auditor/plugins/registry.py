@@ -150,7 +150,7 @@ def _find_plugin_classes(kind: Any, package: str) -> dict[str, Any]:
 
 
 def _list_module_plugins(module: types.ModuleType, kind: Any) -> list[Any]:
-    """Return the plug-in classes of one kind that a module defines, not those that it imports."""
+    """Return a module's own plug-in classes of one kind, without imported classes."""
     classes = []
     for value in vars(module).values():
         is_own_class = inspect.isclass(value) and value.__module__ == module.__name__

@@ -511,7 +511,7 @@ def test_an_answer_in_another_column_is_named_with_its_prompt(tmp_path: Path) ->
     asked = [{"question": "Who was it?", "answer": "It was Ann."}]
     with pytest.raises(
         AuditError,
-        match="got question, answer: rename .* or a question and its answer to prompt and",
+        match=r"got question, answer: rename .* or a question and its answer to prompt and",
     ):
         read_files(write(tmp_path / "q.jsonl", asked), tokenizer())
 
