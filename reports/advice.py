@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.attacked_secrets import SecretAttributes
 from auditor.reports import escaping, phrases, severity, signals
 from auditor.reports.blocks import Block, Bullets, Code
-from auditor.reports.topics import DECIDE, Topic, title_attack_row
+from auditor.reports.topics import DECIDE, ReportMaterial, Topic, title_attack_row
 from auditor.reports.verdict import find_strongest_attack_row
 from auditor.statistics import copies_effect
 from auditor.statistics.bootstrap import CONFIDENCE
@@ -36,7 +37,7 @@ TEST = "not tested"
 HELPS = "helps"
 HIDES = "may only hide"
 COPIES = "fewer copies"
-WHERE = "where it sits"
+WHERE = "where the leak is"
 _LEVEL = 1 - CONFIDENCE
 _MOST_LIMITS = 4  # limits on copies listed in one advice
 NO_DETAILS = SecretDetails()
@@ -266,8 +267,8 @@ def _copy_limits_sentence(
         predictions.append(f"{copies}: {phrases.format_measurement_value(recall)}")
     return (
         f"predicted recall with at most {'; '.join(predictions)}; now "
-        f"{phrases.format_percent(float(members.hit.mean()))}%; to train so and audit again: audit "
-        f"mitigate {run} --by dedup, or cap:N"
+        f"{phrases.format_percent(float(members.hit.mean()))}%; to train that way and audit again: "
+        f"audit mitigate {run} --by dedup, or cap:N"
     )
 
 
@@ -414,13 +415,19 @@ def _describe_perplexity_cost(result: AuditResult, name: str) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def _build_decision_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
+def _build_decision_blocks(material: ReportMaterial) -> Sequence[Block]:
     """Return blocks with the advice on how to fix leaks, and the next command.
 
     Leaks and untested kinds of leak are omitted, because the verdict and the picture show them.
     """
-    run = f"runs/{shlex.quote(result.name)}"
-    advices = list_advice(result, details, run)
+    folder = Path("runs", material.result.name)
+    if material.folder is not None:
+        working_folder = Path.cwd().resolve()
+        folder = material.folder.resolve()  # `latest` is another run tomorrow
+        if folder.is_relative_to(working_folder):
+            folder = folder.relative_to(working_folder)
+    run = shlex.quote(escaping.make_printable_line(str(folder)))
+    advices = list_advice(material.result, material.details, run)
     items = []
     row = ""
     advise = f"audit advise {run}"
@@ -448,7 +455,7 @@ TOPICS = (
     Topic(
         "advice",
         "What to do now",
-        lambda m: _build_decision_blocks(m.result, m.details),
+        _build_decision_blocks,
         DECIDE,
         1,
         turn=1,

@@ -69,8 +69,8 @@ def _write_run_reports(
     else:
         texts = None
     rendered = {
-        HTML: html.render_html_report(result, known, since, texts),
-        MARKDOWN: markdown.render_markdown_report(result, since, texts, known),
+        HTML: html.render_html_report(result, known, since, texts, folder),
+        MARKDOWN: markdown.render_markdown_report(result, since, texts, known, folder),
     }
     for name, report in rendered.items():
         disk.replace_atomically(folder / name, report)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -28,18 +29,19 @@ def render_html_report(
     details: SecretDetails | None = None,
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
+    folder: Path | None = None,
 ) -> str:
     """Render the report with inline resources; a content security policy forbids other resources.
 
     details: values stored per secret. since: a comparison of an earlier run with this run.
-    texts: private text to show, keyed by secret id; none by default.
+    texts: private text to show, keyed by secret id; none by default. folder: the run, for commands.
     """
     clean = escaping.make_printable_line
     titles = {}
     for target in result.targets:
         titles[clean(target.name)] = clean(target.title)
     return render_html_document(
-        table_of_contents.build_page_document(result, details, since, texts), titles
+        table_of_contents.build_page_document(result, details, since, texts, folder), titles
     )
 
 

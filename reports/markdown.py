@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.counts import format_count
@@ -57,14 +58,15 @@ def render_markdown_report(
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
     details: SecretDetails | None = None,
+    folder: Path | None = None,
 ) -> str:
     """Render the report as GitHub-flavoured Markdown of at most MOST characters.
 
     since: a comparison of a baseline with this run. details: values stored per secret.
-    texts: private text to show, keyed by secret id; none by default.
+    texts: private text to show, keyed by secret id; none by default. folder: the run, for commands.
     """
     result = phrases.make_result_printable(result)
-    doc = build_markdown_document(result, details, texts)
+    doc = build_markdown_document(result, details, texts, folder)
     visible = []
     folded = []
     # Unfolded sections show tables and lists: their paragraphs come last, folded.

@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 from auditor import reports
 from auditor.conclusions.secret_details import SecretDetails
@@ -53,6 +54,7 @@ def build_markdown_document(
     result: AuditResult,
     details: SecretDetails | None = None,
     texts: Mapping[str, SecretText] | None = None,
+    folder: Path | None = None,
 ) -> Document:
     """Return the Markdown report, which has only the topics with a position (`turn`) in it.
 
@@ -60,7 +62,10 @@ def build_markdown_document(
     private text, keyed by secret id.
     """
     material = ReportMaterial(
-        phrases.make_result_printable(result), details or SecretDetails(), texts=texts
+        phrases.make_result_printable(result),
+        details or SecretDetails(),
+        texts=texts,
+        folder=folder,
     )
     topics = []
     for topic in (*list_topics(), *_list_plugin_topics(material.result)):
@@ -80,13 +85,14 @@ def build_page_document(
     details: SecretDetails | None = None,
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
+    folder: Path | None = None,
 ) -> Document:
     """Return the full HTML page with all nonempty sections, grouped by part.
 
     since: a comparison of an earlier run with this run. texts: private text, keyed by secret id.
     """
     material = ReportMaterial(
-        phrases.make_result_printable(result), details or SecretDetails(), since, texts
+        phrases.make_result_printable(result), details or SecretDetails(), since, texts, folder
     )
     topics = (*list_topics(), *_list_plugin_topics(material.result))
     return _build_report_document(material, topics)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -30,12 +31,14 @@ class ReportMaterial:
     details: values stored per secret.
     comparison: comparison of an earlier run with this run.
     texts: private text, keyed by secret id.
+    folder: the run's folder, for commands; runs/NAME by default.
     """
 
     result: AuditResult
     details: SecretDetails = field(default_factory=SecretDetails)
     comparison: Comparison | None = None
     texts: Mapping[str, SecretText] | None = None
+    folder: Path | None = None
 
 
 Maker = Callable[[ReportMaterial], Iterable[Block]]  # no block with content: no section

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
@@ -14,7 +16,7 @@ from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult
 from auditor.records.attacked_secrets import SecretAttributes
-from auditor.reports import advice, signals
+from auditor.reports import advice, html, markdown, signals
 from auditor.statistics.judging import Outcome
 
 TIMES = [1] * 40 + [4] * 20 + [16] * 20
@@ -78,7 +80,7 @@ def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
     (copies,) = found[advice.COPIES]
     assert copies.startswith("predicted recall with at most 1 copy: 0.0% [")
     assert "; 4 copies: 12% [" in copies  # 40 of 80 at 5 of 20
-    assert "; now 31%; to train so and audit again: audit mitigate RUN --by dedup" in copies
+    assert "; now 31%; to train that way and audit again: audit mitigate RUN --by dedup" in copies
 
 
 def test_what_helps_and_what_only_hides(result: AuditResult) -> None:
@@ -144,3 +146,17 @@ def test_what_leaks_comes_with_the_rule_that_holds_it(result: AuditResult) -> No
         "leaks (Undefended): training text can be extracted (52% verbatim, white-box; also greedy "
         f"decoding); hold the next model to a limit: {leaks.command}"
     )
+
+
+def test_the_next_command_names_the_folder_wherever_it_is(
+    result: AuditResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "elsewhere" / "my-run"
+    run.mkdir(parents=True)
+    (tmp_path / "latest").symlink_to(run)
+    for here, path in ((tmp_path, "elsewhere/my-run"), (Path("/"), str(run)[1:]), (run, ".")):
+        monkeypatch.chdir(here)
+        for folder in (run, tmp_path / "latest"):
+            page = markdown.render_markdown_report(result, folder=folder)
+            assert f"\n  {path} \\\n" in page
+            assert f" \\\n  {path} \\\n" in html.render_html_report(result, folder=folder)
