@@ -22,6 +22,7 @@ from auditor.statistics.audit_power import (
     describe_detection_power,
     find_audit_ceiling,
 )
+from auditor.statistics.audited import describe_shape_mu
 from auditor.statistics.bounds import LEVEL
 
 
@@ -144,7 +145,8 @@ def _describe_audited_bound(evidence: ClaimEvidence, bound: BoundAgainstClaim) -
     if bound.powerless_reason and audit.best > bound.promised:
         weak = f", but {bound.powerless_reason}"
     best = f"provable at best {number(audit.best)}{against}{weak}"
-    power = filter(None, (best, describe_audit_ceiling(audit, evidence.target.claim)))
+    ceiling = describe_audit_ceiling(audit, evidence.target.claim)
+    power = filter(None, (best, ceiling, describe_shape_mu(audit)))
     return f"audited ε ≥ {number(audit.epsilon)} ({game}), {', and '.join(power)}"
 
 

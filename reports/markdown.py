@@ -47,7 +47,7 @@ _MOST_CLAIM = 300
 _MOST_CLAIMS = 3
 _MOST_POINTS = 12
 # characters of a claim: a consistent audit names the violation that it would have detected
-_MOST_VERDICT = 400
+_MOST_VERDICT = 600
 _MOST_HEADLINE = 1_500
 _MOST_STANDINGS = 8
 _AT_ONCE = ("advice", "glance", "results")  # unfolded sections

@@ -46,7 +46,7 @@ from auditor.statistics.audit_power import (
     find_detectable_epsilon,
 )
 from auditor.statistics.audited import METRICS as BOUNDS
-from auditor.statistics.audited import explain_powerless_audit, repeat_audit
+from auditor.statistics.audited import describe_shape_mu, explain_powerless_audit, repeat_audit
 from auditor.statistics.bounds import (
     LEVEL,
     BoundedNumber,
@@ -751,6 +751,9 @@ def _judge_epsilon_claim(cell: CellKey, rule: Rule, evidence: claims.ClaimEviden
         ceiling = describe_audit_ceiling(bound.audit, evidence.target.claim)
         if ceiling:
             note += f", and {ceiling}"
+        mu = describe_shape_mu(bound.audit)
+        if mu:
+            note += f", and {mu}"
         audit_notes.append(note)
     for other in evidence.unheld:
         audit_notes.append(f"{other.cell.attack} ({other.cell.setting}) is {other.reason}")

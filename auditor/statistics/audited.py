@@ -339,12 +339,8 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
         note = (
             f"one-sided, {1 - a.level:.0%}; at delta {a.delta:g}, {a.relation}, by {a.unit}{times}"
         )
-        if a.estimator == SHAPE and a.sampling == GAUSSIAN:
-            low, high = bound_shape_mu(a.canaries, a.rights, a.level, a.copies)
-            note += (
-                f"; of a Gaussian mechanism and these scores, μ is {low:.2f} to {high:.2f} "
-                f"({1 - a.level:.0%}, two-sided)"
-            )
+        if a.estimator == SHAPE and describe_shape_mu(a):
+            note += f"; {describe_shape_mu(a)}"
         measurements.append(
             Measurement(
                 METRICS[a.estimator],
@@ -382,6 +378,20 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
             right_note,
         ),
     ]
+
+
+def describe_shape_mu(audit: Audited) -> str:
+    """Return a phrase like `of a Gaussian mechanism and these scores, μ is 0.41 to 1.20 (...)`.
+
+    Return "" for games, and for scores that use each step of a training.
+    """
+    if not audit.rights or audit.sampling not in (None, GAUSSIAN):
+        return ""
+    low, high = bound_shape_mu(audit.canaries, audit.rights, audit.level, audit.copies)
+    return (
+        f"of a Gaussian mechanism and these scores, μ is {low:.2f} to {high:.2f} "
+        f"({1 - audit.level:.0%}, two-sided)"
+    )
 
 
 def _check_audit_inputs(

@@ -26,7 +26,10 @@ from auditor.core.result import (
 from auditor.gate.decide import judge_rules
 from auditor.gate.decision_log import load_gate_decisions
 from auditor.gate.policy import Rule, parse_limits, parse_rule
+from auditor.records.result_file import read_result
+from auditor.reports.markdown import render_markdown_report
 from auditor.statistics import games
+from auditor.statistics.audit_by_shape import bound_shape_mu
 from auditor.statistics.audit_power import (
     SURE,
     describe_detection_power,
@@ -189,6 +192,17 @@ def test_a_ruling_on_a_claim_says_what_its_audit_could_show(tmp_path: Path, caps
     ceiling = estimate_median_epsilon(1000, 2.127, (0.25, 48), 1e-5, 0.05)
     said = " ".join(capsys.readouterr().out.split())
     assert f"of the claimed ε 4 this audit could show at most about {ceiling:.2f}" in said
+    # an interval that supposes a shape is said to be of that shape
+    low, high = bound_shape_mu(1000, LEAKS[0].rights, 0.05)
+    mu = f"of a Gaussian mechanism and these scores, μ is {low:.2f} to {high:.2f} (95%, two-sided)"
+    assert mu in said and mu in render_markdown_report(read_result(folder))
+
+
+def test_games_have_no_mu(tmp_path: Path, capsys: Said) -> None:
+    weak = games.audit_games((18_750,) * 4, 1e-5, 0.05)
+    folder = finished(tmp_path / "run", 8.0, row((weak,), attack="prediction-audit"))
+    gate(folder, "--max", "epsilon_lower_bound=claim")
+    assert "μ" not in capsys.readouterr().out
 
 
 def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(

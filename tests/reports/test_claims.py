@@ -68,7 +68,8 @@ FOUND = (
     "audited ε ≥ 2.48 (epsilon-audit, add/remove, record, δ 1e-5, 474 of 500 guesses right, 1,000 "
     "canaries"
 )
-BY = f"{FOUND}, one-sided 95%), provable at best 5.79"
+MU = "of a Gaussian mechanism and these scores, μ is 1.68 to 2.09 (95%, two-sided)"
+BY = f"{FOUND}, one-sided 95%), provable at best 5.79, and {MU}"
 
 
 POWER = (
@@ -159,7 +160,7 @@ def test_a_nominal_epsilon_is_shown_and_is_no_claim(result: AuditResult) -> None
     assert found.startswith(
         "DP-SGD: it claims no ε; nominal ε 1, which is no claim; audited ε ≥ 2.48"
     )
-    assert found.endswith("provable at best 5.79: nominal ε 1 contradicted.")
+    assert found.endswith(f"{MU}: nominal ε 1 contradicted.")
     weak = said(run(result, None, row(audit(), claim_applies=None), nominal=6.35))
     assert weak.endswith(": nominal ε 6.35: audit too weak to tell.")
     assert said(run(result, None, nominal=6.35)).endswith(
