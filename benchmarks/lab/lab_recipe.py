@@ -26,7 +26,8 @@ TRAINING = (
     "alpha",
 )
 _LEAST = {  # otherwise 1; vocab_size: every byte and the end of text
-    **dict.fromkeys(("seed", "nonmembers", "others", "private_rank", "audit_canaries"), 0),
+    **dict.fromkeys(("seed", "suffix_length", "nonmembers", "others"), 0),
+    **dict.fromkeys(("private_rank", "audit_canaries"), 0),
     "vocab_size": 257,
 }
 # otherwise 10,000: larger values are typing errors
@@ -41,7 +42,8 @@ class BaseLabRecipe:
     the cache.
 
     seed: seed of all texts and trainings.
-    block, prefix_length, suffix_length: lengths in tokens.
+    block, prefix_length, suffix_length: lengths in tokens. With suffix_length 0, suffixes end with
+        their records.
     repeats: tuples of three numbers: how often a record occurs in the training data, how many
         attacked records occur so often, and how many records that the attacker knows do.
     others: number of private records that occur once and are not attacked.
@@ -132,10 +134,10 @@ class BaseLabRecipe:
                 )
             if f.type == "float" and not 0 < value < math.inf:
                 raise AuditError(f"expected a lab with {f.name} above 0 and finite, got {value}")
-        if not (1 <= self.prefix_length <= self.longest_prefix and self.suffix_length >= 1):
+        if not 1 <= self.prefix_length <= self.longest_prefix:
             raise AuditError(
-                f"expected lab prefixes of 1 to {self.longest_prefix} tokens and suffixes of at "
-                f"least 1, got {self.prefix_length} and {self.suffix_length}"
+                f"expected lab prefixes of 1 to {self.longest_prefix} tokens, got "
+                f"{self.prefix_length}"
             )
         if not 0 < len(set(self.repeat_counts)) == len(self.repeat_counts) or not all(
             1 <= times <= 10_000 and 1 <= attacked <= 10_000 and 0 <= known <= 10_000

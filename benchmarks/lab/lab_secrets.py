@@ -81,10 +81,12 @@ def _cut_lab_text_into_secret(
     at = recipe.first_suffix_token_index(text, offsets)
     start = max(0, at - recipe.prefix_length)
     end = at + recipe.suffix_length
-    if len(tokens) < end:
+    if len(tokens) < max(end, at + 1):
         raise AuditError(
-            f"expected lab records of {at} + {end - at} tokens, got one of {len(tokens)}"
+            f"expected lab records of {at} + {max(end - at, 1)} tokens, got one of {len(tokens)}"
         )
+    if not recipe.suffix_length:
+        end = len(tokens)
     wording = replace(
         decode_wording(text, offsets, start, at, end), marks=texts.marks.get(text, ())
     )

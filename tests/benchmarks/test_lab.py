@@ -19,7 +19,7 @@ from faker import Faker
 from auditor.benchmarks.lab import lab as module
 from auditor.benchmarks.lab import lab_folders, lab_texts
 from auditor.benchmarks.lab.lab import Lab
-from auditor.benchmarks.lab.lab_recipe import LabRecipe
+from auditor.benchmarks.lab.lab_recipe import CUT, LabRecipe
 from auditor.benchmarks.lab.lab_texts import make_lab_texts
 from auditor.benchmarks.lab.lab_training import END, LabTraining
 from auditor.benchmarks.lab.masked_lab import MaskedLab, MaskedLabRecipe
@@ -506,8 +506,19 @@ def test_other_lengths_cut_the_same_secrets_of_the_same_lab(built: Lab) -> None:
         assert len(other.suffix) == 20 and other.suffix[:16] == secret.suffix
 
 
+def test_suffixes_of_no_length_end_with_their_records(built: Lab) -> None:
+    whole = Lab(dataclasses.replace(TINY, suffix_length=0), cache=cache(built))
+    assert whole.folder == built.folder
+    lengths = set()
+    for secret in whole.secrets:
+        tokens = whole.tokenizer(whole.cut.texts[secret.id])["input_ids"]
+        assert secret.tokens == tuple(tokens) and len(secret.prefix) == CUT
+        lengths.add(len(secret.suffix))
+    assert len(lengths) > 1  # each record by its own length
+
+
 @pytest.mark.parametrize(
-    "bad", [{"prefix_length": 25}, {"prefix_length": 0}, {"suffix_length": 0}, {"hidden": 33}]
+    "bad", [{"prefix_length": 25}, {"prefix_length": 0}, {"suffix_length": -1}, {"hidden": 33}]
 )
 def test_sizes_no_lab_can_have_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(AuditError, match=r"expected a? ?lab"):
