@@ -19,6 +19,7 @@ from auditor.conclusions.frontier import build_frontiers, list_frontier_models
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.conclusions.unlearning import summarise_unlearning
 from auditor.core.errors import AuditError
+from auditor.core.nouns import Guesses
 from auditor.core.plan import Plan
 from auditor.core.result import (
     AuditResult,
@@ -302,13 +303,15 @@ def _measure_greedy_recall(
         The non-members' share; None without recited members or without non-members.
     """
     secrets = audit.benchmark.secrets
+    guesses: Mapping[str, Guesses] = {}
+    keep = None  # a check has stored the scores
     if audit.population:
         guesses = list_greedy_guesses(audit, target)
     else:
-        guesses = {}
+        keep = scoring.make_score_keeper(audit, target)
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:
-        recall = measure_repeat_recall(target.model, secrets, guesses)
+        recall = measure_repeat_recall(target.model, secrets, guesses, keep)
         # Without recalled members, no recall needs a baseline.
         recalled = any(m.value for m in recall.values())
         return recall, measure_nonmember_recall(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from types import MappingProxyType
 
@@ -17,6 +18,7 @@ import torch
 from auditor.conclusions.leak_readings import KINDS
 from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.arrays import Bools
+from auditor.core.counts import format_count
 from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
@@ -39,6 +41,10 @@ from auditor.statistics.metrics import name_nonmember_metric
 
 GREEDY_AT_ONCE = 256  # prefixes
 _READ_AT_ONCE = 2**14  # texts whose tokens are tensors at once
+_SCORED_AT_ONCE = 64  # secrets between two writes of their scores
+_SLOW = 5.0  # seconds after which the first batch's number is announced
+# receives scores of a batch, and the number of hits so far
+Keep = Callable[[list[TokenLogProbs], int], None]
 LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nats
 # probability of the complete suffix at temperature 1 above which extraction is likely
 _LIKELY = 0.5
@@ -48,6 +54,7 @@ def measure_repeat_recall(
     model: LanguageModel,
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
+    keep: Keep | None = None,
 ) -> dict[str, Measurement]:
     """Return members' verbatim recall by greedy decoding, keyed by repeat count ("all" if unknown).
 
@@ -58,9 +65,10 @@ def measure_repeat_recall(
         model: the model.
         secrets: members and non-members; only members count.
         guesses: greedy guesses, keyed by secret id, if an attack has guessed all these secrets.
+        keep: receives the members' scores; see `mark_greedy_hits`.
     """
     members = select_members(secrets)
-    hits = mark_greedy_hits(model, members, guesses)
+    hits = mark_greedy_hits(model, members, guesses, keep)
     hits_by_repeats: dict[int | None, list[bool]] = {}
     for secret, hit in zip(members, hits, strict=True):
         hits_by_repeats.setdefault(secret.repeats, []).append(hit)
@@ -92,11 +100,37 @@ def measure_nonmember_recall(
     return intervals.measure_share(name_nonmember_metric("greedy"), hits)
 
 
+def make_score_keeper(audit: Audit, target: Target) -> Keep:
+    """Return a function that stores the scores of the target's members while they are read.
+
+    It also reports the progress, and announces the first number if the first batch is slow.
+    """
+    journal = audit.folder.tokens
+    stored = journal.finished_secrets(target.name)
+    n_members = len(select_members(audit.benchmark.secrets))
+    start = time.perf_counter()
+    n_done = 0
+
+    def keep(scores: list[TokenLogProbs], n_hits: int) -> None:
+        nonlocal n_done
+        journal.append(target.name, [score for score in scores if score.secret not in stored])
+        if not n_done and time.perf_counter() - start > _SLOW:
+            audit.site.reporter.announce(
+                f"first number: {n_hits} of the first {format_count(len(scores), 'secret')} "
+                "recited word for word"
+            )
+        n_done += len(scores)
+        audit.site.reporter.progress("greedy recall", n_done, n_members)
+
+    return keep
+
+
 @torch.no_grad()
 def mark_greedy_hits(
     model: LanguageModel,
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
+    keep: Keep | None = None,
 ) -> Bools:
     """Return, for each secret, whether greedy decoding after the prefix gives the suffix.
 
@@ -106,6 +140,8 @@ def mark_greedy_hits(
     Args:
         guesses: greedy guesses, keyed by secret id. If they cover all secrets, the model is not
             queried.
+        keep: called after each batch with its scores and the number of hits so far, but only if
+            distributions are read.
     """
     continuations: Sequence[Tokens] | None = None
     if guesses and all(secret.id in guesses for secret in secrets):
@@ -116,12 +152,21 @@ def mark_greedy_hits(
         true_suffixes = [secret.suffix for secret in secrets]
         return np.array(list(map(operator.eq, continuations, true_suffixes)), dtype=bool)
     hits = np.zeros(len(secrets), dtype=bool)
-    for indices, prefixes, suffixes in batch_equal_shapes(model, secrets, _READ_AT_ONCE):
+    ids = build_secret_table(secrets).ids
+    at_once = _READ_AT_ONCE if keep is None else _SCORED_AT_ONCE
+    for indices, prefixes, suffixes in batch_equal_shapes(model, secrets, at_once):
+        scores = list[TokenLogProbs]()
         # Parts of the batch: (rows, L) tokens and (rows, L, vocabulary) distributions.
         for tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
             is_hit = (distribution.argmax(-1) == tokens).all(-1).tolist()
-            # Left to right: index `hits` by the old `indices`, then keep the rest of `indices`.
-            hits[indices[: len(is_hit)]], indices = is_hit, indices[len(is_hit) :]
+            part, indices = indices[: len(is_hit)], indices[len(is_hit) :]
+            hits[part] = is_hit
+            if keep is not None:
+                log_probs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+                rows = map(tuple, log_probs.double().tolist())
+                scores += map(TokenLogProbs, ids[part], rows)
+        if keep is not None:
+            keep(scores, int(hits.sum()))
     return hits
 
 
@@ -347,7 +392,9 @@ def batch_suffix_log_probs(
     target: Target, waiting: Sequence[Secret], size: int | None
 ) -> Iterator[list[TokenLogProbs]]:
     ids = build_secret_table(waiting).ids
-    for indices, prefixes, suffixes in batch_equal_shapes(target.model, waiting, size or 64):
+    for indices, prefixes, suffixes in batch_equal_shapes(
+        target.model, waiting, size or _SCORED_AT_ONCE
+    ):
         with torch.no_grad():
             log_probs = target.model.token_log_probs(prefixes, suffixes).double().tolist()
         batch = []

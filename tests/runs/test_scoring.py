@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
+import torch
+from torch import Tensor
 
 from auditor.conclusions.outcomes import ValuesBySecret
+from auditor.core.plan import Plan
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.records.folder import RunFolder
+from auditor.runs import scoring
+from auditor.runs.lab_site import make_site
+from auditor.runs.reporter import Reporter
+from auditor.runs.run import run_audit
 from auditor.runs.scoring import LIKELIHOOD, build_likelihood_row, doubt_if_members_likelier
+from tests.conftest import save_tiny
 
 
 def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> ValuesBySecret:
@@ -45,3 +60,55 @@ def test_false_alarms_are_as_many_as_the_level_says() -> None:
         sum(bool(doubt_if_members_likelier("", answers(0.0, seed=seed))) for seed in range(300))
         <= 14
     )
+
+
+def test_a_run_stores_scores_of_the_first_secrets_before_it_reads_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass over the members gives greedy recall and their tokens' log-probabilities."""
+    save_tiny(tmp_path / "model")
+    rows = [json.dumps({"prefix": f"ward {i:02d} bed ", "suffix": f"{i:03d}"}) for i in range(12)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    plan = Plan.from_fields(
+        model=str(tmp_path / "model"),
+        data=str(tmp_path / "data.jsonl"),
+        known_fraction=0.0,
+        prefix_token="none",
+        setting="white-box",
+        attack=("perplexity",),
+        attack_options={"perplexity": {"temperature": 0}},
+    )
+    monkeypatch.setattr(scoring, "_SCORED_AT_ONCE", 5)
+    monkeypatch.setattr(scoring, "_SLOW", 0.0)
+    told = list[object]()
+
+    class Watching(Reporter):
+        def progress(self, description: str, n_done: int, total: int) -> None:
+            if description == "greedy recall":
+                lines = (tmp_path / "run" / "tokens.jsonl").read_text().splitlines()
+                told.append((n_done, total, len(lines)))
+
+        def announce(self, text: str) -> None:
+            told.append(text)
+
+    n_read = 0
+    read = HuggingFaceModel.token_log_probs
+
+    def counted(self: HuggingFaceModel, prefixes: Tensor, *of: Any, **more: Any) -> Tensor:
+        nonlocal n_read
+        n_read += len(prefixes)
+        return read(self, prefixes, *of, **more)
+
+    monkeypatch.setattr(HuggingFaceModel, "token_log_probs", counted)
+    folder = RunFolder.create(tmp_path / "run", "stored", plan.to_json())
+    run_audit(plan, make_site(plan, Watching()), folder)
+    assert told == [
+        "first number: 0 of the first 5 secrets recited word for word",
+        *((n, 12, n) for n in (5, 10, 12)),
+    ]
+    assert n_read == 0
+    scores = folder.tokens.finished_secrets("undefended")
+    model = make_site(plan).model
+    secret = make_site(plan).benchmark.secrets[11]
+    expected = read(model, torch.tensor([secret.prefix]), torch.tensor([secret.suffix]))
+    assert scores[secret.id].log_probs == pytest.approx(expected[0].tolist(), abs=1e-4)
