@@ -582,8 +582,11 @@ def _build_next_step_screen_entry(
     if remarks.your_own:
         return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
     command = next_step.suggest_next_command(assessment, folder)
-    if assessment.unasked and not any(map(assessment.list_shown_signals, assessment.targets)):
-        return ScreenEntry("NEXT", (next_step.format_resume_line(assessment.unasked, folder),), 2)
+    if assessment.unasked:
+        steps = [next_step.format_resume_line(assessment.unasked, folder)]
+        if any(map(assessment.list_shown_signals, assessment.targets)):
+            steps.append(command)
+        return ScreenEntry("NEXT", tuple(steps), 1 + len(steps), "\n")
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
     if signals.list_doubts(assessment):

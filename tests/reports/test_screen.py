@@ -16,7 +16,14 @@ from rich.cells import cell_len
 from auditor.conclusions import secret_details as detailed
 from auditor.conclusions.leak_readings import KINDS
 from auditor.conclusions.signals import assess_signals
-from auditor.core.result import AuditResult, Doubt, Measurement, TargetRecord
+from auditor.core.result import (
+    NO_TIME,
+    AuditResult,
+    Doubt,
+    Measurement,
+    RecordCounts,
+    TargetRecord,
+)
 from auditor.reports import screen
 from auditor.reports.screen import LINES, WIDTH, build_first_screen
 from tests.docs.pages import ROOT
@@ -261,6 +268,24 @@ def test_a_clean_run_goes_on_to_a_gate() -> None:
     assert entry(shown, "LIMITS").startswith(
         "Still possible: verbatim up to 6.0% (0/60). Not tested: "
     )
+
+
+def test_a_leak_among_the_records_asked_in_time_does_not_end_the_check() -> None:
+    """The rest may leak more: to resume stands before the advice."""
+    for hits, steps in ((0, 1), (20, 2)):
+        result = run_of(
+            row("perplexity", share("recall", hits, N), share("recall_nonmembers", 0, OTHERS))
+        )
+        counts = RecordCounts(given=90, audited=N, not_attacked={NO_TIME: 30})
+        result = replace(result, benchmark=replace(result.benchmark, records={"members": counts}))
+        shown = lines(result)
+        first = next(i for i, line in enumerate(shown) if line.startswith("NEXT"))
+        expected = [
+            "NEXT    audit check --resume runs/latest --minutes 30    asks the 30 records that are "
+            "left",
+            "        audit advise runs/latest",
+        ]
+        assert shown[first:-1] == expected[:steps]
 
 
 def test_where_nothing_was_seen_its_bound_stands_beside_it_and_a_doubt_is_resolved_first() -> None:
