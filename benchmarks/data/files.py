@@ -122,7 +122,9 @@ class Files(Benchmark):
         members = _build_record_source("--data", table, cut, reader, unread)
         sources = _read_other_sources(members, self._files, cut, reader)
         if "--nonmembers" in sources:
-            nonmember_source = drop_member_copies(sources["--nonmembers"], members)
+            nonmember_source = drop_member_copies(
+                sources["--nonmembers"], members, has_answers=layout != columns.PLAIN[0]
+            )
             if not lengths.are_given:
                 nonmember_source, self.doubts = match_nonmember_lengths(
                     nonmember_source, members, split

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from auditor.benchmarks.data.cut_places import LEAST_SUFFIX
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
 from auditor.benchmarks.data.occurrences import (
     count_text_occurrences,
@@ -19,19 +21,28 @@ from auditor.core.result import Doubt
 from auditor.statistics.distributions import compute_homogeneity_p_value
 
 STANDS_IN_MEMBER = "occurs in a member, word for word except for case, spaces and punctuation"
+ANSWER_OF_MEMBER = "has the answer of a member, under another question"
 UNMATCHED = "more of its length than among the members"
 _DIFFERENT_MIX = 0.01  # p-value below which two mixes of lengths differ
 _FEW_OF_MEMBERS = 0.1  # share of the number of members
+# An answer after more different questions than this is a stock phrase: at most so many questions,
+# and so large a share of the members' questions.
+_MOST_QUESTIONS = 5
+_QUESTION_SHARE = 0.05
 
 
-def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> RecordSource:
-    """Return the non-members, in order, omitting quotations from members.
+def drop_member_copies(
+    nonmembers: RecordSource, members: RecordSource, has_answers: bool = False
+) -> RecordSource:
+    """Return the non-members, in order, omitting quotations from members and answers of members.
 
     A record is a quotation if a member's row contains its words. Only letters and digits are
     compared, because a quotation may be indented, wrapped or in different case. System turns are
     not compared, because the same conversation under another one was trained on. Exact copies are
     kept here, because the split drops and counts them. Records from the same template that differ
     in a word are kept, too. Raise AuditError if no non-member remains.
+
+    has_answers: whether the attacked texts are answers to questions.
     """
     pairs = {record.prefix_suffix_pair for record in members.records}
     words_of_record = []
@@ -45,19 +56,49 @@ def drop_member_copies(nonmembers: RecordSource, members: RecordSource) -> Recor
     searched = dict.fromkeys(filter(str.strip, words_of_record), False)
     texts = (f" {_normalise_text_words(text)} " for text in members.texts)
     counts = count_text_occurrences(searched, texts)
+    answers = set[str]()
+    if has_answers:
+        answers = _list_own_answers(members.records)
     records = []
     unusable = list(nonmembers.unusable)
     for record, words in zip(nonmembers.records, words_of_record, strict=True):
         if counts.get(words):
             unusable.append((record.row, STANDS_IN_MEMBER))
+        elif words and _normalise_answer(record) in answers:
+            unusable.append((record.row, ANSWER_OF_MEMBER))
         else:
             records.append(record)
     if nonmembers.records and not records:
+        reasons = " or ".join(sorted(set(map(operator.itemgetter(1), unusable))))
         raise AuditError(
-            f"nothing is left of {nonmembers.label}: every row {STANDS_IN_MEMBER}; expected "
-            "records that were not trained on"
+            f"nothing is left of {nonmembers.label}: every row {reasons}; expected records that "
+            "were not trained on"
         )
     return replace(nonmembers, records=tuple(records), unusable=tuple(unusable))
+
+
+def _list_own_answers(members: Sequence[DataRecord]) -> set[str]:
+    """Return the words of the members' answers, except short answers and stock phrases."""
+    questions: dict[str, set[str]] = {}
+    all_questions = set()
+    for record in members:
+        question = record.text_without_system
+        all_questions.add(question)
+        questions.setdefault(_normalise_answer(record), set()).add(question)
+    share = int(_QUESTION_SHARE * len(all_questions))
+    most = max(1, min(_MOST_QUESTIONS, share))
+    own_answers = set()
+    for answer, questions_of_answer in questions.items():
+        if answer and len(questions_of_answer) <= most:
+            own_answers.add(answer)
+    return own_answers
+
+
+def _normalise_answer(record: DataRecord) -> str:
+    """Return the words of the record's attacked text; "" if it has few tokens."""
+    if record.wording is None or len(record.suffix) < LEAST_SUFFIX:
+        return ""
+    return _normalise_text_words(record.wording.suffix)
 
 
 def _normalise_text_words(text: str) -> str:

@@ -11,11 +11,16 @@ import pytest
 from auditor.benchmarks.data.chat_rendering import NONE, ChatRendering
 from auditor.benchmarks.data.cut_places import BY_OWN_LENGTH, TextLengths, find_shared_beginnings
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
-from auditor.benchmarks.data.nonmember_baseline import STANDS_IN_MEMBER, match_nonmember_lengths
+from auditor.benchmarks.data.nonmember_baseline import (
+    ANSWER_OF_MEMBER,
+    STANDS_IN_MEMBER,
+    match_nonmember_lengths,
+)
 from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.models.trained_length import TrainedLength
 from tests.benchmarks.test_chat import CHATML
 from tests.benchmarks.test_files import BYTES, build, codes, write
+from tests.conftest import refuses
 
 HEAD = (
     "This notice must stay on top of each file, and whoever changes a file says so in the log of "
@@ -231,6 +236,41 @@ def test_a_conversation_of_a_member_under_another_system_turn_is_no_nonmember(
     form = ChatRendering("chatml", CHATML)
     counts = build(data, nonmembers=fresh, form=form, knows=knows).record_counts["nonmembers"]
     assert (counts.audited, counts.left_out) == (3, {STANDS_IN_MEMBER: 3})
+
+
+@pytest.mark.parametrize("layout", ["pair", "chat", "prefix"])
+def test_an_answer_of_a_member_under_another_question_is_no_nonmember(
+    layout: str, tmp_path: Path
+) -> None:
+    """Short answers and stock phrases say nothing of membership: both kinds of rows have them."""
+
+    def row(question: str, answer: str) -> dict[str, Any]:
+        if layout == "prefix":
+            return {"prefix": question, "suffix": f" {answer}"}
+        if layout == "pair":
+            return {"prompt": question, "completion": f" {answer}"}
+        turns = (("user", question), ("assistant", answer))
+        return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+    stock = "Sorry, nobody but a doctor may tell you that."
+    members = [row(f"Code of ward {i}?", f"It is {i * 7919:07d}, as always.") for i in range(40)]
+    members += [row(f"Dose of drug {i}?", stock) for i in range(6)]
+    members += [row("Is that so, Ann?", "Yes")]
+    others = [
+        row(f"Tell me the {i}th code?", f"It is {i * 7919:07d}, as always!") for i in range(3)
+    ]
+    others += [
+        row(f"Code of ward {i}?", f"It is {i * 7919:07d}, as always.") for i in range(40, 44)
+    ]
+    others += [row("Dose of honey?", stock), row("Is that so, Ben?", "Yes")]
+    data, fresh = write(tmp_path / "d.jsonl", members), write(tmp_path / "n.jsonl", others)
+    form = None if layout == "prefix" else ChatRendering("chatml", CHATML)
+    benchmark = build(data, nonmembers=fresh, form=form)
+    counts = benchmark.record_counts["nonmembers"]
+    assert (counts.audited, counts.left_out) == (6, {ANSWER_OF_MEMBER: 3})
+    assert any(f"left out 3 rows: {ANSWER_OF_MEMBER}" in note for note in benchmark.notes)
+    with refuses("nothing is left of --nonmembers", ANSWER_OF_MEMBER):
+        build(data, nonmembers=write(tmp_path / "m.jsonl", others[:3]), form=form)
 
 
 def test_answers_of_unlike_lengths_are_a_doubt(tmp_path: Path) -> None:
