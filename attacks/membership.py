@@ -56,6 +56,9 @@ _OF_DISTRIBUTION = {  # inputs of a score besides the log-probabilities of the t
     "min_k_plus_calibrated": "whole distributions",
     "ez_mia": "the ranks of tokens",
 }
+# LiRA's ratio by token losses: if models that saw each record exist, and without such models
+_TOKEN_LIRA = "token_lira"
+_TOKEN_LIRA_OFFLINE = "token_lira_offline"
 _RATIO = "rmia_ratio"  # RMIA's ranking of the population, which uses no label
 _STACKED = (*(name for name in SCORES if name not in ("rmia", "stacked")), _RATIO)
 
@@ -71,6 +74,7 @@ class Membership(AncestralProbe):
     k: the share of tokens that Min-K% averages.
     references: a folder of models trained on some of the records, for RMIA and LiRA. In a lab, give
     the number of models to train.
+    lira: whether LiRA compares each record's mean loss, or the vector of its tokens' losses.
     lowercase: whether each text is also scored in lower case.
     """
 
@@ -87,6 +91,7 @@ class Membership(AncestralProbe):
     text: Literal["suffix", "all"] = "suffix"
     k: ShareOrAll = 0.2
     references: str = ""
+    lira: Literal["mean", "tokens"] = "mean"
     lowercase: bool = True
 
     def __post_init__(self) -> None:
@@ -99,6 +104,8 @@ class Membership(AncestralProbe):
             raise AuditError(
                 f"expected -A membership.references= with score={self.score}, got none"
             )
+        if self.lira == "tokens" and not self.references:
+            raise AuditError("expected -A membership.references= with lira=tokens, got none")
 
     def wanted_reference_models(self) -> str:
         return self.references
@@ -132,7 +139,9 @@ class Membership(AncestralProbe):
                 reference_readings = measure_token_readings(reference, prefixes, suffixes)
             else:
                 reference_readings = None
-            others = self._read_references(references, batch, prefixes, suffixes)
+            others = self._read_references(
+                references, batch, prefixes, suffixes, readings.log_probs
+            )
             if self.lowercase:
                 lowered = self._score_lower_case_readings(view, batch, readings)
             else:
@@ -250,21 +259,43 @@ class Membership(AncestralProbe):
         batch: Sequence[Secret],
         prefixes: Tensor,
         suffixes: Tensor,
+        log_probs: Floats,
     ) -> list[dict[str, float]]:
         """Return each text's values under the reference models, keyed by name.
 
         For each model, these are the text's mean log-probability, and whether the model was trained
-        on the text. prefixes: (B, n); suffixes: (B, L).
+        on the text. For `lira=tokens`, there are also LiRA's ratios, online and offline. prefixes:
+        (B, n); suffixes: (B, L); log_probs: (B, L) by the target.
         """
         values_by_text: list[dict[str, float]] = [{} for _ in batch]
         if references is None:
             return values_by_text
-        pairs = zip(references.models, references.saw, strict=True)
-        for i, (model, saw) in enumerate(pairs):
+        saw = np.zeros((len(batch), len(references.models)), dtype=bool)
+        by_model = []
+        for i, (model, ids) in enumerate(zip(references.models, references.saw, strict=True)):
             with torch.no_grad():
-                means = model.token_log_probs(prefixes, suffixes).double().mean(-1).tolist()
-            for values, secret, mean in zip(values_by_text, batch, means, strict=True):
-                values |= {f"log_prob_{i}": mean, f"saw_{i}": float(secret.id in saw)}
+                by_model.append(model.token_log_probs(prefixes, suffixes).double().cpu())
+            means = by_model[-1].mean(-1).tolist()
+            for row, secret in enumerate(batch):
+                saw[row, i] = secret.id in ids
+                values_by_text[row] |= {
+                    f"log_prob_{i}": means[row],
+                    f"saw_{i}": float(saw[row, i]),
+                }
+        if self.lira == "mean":
+            return values_by_text
+        confidences = membership.compute_logit_confidence(log_probs)
+        reference_confidences = membership.compute_logit_confidence(
+            torch.stack(by_model, dim=1).numpy()
+        )  # (B, models, L)
+        for row, values in enumerate(values_by_text):
+            target = confidences[row]
+            scores = reference_confidences[row]
+            values[_TOKEN_LIRA] = membership.compute_token_lira_ratio(target, scores, saw[row])
+            outside = ~saw[row]
+            values[_TOKEN_LIRA_OFFLINE] = membership.compute_token_lira_ratio(
+                target, scores[outside], saw[row][outside]
+            )
         return values_by_text
 
     # --- all secrets together ---
@@ -312,10 +343,16 @@ class Membership(AncestralProbe):
         ratio = membership.compute_rmia_log_ratio(log_probs, reference_log_probs, saw == 1)
         confidences = membership.compute_logit_confidence(log_probs)
         reference_confidences = membership.compute_logit_confidence(reference_log_probs)
+        if self.lira == "mean":
+            lira = membership.compute_lira_ratio(confidences, reference_confidences, saw == 1)
+        elif membership.has_both_model_kinds(saw == 1):
+            lira = value_column(observations, _TOKEN_LIRA)
+        else:
+            lira = value_column(observations, _TOKEN_LIRA_OFFLINE)
         return {
             _RATIO: ratio,
             "rmia": membership.compute_rmia_share(ratio, ~member, group),
-            "lira": membership.compute_lira_ratio(confidences, reference_confidences, saw == 1),
+            "lira": lira,
         }
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
@@ -460,7 +497,7 @@ class Membership(AncestralProbe):
         return (
             *sentences,
             *self._target_free_baseline_notes(observations, member),
-            *_list_rmia_lira_notes(observations),
+            *self._list_rmia_lira_notes(observations),
         )
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
@@ -515,18 +552,18 @@ class Membership(AncestralProbe):
                     "differ in kind"
                 )
 
-
-def _list_rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
-    if count := _count_rmia_lira_references(observations):
-        saw = _stack_reference_columns(observations, "saw") == 1
-        kind = "online: every record is in some and out of others"
-        if not membership.has_both_model_kinds(saw):
-            kind = "offline: only those that did not see a record are asked about it"
-        if count < membership.SHADOWS:
-            shared = ", LiRA's deviations shared by all records"
-        else:
+    def _list_rmia_lira_notes(self, observations: Sequence[Observation]) -> Iterator[str]:
+        if count := _count_rmia_lira_references(observations):
+            saw = _stack_reference_columns(observations, "saw") == 1
+            kind = "online: every record is in some and out of others"
+            if not membership.has_both_model_kinds(saw):
+                kind = "offline: only those that did not see a record are asked about it"
             shared = ""
-        yield f"RMIA and LiRA by {count} reference models, {kind}{shared}"
+            if self.lira == "tokens":
+                shared = ", LiRA on the vectors of token losses"
+            elif count < membership.SHADOWS:
+                shared = ", LiRA's deviations shared by all records"
+            yield f"RMIA and LiRA by {count} reference models, {kind}{shared}"
 
 
 def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Mapping[str, float]:

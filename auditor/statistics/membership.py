@@ -160,6 +160,42 @@ def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats
     return ratio - _compute_normal_log_density(target, out_mean, out_deviation)
 
 
+def compute_token_lira_ratio(target: Floats, references: Floats, saw: Bools) -> float:
+    """Return LiRA's log-likelihood ratio of one record, from the vector of its tokens' scores.
+
+    Vectors of both kinds of models are taken as normal, with one covariance matrix about two means.
+    The matrix is shrunk (Ledoit and Wolf 2004), because there are often fewer models than tokens.
+    If no model saw the record (offline), the result is the log-probability that a model that did
+    not see it scores below the target, in the direction in which all tokens' scores rise equally.
+    The result is NaN if the models are too few, or too alike, for a covariance matrix.
+
+    Args:
+        target: (L,) scores of the record's tokens by the audited model, from
+            `compute_logit_confidence`.
+        references: (models, L) scores by the reference models.
+        saw: (models,) True if the reference model was trained on the record.
+    """
+    from sklearn.covariance import ledoit_wolf
+
+    outside = references[~saw].mean(0)
+    # Independent vectors with the models' covariance and mean 0: one per degree of freedom.
+    residuals = scipy.linalg.helmert(int((~saw).sum())) @ references[~saw]
+    if saw.any():
+        inside_residuals = scipy.linalg.helmert(int(saw.sum())) @ references[saw]
+        residuals = np.concatenate([residuals, inside_residuals])
+    if len(residuals) < 2:
+        return float("nan")
+    covariance = ledoit_wolf(residuals, assume_centered=True)[0]
+    if np.linalg.matrix_rank(covariance) < len(target):
+        return float("nan")
+    if saw.any():
+        inside = references[saw].mean(0)
+        weights = np.linalg.solve(covariance, inside - outside)
+        return float(weights @ (target - (inside + outside) / 2))
+    weights = np.linalg.solve(covariance, np.ones(len(target)))
+    return float(scipy.special.log_ndtr(weights @ (target - outside) / np.sqrt(weights.sum())))
+
+
 def _compute_normal_log_density(values: Floats, mean: Floats, deviation: Floats) -> Floats:
     """Return the normal log density plus log sqrt(2 pi), a constant that cancels in ratios."""
     return -(((values - mean) / deviation) ** 2) / 2 - np.log(deviation)

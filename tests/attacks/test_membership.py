@@ -20,7 +20,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import ReferenceModels
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
-from auditor.statistics import roc
+from auditor.statistics import membership, roc
 from tests.conftest import refuses, states
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -242,6 +242,8 @@ def test_options_that_mean_nothing_are_refused() -> None:
         Membership(text="prefix")  # type: ignore[arg-type]
     with refuses("-A membership.references=", "score=lira"):
         Membership(score="lira")
+    with refuses("-A membership.references=", "lira=tokens"):
+        Membership(lira="tokens")
 
 
 def test_log_probabilities_are_needed(neox: HuggingFaceModel) -> None:
@@ -267,6 +269,55 @@ def test_reference_models_give_rmia_and_lira(neox: HuggingFaceModel, make_tiny: 
     assert [o.values["saw_1"] for o in seen[:3]] == [1.0, 0.0, 1.0]
     with refuses("reference", error=NotApplicable):
         list(probe.observe_secrets(view(neox, reference=neox), asked))
+
+
+def test_lira_by_tokens_replaces_lira_only(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
+    asked = secrets(10, 10)
+    held = references(make_tiny, asked)
+    seen = view(neox, reference=make_tiny(seed=7), references=lambda asked_for: held)
+    by_mean, by_tokens = (
+        observed(Membership(references="4", lira=lira), seen, asked) for lira in ("mean", "tokens")
+    )
+    assert list(by_tokens.find_column("rmia")[0]) == list(by_mean.find_column("rmia")[0])
+    prefixes, suffixes = (
+        torch.tensor([s.prefix for s in asked]),
+        torch.tensor([s.suffix for s in asked]),
+    )
+    target, *others = (
+        membership.compute_logit_confidence(
+            model.token_log_probs(prefixes, suffixes).detach().double().numpy()
+        )
+        for model in (neox, *held.models)
+    )
+    expected = [
+        membership.compute_token_lira_ratio(
+            target[i],
+            np.stack([scores[i] for scores in others]),
+            np.array([secret.id in ids for ids in held.saw]),
+        )
+        for i, secret in enumerate(asked)
+    ]
+    assert by_tokens.find_column("lira")[0] == pytest.approx(expected, rel=1e-6)
+    assert by_mean.find_column("lira")[0] != pytest.approx(expected, rel=0.1)
+    notes = Membership(references="4", lira="tokens").notes(asked, by_tokens)
+    assert states(notes, "LiRA", "vectors of token losses")
+
+
+def test_lira_by_tokens_is_offline_for_all_if_one_record_was_seen_by_nobody(
+    neox: HuggingFaceModel, make_tiny: MakeTiny
+) -> None:
+    asked = secrets(10, 10)
+    held = references(make_tiny, asked, 6)
+    unseen = replace(held, saw=tuple(ids - {"s0"} for ids in held.saw))
+    probe = Membership(references="6", lira="tokens")
+
+    def score_lira(models: ReferenceModels) -> np.ndarray:
+        seen = view(neox, reference=make_tiny(seed=7), references=lambda asked_for: models)
+        return observed(probe, seen, asked).find_column("lira")[0]
+
+    online, offline = score_lira(held), score_lira(unseen)
+    assert (offline <= 0).all()  # log-probabilities
+    assert (online > 0).any()
 
 
 def test_references_that_tell_nothing_are_refused(make_tiny: MakeTiny) -> None:

@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import multivariate_normal, norm
+from sklearn.covariance import ledoit_wolf
 
 from auditor.core.secret_randomness import make_keyed_generator
-from auditor.statistics import membership
+from auditor.statistics import membership, roc
 from auditor.statistics.membership import WINDOWS
 
 Wrong = list[bool]
@@ -196,6 +197,64 @@ def test_lira_has_a_deviation_a_record_from_64_models_on() -> None:
         for row in references
     ]
     assert found == pytest.approx(own)
+
+
+def test_lira_by_tokens_is_the_ratio_of_two_normal_densities() -> None:
+    noise = make_keyed_generator("token lira")
+    saw = np.array([True] * 5 + [False] * 4)
+    references, target = noise.normal(size=(9, 3)), noise.normal(size=3)
+    # differences to the mean of the models before: independent, and of the same covariance
+    residuals = []
+    for kind in (False, True):
+        scores = references[saw == kind]
+        for i in range(1, len(scores)):
+            residuals.append((scores[i] - scores[:i].mean(0)) / math.sqrt(1 + 1 / i))
+    shrunk = ledoit_wolf(np.array(residuals), assume_centered=True)[0]
+    inside, outside = references[saw].mean(0), references[~saw].mean(0)
+    expected = multivariate_normal.logpdf(target, inside, shrunk)
+    expected -= multivariate_normal.logpdf(target, outside, shrunk)
+    found = membership.compute_token_lira_ratio(target, references, saw)
+    assert found == pytest.approx(expected)
+
+
+def test_lira_by_one_token_is_the_ratio_of_two_normals() -> None:
+    """Nothing is shrunk in one dimension, so a value solved by hand is what comes out."""
+    references = np.array([[0.0], [2.0], [5.0], [7.0]])
+    saw = np.array([False, False, True, True])
+    # means 1 and 6; squares 1 + 1 + 1 + 1 over 4 - 2 degrees of freedom
+    deviation = math.sqrt(2)
+    expected = norm.logpdf(4, 6, deviation) - norm.logpdf(4, 1, deviation)
+    found = membership.compute_token_lira_ratio(floats(4), references, saw)
+    assert found == pytest.approx(expected)
+    few = np.array([[0.0], [2.0], [1.0]])  # a mean of 1, a variance of 2 / 2
+    nobody = np.zeros(3, dtype=bool)
+    offline = membership.compute_token_lira_ratio(floats(4), few, nobody)
+    assert offline == pytest.approx(norm.logcdf(4, 1, 1))
+    for count in (1, 2):  # no two residuals to estimate a covariance from
+        alone = membership.compute_token_lira_ratio(floats(4), few[:count], nobody[:count])
+        assert math.isnan(alone)
+    alike = membership.compute_token_lira_ratio(floats(4), np.ones((3, 1)), nobody)
+    assert math.isnan(alike)
+
+
+def test_lira_by_tokens_finds_what_the_mean_hides() -> None:
+    """Members raise one token in twelve, among tokens whose noise is shared."""
+    noise = make_keyed_generator("one token")
+    saw = np.array([True, False] * 8)
+    ranks = []
+    for member in (True, False) * 150:
+        common = noise.normal(size=17)[:, None] * 3
+        scores = common + noise.normal(size=(17, 12)) / 2
+        scores[:16, 4] += 2.0 * saw
+        scores[16, 4] += 2.0 * member
+        by_tokens = membership.compute_token_lira_ratio(scores[16], scores[:16], saw)
+        means = scores.mean(1)
+        by_mean = membership.compute_lira_ratio(means[16:], means[None, :16], saw[None])[0]
+        ranks.append((member, by_tokens, by_mean))
+    member, by_tokens, by_mean = np.array(ranks).T
+    inside = member == 1
+    assert roc.auc(by_tokens[inside], by_tokens[~inside]) > 0.9
+    assert roc.auc(by_mean[inside], by_mean[~inside]) < 0.7
 
 
 def test_rmia_takes_the_mean_over_both_kinds_or_tells_one_from_the_other() -> None:
