@@ -283,9 +283,7 @@ def _stream_rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
     source = f"{flag} {str(path)!r}"
     _check_file(flag, path)
     try:
-        yield from table_blocks.stream_objects(
-            source, path, table_blocks.make_whole_file_block(path)
-        )
+        yield from table_blocks.stream_objects(source, path)
     except (UnicodeDecodeError, table_blocks.NotStreamable):
         raise AuditError(f"{source}: expected one JSON object a line, in UTF-8") from None
 

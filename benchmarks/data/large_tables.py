@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -24,14 +24,11 @@ from auditor.benchmarks.data.table_blocks import (
     BATCH,
     NotStreamable,
     TableBlock,
-    count_lines,
-    make_whole_file_block,
     open_parquet,
     split_into_blocks,
     stream_batches,
     stream_nonblank_lines,
     stream_objects,
-    stream_raw_lines,
 )
 from auditor.benchmarks.data.tables import (
     ABSENT,
@@ -125,22 +122,34 @@ class UnreadRows:
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """The hashes of the rows in one block of a table.
+    """The hashes of the rows in a batch or block of a table, or in all of it.
 
     hashes: (rows,) hash of each row.
     numbers: (rows,) arrays: the repeats, and the hashes of the group and of the user, if the table
         has these columns.
     names: names of the columns.
     kinds: see `UnreadRows`.
-    is_faulty: whether the block has an unusable row; then all other fields are empty.
     """
 
-    block: TableBlock
-    hashes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    numbers: Mapping[str, Ints] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
-    kinds: ColumnKinds = field(default_factory=dict)
-    is_faulty: bool = False
+    hashes: Ints
+    numbers: Mapping[str, Ints]
+    names: tuple[str, ...]
+    kinds: ColumnKinds
+
+
+def _join_counts(parts: Iterable[BlockCounts]) -> BlockCounts:
+    hashes = [np.empty(0, np.int64)]
+    numbers: dict[str, list[Ints]] = {}
+    names = dict[str, None]()
+    kinds: ColumnKinds = {}
+    for part in parts:
+        hashes.append(part.hashes)
+        for name, values in part.numbers.items():
+            numbers.setdefault(name, []).append(values)
+        names |= dict.fromkeys(part.names)
+        kinds = columns.join_nested_kinds(kinds, part.kinds)
+    joined = {name: np.concatenate(values) for name, values in numbers.items()}
+    return BlockCounts(np.concatenate(hashes), joined, tuple(names), kinds)
 
 
 @dataclass(frozen=True)
@@ -160,44 +169,33 @@ class BlockHashing:
     user_column: str | None = None
     portion: ClassVar[int] = 1
 
-    def process_items(self, place: Any, items: Sequence[TableBlock]) -> Iterator[BlockCounts]:
+    def process_items(
+        self, place: Any, items: Sequence[TableBlock]
+    ) -> Iterator[tuple[int, BlockCounts | None]]:
+        """Yield the number of each block with its counts; None if a row is unusable."""
         for block in items:
             try:
-                yield self.hash_block(block)
-            except (
-                AuditError,
-                NotStreamable,
-                ValueError,
-                OSError,
-            ):  # the process with the earlier blocks names the row
-                yield BlockCounts(block, is_faulty=True)
+                yield block.number, self.hash_block(block)
+            except (AuditError, NotStreamable, ValueError, OSError):  # `_scan_rows` names the row
+                yield block.number, None
 
-    def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
-        """Return the hashes of a block's rows.
+    def hash_block(self, block: TableBlock) -> BlockCounts:
+        """Return the hashes of a block's rows; raise AuditError if a row is unusable."""
+        return _join_counts(self._hash_batches(block))
 
-        first_row, first_line: numbers of rows and of lines before the block. Raise AuditError, with
-        the row, if a row is unusable.
-        """
-        names = dict[str, None]()
-        hashes = [np.empty(0, np.int64)]
-        numbers: dict[str, list[Ints]] = {}
-        kinds: ColumnKinds = {}
-        n_rows = first_row
-        for batch in stream_batches(
-            self.label, self.path, block, self.names, names, (first_row, first_line)
-        ):
+    def _hash_batches(self, block: TableBlock) -> Iterator[BlockCounts]:
+        n_rows = 0
+        for names, batch in stream_batches(self.label, self.path, block, self.names):
             n = len(batch[self.names[0]])
             table = RecordTable(self.label, self.names, n, batch.__getitem__, first_row=n_rows)
-            hashes.append(hash_rows(table, self.layout))
-            for name, values in self._number_rows(table):
-                numbers.setdefault(name, [np.empty(0, np.int64)]).append(values)
+            hashes = hash_rows(table, self.layout)
+            kinds: ColumnKinds = {}
             if self.layout not in columns.PLAIN:
                 if columns.has_unclear_labels(table, self.layout):
                     raise NotStreamable  # all rows together decide the meaning of a label
-                kinds = columns.join_nested_kinds(kinds, columns.infer_nested_kinds(table))
+                kinds = columns.infer_nested_kinds(table)
+            yield BlockCounts(hashes, dict(self._number_rows(table)), tuple(names), kinds)
             n_rows += n
-        joined = {name: np.concatenate(values) for name, values in numbers.items()}
-        return BlockCounts(block, np.concatenate(hashes), joined, tuple(names), kinds)
 
     def _number_rows(self, table: RecordTable) -> Iterator[tuple[str, Ints]]:
         if columns.REPEATS in self.names:
@@ -209,23 +207,20 @@ class BlockHashing:
             yield _USERS, hash_texts(columns.list_row_user_names(table, self.user_column))
 
 
-def hash_blocks_here(work: BlockHashing, blocks: Sequence[TableBlock]) -> Iterator[BlockCounts]:
-    """Yield the counts of each block in order, computed in this process."""
-    yield from work.process_items(None, blocks)
-
-
-HashBlocks = Callable[[BlockHashing, Sequence[TableBlock]], Iterator[BlockCounts]]
+HashBlocks = Callable[
+    [BlockHashing, Sequence[TableBlock]], Iterable[tuple[int, BlockCounts | None]]
+]
 
 
 @dataclass(frozen=True)
 class TableCounting:
     """Remember the statistics of large tables, so that each table is counted only once.
 
-    hash_blocks: function that hashes blocks, in any order.
+    hash_blocks: function that hashes blocks, in any order; by default in this process.
     counted: statistics, keyed by the table's flag and name.
     """
 
-    hash_blocks: HashBlocks = hash_blocks_here
+    hash_blocks: HashBlocks = lambda work, blocks: work.process_items(None, blocks)
     counted: dict[str, UnreadRows] = field(default_factory=dict)
 
 
@@ -307,7 +302,7 @@ def _count_large_table(
     scan = _scan_rows(work, head, hash_blocks)
     if len(scan.hashes) <= max(LARGE, order.size):
         return None
-    return _choose_sample(scan, order, layout)
+    return _choose_sample(scan, order, head.texts)
 
 
 def is_large_text_table(where: str, path: Path) -> bool:
@@ -345,67 +340,41 @@ def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
         # Whether there is a line after the first LARGE lines.
         if next(islice(stream_nonblank_lines(path), LARGE, None), None) is None:
             return None
-        objects = list(islice(stream_objects(where, path, split_into_blocks(path)[0]), BATCH))
+        objects = list(islice(stream_objects(where, path), BATCH))
         names = tuple(dict.fromkeys(chain.from_iterable(objects)))
     values = {name: [value.get(name, ABSENT) for value in objects] for name in names}
     return RecordTable(where, names, len(objects), values.__getitem__, find_text_columns(objects))
 
 
-@dataclass(frozen=True)
-class _TableScan:
-    """The hashes of all rows of a table.
+def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -> BlockCounts:
+    """Return the hashes of all rows of a table; `head` holds its first rows.
 
-    table: the first rows, with the names of all columns; other fields: as in `BlockCounts`.
+    Raise AuditError about the first unusable row, after a second pass.
     """
-
-    table: RecordTable
-    hashes: Ints
-    numbers: Mapping[str, Ints]
-    kinds: ColumnKinds
-
-
-def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -> _TableScan:
-    """Return the hashes of all rows of a table.
-
-    Raise AuditError about the first unusable row, after a second pass over its block.
-    """
-    waiting: dict[int, BlockCounts] = {}
-    in_order: list[BlockCounts] = []
-    for counts in hash_blocks(work, split_into_blocks(work.path)):
-        waiting[counts.block.number] = counts
-        while (following := waiting.pop(len(in_order), None)) is not None:
-            if following.is_faulty:
-                n_rows = sum(len(block.hashes) for block in in_order)
-                following = work.hash_block(
-                    following.block, n_rows, count_lines(work.path, following.block.start)
-                )
-            in_order.append(following)
-    names = tuple(dict.fromkeys(chain(head.columns, *(counts.names for counts in in_order))))
-    full_table = replace(head, columns=names)
+    blocks = split_into_blocks(work.path)
+    counts = dict(hash_blocks(work, blocks))
+    if None in counts.values():
+        # In a block of the whole file, rows and lines have the numbers that they have in the file.
+        work.hash_block(TableBlock(0, 0, blocks[-1].end))
+        raise NotStreamable
+    scan = _join_counts(filter(None, map(counts.get, range(len(blocks)))))
+    scan = replace(scan, names=tuple(dict.fromkeys((*head.columns, *scan.names))))
+    full_table = replace(head, columns=scan.names)
     if columns.detect_column_layout(full_table) != work.layout:
         raise NotStreamable
-    if columns.REPEATS in names and columns.REPEATS not in work.names:  # in later rows only
+    if columns.REPEATS in scan.names and columns.REPEATS not in work.names:  # in later rows only
         columns.list_row_repeat_counts(replace(full_table, rows=1, column=lambda name: [ABSENT]))
-    kinds: ColumnKinds = {}
-    hash_blocks_in_order = [np.empty(0, np.int64)]
-    number_blocks: dict[str, list[Ints]] = {}
-    for counts in in_order:
-        kinds = columns.join_nested_kinds(kinds, counts.kinds)
-        hash_blocks_in_order.append(counts.hashes)
-        if len(counts.hashes):
-            for name, block in counts.numbers.items():
-                number_blocks.setdefault(name, []).append(block)
-    numbers = {name: np.concatenate(blocks) for name, blocks in number_blocks.items()}
-    if _GROUPS in numbers:
+    if _GROUPS in scan.numbers:
         assert work.group_column is not None
-        columns.check_few_groups(full_table, work.group_column, len(np.unique(numbers[_GROUPS])))
-    return _TableScan(full_table, np.concatenate(hash_blocks_in_order), numbers, kinds)
+        n_groups = len(np.unique(scan.numbers[_GROUPS]))
+        columns.check_few_groups(full_table, work.group_column, n_groups)
+    return scan
 
 
-def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ...]) -> UnreadRows:
+def _choose_sample(scan: BlockCounts, order: SamplingOrder, texts: tuple[str, ...]) -> UnreadRows:
     """Choose distinct rows to read, and return them with counts of the whole table.
 
-    layout: the columns of the records. Raise NotStreamable if the table lacks a required row: the
+    texts: names of the text columns. Raise NotStreamable if the table lacks a required row: the
     caller then reads the whole table to report the missing row.
     """
     of_row = np.empty(0, np.int64)  # only needed with numbers: it takes memory
@@ -445,8 +414,8 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
     return UnreadRows(
         tuple(first[places].tolist()),
         tuple(copies[places].tolist()),
-        scan.table.columns,
-        scan.table.texts,
+        scan.names,
+        texts,
         len(scan.hashes),
         len(unread_copies),
         by_copies,
@@ -495,16 +464,11 @@ def _stream_chosen_rows(
 ) -> Iterator[Mapping[str, Any]]:
     chosen = set(rows)
     if path.suffix.lower() == ".jsonl":
-        numbered = enumerate(stream_raw_lines(path, make_whole_file_block(path)))
-        row = 0
-        for number, line in numbered:
-            if line.startswith(b"{") or line.decode("utf-8-sig").strip():
-                if row in chosen:
-                    yield parse_table_json(where, line.decode("utf-8-sig"), number)
-                row += 1
+        for row, line in enumerate(stream_nonblank_lines(path)):
+            if row in chosen:
+                yield parse_table_json(where, line, row)
     elif path.suffix.lower() == ".csv":
-        blocks = split_into_blocks(path)
-        for row, value in enumerate(stream_objects(where, path, blocks[0])):
+        for row, value in enumerate(stream_objects(where, path)):
             if row in chosen:
                 yield value
     else:

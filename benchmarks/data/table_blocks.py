@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,17 +69,12 @@ def split_into_blocks(path: Path) -> list[TableBlock]:
 
 
 def stream_batches(
-    where: str,
-    path: Path,
-    block: TableBlock,
-    columns: Sequence[str],
-    names: dict[str, None],
-    before: tuple[int, int],
-) -> Iterator[Batch]:
-    """Yield a block's columns, as dicts from name to values, some rows at a time.
+    where: str, path: Path, block: TableBlock, columns: Sequence[str]
+) -> Iterator[tuple[Iterable[str], Batch]]:
+    """Yield the names of all columns, and the values of some columns, a few rows at a time.
 
-    where: how error messages start. columns: names of the columns to read. names: receives the
-    names of all columns in the block. before: numbers of (rows, lines) before the block.
+    where: how error messages start. columns: names of the columns to read. Only the schema of a
+    Parquet file names all of its columns: no name is yielded.
     """
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
@@ -87,21 +82,20 @@ def stream_batches(
             for batch in file.iter_batches(
                 batch_size=BATCH, row_groups=groups, columns=list(columns)
             ):
-                yield {name: batch.column(name).to_pylist() for name in columns}
+                yield (), {name: batch.column(name).to_pylist() for name in columns}
         return
     if (
         path.suffix.lower() == ".jsonl"
         and (table := _parse_json_block(path, block, columns)) is not None
     ):
-        names.update(dict.fromkeys(table.column_names))
         for start in range(0, table.num_rows, BATCH):
-            yield {name: table.column(name).slice(start, BATCH).to_pylist() for name in columns}
+            part = table.slice(start, BATCH)
+            yield part.column_names, {name: part.column(name).to_pylist() for name in columns}
         return
-    objects = stream_objects(where, path, block, *before)
+    objects = stream_objects(where, path, block)
     while rows := list(islice(objects, BATCH)):
-        for value in rows:
-            names.update(dict.fromkeys(value))
-        yield {name: [value.get(name, ABSENT) for value in rows] for name in columns}
+        values = {name: [value.get(name, ABSENT) for value in rows] for name in columns}
+        yield dict.fromkeys(chain.from_iterable(rows)), values
 
 
 def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> pyarrow.Table | None:
@@ -142,12 +136,12 @@ def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> py
 
 
 def stream_objects(
-    where: str, path: Path, block: TableBlock, first_row: int = 0, first_line: int = 0
+    where: str, path: Path, block: TableBlock | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield each row of a JSONL or CSV block as a dictionary, in the same way as `tables`.
 
-    where: how error messages start. first_row, first_line: numbers of rows and lines before the
-    block. Raise AuditError, with the row, if a row is invalid.
+    where: how error messages start. block: the block (None: the whole file). Raise AuditError, with
+    the row in the block, if a row is invalid.
     """
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as text:
@@ -158,8 +152,9 @@ def stream_objects(
             for fields in rows:
                 yield dict(zip(header, fields, strict=True))
         return
-    row = first_row
-    for number, line in enumerate(_stream_all_lines(path, block), first_line):
+    block = block or TableBlock(0, 0, path.stat().st_size)
+    row = 0
+    for number, line in enumerate(_stream_lines(path, block)):
         if line.strip():
             if row == 0 and block.start == 0 and line.lstrip().startswith("["):
                 raise NotStreamable  # an array of all rows, or not an object
@@ -169,42 +164,21 @@ def stream_objects(
 
 def stream_nonblank_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file that are not blank."""
-    return filter(str.strip, _stream_all_lines(path, make_whole_file_block(path)))
+    block = TableBlock(0, 0, path.stat().st_size)
+    return filter(str.strip, _stream_lines(path, block))
 
 
-def make_whole_file_block(path: Path) -> TableBlock:
-    return TableBlock(0, 0, path.stat().st_size)
-
-
-def _stream_all_lines(path: Path, block: TableBlock) -> Iterator[str]:
-    """Yield the lines of a block, blank lines included.
-
-    The text is split into lines as in `tables.read_json_table_objects`.
-    """
+def _stream_lines(path: Path, block: TableBlock) -> Iterator[str]:
+    """Yield the lines of a block, blank lines included, split as in `read_json_table_objects`."""
     encoding = "utf-8-sig" if block.start == 0 else "utf-8"  # of the first line
-    for line in stream_raw_lines(path, block):
-        yield line.decode(encoding)
-        encoding = "utf-8"
-
-
-def stream_raw_lines(path: Path, block: TableBlock) -> Iterator[bytes]:
-    """Yield the lines of a block as bytes, with their line ends."""
     with path.open("rb") as file:
         file.seek(block.start)
         remaining = block.end - block.start
         while remaining > 0:
             line = file.readline()
             remaining -= len(line)
-            yield line
-
-
-def count_lines(path: Path, end: int) -> int:
-    """Return the number of lines that end within the first `end` bytes of a file."""
-    n_lines = 0
-    with path.open("rb") as file:
-        for start in range(0, end, _BLOCK):
-            n_lines += file.read(min(_BLOCK, end - start)).count(b"\n")
-    return n_lines
+            yield line.decode(encoding)
+            encoding = "utf-8"
 
 
 @contextmanager
