@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -21,6 +20,8 @@ from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import Limits, Share
 
 _MAX_CACHED_CONTEXTS = 100_000  # contexts whose forbidden tokens are cached
+# Maps a context, n-1 tokens, to the tokens that would complete a forbidden n-gram.
+NGramFilter = Callable[[Tokens], Tokens]
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,15 @@ class MemFree(Defense):
                 f"{len(scenario.corpus):,} records, none of them as long"
             )
 
-    def build_ngram_filter(self, scenario: Scenario) -> ForbiddenNGramFilter:
+    def build_ngram_filter(self, scenario: Scenario) -> NGramFilter:
         """Collect the n-grams of the corpus; raise AuditError if there are none."""
         self.claim(scenario, 0)
         ngrams = set[Tokens]()
         for record in scenario.corpus:
             ngrams.update(split_into_ngrams(record, self.n))
         if self.filter == "bloom":
-            return BloomNGrams(ngrams, scenario.target.vocab_size, self.false_positives)
-        return ExactNGrams(ngrams)
+            return build_bloom_filter(ngrams, scenario.target.vocab_size, self.false_positives)
+        return build_exact_filter(ngrams)
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         n_short = sum(len(record) < self.n for record in scenario.corpus)
@@ -83,42 +84,27 @@ def split_into_ngrams(record: Tokens, n: int) -> Iterator[Tokens]:
     return (record[i : i + n] for i in range(len(record) - n + 1))
 
 
-class ForbiddenNGramFilter(ABC):
-    """Store forbidden n-grams, to be looked up by their first n-1 tokens (the context)."""
-
-    @abstractmethod
-    def list_completing_tokens(self, context: Tokens) -> Tokens:
-        """Return the tokens that complete a stored n-gram after this context."""
-
-
-class ExactNGrams(ForbiddenNGramFilter):
-    def __init__(self, ngrams: set[Tokens]) -> None:
-        self.next: dict[Tokens, list[int]] = {}  # context -> tokens that complete an n-gram
-        for ngram in ngrams:
-            self.next.setdefault(ngram[:-1], []).append(ngram[-1])
-
-    def list_completing_tokens(self, context: Tokens) -> Tokens:
-        return tuple(self.next.get(context, ()))
+def build_exact_filter(ngrams: set[Tokens]) -> NGramFilter:
+    completing: dict[Tokens, list[int]] = {}
+    for ngram in ngrams:
+        completing.setdefault(ngram[:-1], []).append(ngram[-1])
+    return lambda context: tuple(completing.get(context, ()))
 
 
-class BloomNGrams(ForbiddenNGramFilter):
+def build_bloom_filter(ngrams: set[Tokens], vocab_size: int, false_positives: float) -> NGramFilter:
     """Store n-grams in a Bloom filter, whose memory depends on false positives and not on n.
 
     A lookup tests every token of the vocabulary.
     """
+    bloom = Bloom(len(ngrams), false_positives)
+    # By Python's `hash`, which is the same in every process for tuples of ints.
+    bloom.update(ngrams)
 
-    def __init__(self, ngrams: set[Tokens], vocab_size: int, false_positives: float) -> None:
-        self.filter = Bloom(len(ngrams), false_positives)
-        self.vocab_size = vocab_size
-        # By Python's `hash`, which is the same in every process for tuples of ints.
-        self.filter.update(ngrams)
-        # A cache of this instance: a cache on the method would keep every filter in memory.
-        cache = lru_cache(_MAX_CACHED_CONTEXTS)
-        self.list_completing_tokens = cache(self.list_completing_tokens)  # type: ignore[method-assign]
+    @lru_cache(_MAX_CACHED_CONTEXTS)
+    def list_completing_tokens(context: Tokens) -> Tokens:
+        return tuple(token for token in range(vocab_size) if (*context, token) in bloom)
 
-    def list_completing_tokens(self, context: Tokens) -> Tokens:
-        tokens = range(self.vocab_size)
-        return tuple(token for token in tokens if (*context, token) in self.filter)
+    return list_completing_tokens
 
 
 class MemFreeModel(WrappingModel):
@@ -127,7 +113,7 @@ class MemFreeModel(WrappingModel):
     The forbidden tokens depend on the last n-1 tokens of a text, including the prompt.
     """
 
-    def __init__(self, target: LanguageModel, n: int, ngrams: ForbiddenNGramFilter) -> None:
+    def __init__(self, target: LanguageModel, n: int, ngrams: NGramFilter) -> None:
         super().__init__(target)
         self.window = n - 1
         self.ngrams = ngrams
@@ -168,7 +154,7 @@ class MemFreeModel(WrappingModel):
         """
         pairs = list[tuple[int, int]]()
         for row, tail in enumerate(tails):
-            pairs += [(row, token) for token in self.ngrams.list_completing_tokens(tail)]
+            pairs += [(row, token) for token in self.ngrams(tail)]
         if not pairs:
             return distributions
         rows, tokens = torch.tensor(pairs, device=distributions.device).T

@@ -16,13 +16,13 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
@@ -139,10 +139,11 @@ class ScaledOptimizer(DPOptimizer):
             p.grad_sample = None
         return factors
 
-    def take_noisy_step(self) -> None:
+    def take_noisy_step(self, score_release: Callable[[], None]) -> None:
         """Add noise to the sums, divide them by the expected batch, and take one optimizer step.
 
-        If the batch is empty, the step consists of noise only.
+        If the batch is empty, the step consists of noise only. `score_release` reads the noisy
+        gradients that DP-SGD publishes, not the exact sums over records.
         """
         for p in self.params:
             if p.summed_grad is None:
@@ -152,6 +153,7 @@ class ScaledOptimizer(DPOptimizer):
         for p in self.params:
             # Divide by the expected size: the size of this batch is secret.
             p.grad /= self.expected_batch_size
+        score_release()
         self.original_optimizer.step()
         self.zero_grad(set_to_none=True)  # Opacus's `zero_grad` also clears the clipped sums
 
@@ -247,8 +249,9 @@ def fit_privately(
                 pad,
                 watch,
             )
-            with _hook_canary_scores(optimizer, watch, units, scale):
-                optimizer.take_noisy_step()
+            optimizer.take_noisy_step(
+                partial(watch.score_release, recipe.expected_batch, units, scale)
+            )
             check_weights_finite(parameters.values(), checkpoint)
             trained.steps += 1
             trained.noise_scales.append(optimizer.noise_scale)
@@ -302,24 +305,6 @@ def _make_dp_optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) ->
 
 
 # --- one batch -----------------------------------------------------------------------------------
-
-
-def _hook_canary_scores(
-    optimizer: ScaledOptimizer,
-    watch: CanaryWatch,
-    units: Ints,
-    scale: NoiseScale | None,
-) -> RemovableHandle:
-    """Install a hook that scores the canaries before each optimizer step; return the hook.
-
-    The hook reads the noisy gradients that DP-SGD publishes, not the exact sums over records.
-    `units` are the privacy units in the batch.
-    """
-    inner = optimizer.original_optimizer
-    expected_batch = optimizer.expected_batch_size
-    return inner.register_step_pre_hook(
-        lambda *_: watch.score_release(expected_batch, units, scale),
-    )
 
 
 def _add_batch_gradients(

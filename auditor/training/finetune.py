@@ -273,6 +273,30 @@ class StepwiseFineTuning:
             self._start_next_epoch()  # draws the orders of finished epochs first
         self.steps = state["steps"]
 
+    def run(
+        self,
+        model: Any,
+        compute_loss: Callable[[Tensor], Tensor],
+        checkpoint: TrainerCheckpoint | None,
+        progress: Callable[[int], None],
+    ) -> None:
+        """Take all steps, continuing after the last epoch of the checkpoint.
+
+        `compute_loss` returns the loss of a batch; `progress` gets the number of finished epochs.
+        """
+        if checkpoint is not None and (state := checkpoint.load()) is not None:
+            self.restore(state)
+        model.train()
+        while not self.is_finished:
+            compute_loss(self.get_next_batch()).backward()
+            self.step()
+            if self.steps:
+                continue
+            check_weights_finite(self.parameters.values(), checkpoint)
+            if checkpoint is not None:
+                checkpoint.save(self.state())
+            progress(self.epochs)
+
     def _start_next_epoch(self) -> None:
         self.epochs += 1
         self.steps = 0
@@ -305,16 +329,5 @@ def train_packed_blocks(
     """
     recipe = FineTuningRecipe(epochs, rate, batch, block, end)
     fitting = StepwiseFineTuning(list_trainable_parameters(model), sequences, recipe, order)
-    if checkpoint is not None and (state := checkpoint.load()) is not None:
-        fitting.restore(state)
     device = next(iter(fitting.parameters.values())).device
-    model.train()
-    while not fitting.is_finished:
-        loss(model, fitting.get_next_batch().to(device)).backward()
-        fitting.step()
-        if fitting.steps:
-            continue
-        check_weights_finite(fitting.parameters.values(), checkpoint)
-        if checkpoint is not None:
-            checkpoint.save(fitting.state())
-        progress(fitting.epochs)
+    fitting.run(model, lambda blocks: loss(model, blocks.to(device)), checkpoint, progress)

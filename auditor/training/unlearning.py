@@ -90,7 +90,8 @@ class UnlearningTrainer(Variant):
         model: Any,
         sequences: Sequence[Tokens],
     ) -> tuple[str, ...]:
-        device = next(iter(list_trainable_parameters(model).values())).device
+        parameters = list_trainable_parameters(model)
+        device = next(iter(parameters.values())).device
         rows = pad_unlearning_records(sequences, job.block, job.end)
         # Before `restore` loads the weights of a checkpoint: the model as it came.
         before = evaluate_record_log_probs(model, rows.to(device))
@@ -101,7 +102,9 @@ class UnlearningTrainer(Variant):
             rows.shape[1],
             job.end,
         )
-        fitting = _UnlearningSteps(model, rows, course, job)
+        indices_of_records = [(index,) for index in range(len(rows))]
+        order = make_keyed_generator("unlearn", job.seed)
+        fitting = _UnlearningSteps(parameters, indices_of_records, course, order)
         retained_rows = rows[:0]
         if self.retain:
             retained_rows = pad_unlearning_records(
@@ -109,11 +112,9 @@ class UnlearningTrainer(Variant):
                 job.block,
                 job.end,
             )
-        if (state := job.checkpoint.load()) is not None:
-            fitting.restore(state)
-        model.train()
-        while not fitting.is_finished:
-            indices = fitting.get_next_batch()[:, 0]
+
+        def compute_loss(batch: Tensor) -> Tensor:
+            indices = batch[:, 0]
             log_probs = compute_record_log_probs(model, rows[indices].to(device), job.half)
             loss = self.compute_forgetting_loss(log_probs, before[indices.to(device)])
             if self.retain:
@@ -121,15 +122,17 @@ class UnlearningTrainer(Variant):
                 # same records.
                 rng = make_keyed_generator("retain", job.seed, fitting.epochs, fitting.steps)
                 sample = torch.from_numpy(rng.integers(len(retained_rows), size=len(indices)))
-                batch = retained_rows[sample].to(device)
-                retained = compute_record_log_probs(model, batch, job.half)
+                retained_batch = retained_rows[sample].to(device)
+                retained = compute_record_log_probs(model, retained_batch, job.half)
                 loss = loss - self.retain * retained.mean()
-            loss.backward()
-            fitting.step()
-            if not fitting.steps:  # the step ended an epoch
-                check_weights_finite(fitting.parameters.values(), job.checkpoint)
-                job.checkpoint.save(fitting.state())
-                job.progress("unlearning", fitting.epochs, self.epochs)
+            return loss
+
+        fitting.run(
+            model,
+            compute_loss,
+            job.checkpoint,
+            lambda n_epochs: job.progress("unlearning", n_epochs, self.epochs),
+        )
         after = evaluate_record_log_probs(model, rows.to(device))
         return (_describe_forgetting(rows, before, after),)
 
@@ -139,17 +142,6 @@ class _UnlearningSteps(StepwiseFineTuning):
 
     Each index is drawn once per epoch, in a new order.
     """
-
-    def __init__(
-        self,
-        model: Any,
-        rows: Tensor,
-        course: FineTuningRecipe,
-        job: TrainingJob,
-    ) -> None:
-        indices = [(index,) for index in range(len(rows))]
-        order = make_keyed_generator("unlearn", job.seed)
-        super().__init__(list_trainable_parameters(model), indices, course, order)
 
     def _shuffle_blocks(self) -> Tensor:
         order = self._order.permutation(len(self._sequences)).astype(np.int64)

@@ -13,7 +13,7 @@ from auditor.benchmarks.data.fixed_distributions import FixedDistribution
 from auditor.core.result import Doubt
 from auditor.defenses.cp_delta import CpDeltaModel
 from auditor.defenses.invisible_ink import InkOptions, InvisibleInkModel
-from auditor.defenses.memfree import ExactNGrams, MemFreeModel
+from auditor.defenses.memfree import MemFreeModel, build_exact_filter
 from auditor.defenses.pmixed_model import EnsembleModel, PMixedModel, build_unmixed_projection
 from auditor.defenses.uniform_mixing import UniformMixingModel, _LeastLikelyTokenModel
 from auditor.models.base import LanguageModel
@@ -82,7 +82,7 @@ def wrappers() -> Iterator[WrappingModel]:
         return ModelEnsemble(Marked(), [Marked(), Marked()])
 
     yield PrefixedModel(Marked(), (1,))
-    yield MemFreeModel(Marked(), 2, ExactNGrams(set()))
+    yield MemFreeModel(Marked(), 2, build_exact_filter(set()))
     yield UniformMixingModel(Marked(), 0.5)
     yield _LeastLikelyTokenModel(UniformMixingModel(Marked(), 0.5))
     yield InvisibleInkModel(two(), InkOptions(1.0, 1.0), "ink")

@@ -87,7 +87,7 @@ def test_the_noise_is_of_the_sensitivity_with_its_rounding(monkeypatch: pytest.M
     monkeypatch.setattr("auditor.training.dp_loop.add_gaussian_noise", noise)
     own = optimizer((3,), clip=0.5)
     own.stream = None
-    own.take_noisy_step()
+    own.take_noisy_step(lambda: None)
     assert asked == [0.5 * (1 + 2**-20)]
 
 
