@@ -75,11 +75,7 @@ class EarlyStop(Variant):
         training_records = list[TrainingRecord]()
         heldout_records = list[TrainingRecord]()
         for unit, record in zip(units, job.records, strict=True):
-            if unit in heldout_units:
-                records = heldout_records
-            else:
-                records = training_records
-            records.append(record)
+            (heldout_records if unit in heldout_units else training_records).append(record)
         return training_records, heldout_records
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
@@ -111,8 +107,7 @@ class EarlyStop(Variant):
         order = make_keyed_generator("train", job.seed)
         fitting = StepwiseFineTuning(parameters, sequences, course, order)
         compute_loss = make_autocast_loss(job.half)
-        _, heldout_records = self.split_heldout_records(job)
-        heldout = list(map(loss_masks.apply_loss_mask, heldout_records))
+        heldout = list(map(loss_masks.apply_loss_mask, self.split_heldout_records(job)[1]))
         heldout_loss = _HeldoutLoss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
         look_steps = self._choose_look_steps(steps)

@@ -47,7 +47,7 @@ from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
 from auditor.models.in_context import InContextEnsemble, InContextRecordBatches
 from auditor.models.rows import Rows
-from auditor.models.wrapping import WrappingRows
+from auditor.models.wrapping import MappedRows
 from auditor.plugins.defense import BudgetedDefense, Cause, Defense, Scenario
 from auditor.plugins.options import CountOrZero, Limits, Nonnegative, Positive, Share
 from auditor.privacy.accounting import (
@@ -101,9 +101,8 @@ class InvisibleInk(BudgetedDefense):
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = self._clip_and_decoding_parameters(scenario)
         ensemble = _build_context_ensemble(scenario, self.batch)
-        return InvisibleInkModel(
-            ensemble, ink, "InvisibleInk", InkLogRatioRange.from_ink_options(ink, self.batch)
-        )
+        ranges = bound_log_ratio_ranges(ink, self.batch)
+        return InvisibleInkModel(ensemble, ink, "InvisibleInk", ranges)
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
         batches = deal_records_into_context_batches(scenario, self.batch)
@@ -152,13 +151,15 @@ class InvisibleInk(BudgetedDefense):
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim:
         queries = self.count_covered_tokens(scenario)
         ink = self._clip_and_decoding_parameters(scenario)
-        promise = InkLogRatioRange.from_ink_options(ink, self.batch)
+        rho_by_relation = {}
+        for relation, width in bound_log_ratio_ranges(ink, self.batch).items():
+            rho_by_relation[relation] = compute_bounded_range_rho(width)
         n_tokens = min(n_tokens, queries)  # later tokens do not depend on any record
 
         def epsilon(tokens: int) -> dict[str, float]:
             return {
-                name: compute_zcdp_epsilon(tokens * promise.zcdp_rho(name), self.delta)
-                for name in _RELATIONS
+                name: compute_zcdp_epsilon(tokens * rho, self.delta)
+                for name, rho in rho_by_relation.items()
             }
 
         return Claim(
@@ -179,7 +180,7 @@ class InvisibleInk(BudgetedDefense):
                 "clip": ink.clip,
                 "temperature": ink.temperature,
                 "top_k": float(ink.top_k),
-                "rho_per_token": promise.zcdp_rho("zero_out"),
+                "rho_per_token": rho_by_relation["zero_out"],
                 "batches": float(
                     len(deal_records_into_context_batches(scenario, self.batch).records)
                 ),
@@ -244,25 +245,13 @@ class InkOptions:
         return public >= least - 2 * self.clip / batch
 
 
-@dataclass(frozen=True)
-class InkLogRatioRange:
-    """Bound the range of one token's log-ratio between neighbours.
-
-    range: the bound in nats, keyed by neighbouring relation.
-    """
-
-    range: Mapping[str, float]
-
-    @classmethod
-    def from_ink_options(cls, ink: InkOptions, batch: int) -> InkLogRatioRange:
-        # The most that removing a record changes phi / tau.
-        moved = ink.clip / (batch * ink.temperature)
-        # Twice this, because the log-normaliser changes too. A replacement is a removal and an
-        # addition.
-        return cls({"zero_out": 2 * moved, "replace": 4 * moved})
-
-    def zcdp_rho(self, relation: str) -> float:
-        return compute_bounded_range_rho(self.range[relation])
+def bound_log_ratio_ranges(ink: InkOptions, batch: int) -> dict[str, float]:
+    """Bound the range of one token's log-ratio between neighbours, in nats, by relation."""
+    # The most that removing a record changes phi / tau.
+    moved = ink.clip / (batch * ink.temperature)
+    # Twice this, because the log-normaliser changes too. A replacement is a removal and an
+    # addition.
+    return {"zero_out": 2 * moved, "replace": 4 * moved}
 
 
 def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContextRecordBatches:
@@ -300,8 +289,9 @@ def _build_context_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
 class InvisibleInkModel(EnsembleModel):
     """Write with a batch of records in context.
 
-    Each member is the public model with one of the records in its context. promise: the claim, or
-    None. Checks compare the output with the claim, to detect mistakes.
+    Each member is the public model with one of the records in its context. promise: the claimed
+    bounds from `bound_log_ratio_ranges`, or None. Checks compare the output with the claim, to
+    detect mistakes.
     """
 
     def __init__(
@@ -309,7 +299,7 @@ class InvisibleInkModel(EnsembleModel):
         ensemble: Ensemble,
         ink: InkOptions,
         name: str,
-        promise: InkLogRatioRange | None = None,
+        promise: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(ensemble, name)
         self.ink = ink
@@ -368,10 +358,11 @@ class InvisibleInkModel(EnsembleModel):
                 realised_renyi(released, other, math.inf)
                 + realised_renyi(other, released, math.inf)
             )
+            rho = compute_bounded_range_rho(promise[relation])
             # rho-zCDP: D_a <= rho a at every order a (Bun and Steinke 2016, Definition 1.1).
             checks += [
-                DivergenceCheck(relation, order, order * promise.zcdp_rho(relation), realised),
-                DivergenceCheck(f"range_{relation}", math.inf, promise.range[relation], ranges),
+                DivergenceCheck(relation, order, order * rho, realised),
+                DivergenceCheck(f"range_{relation}", math.inf, promise[relation], ranges),
             ]
         return checks
 
@@ -408,26 +399,15 @@ class InvisibleInkModel(EnsembleModel):
         return super().row_bytes(positions + self.longest)
 
 
-class _InkRows(WrappingRows):
+class _InkRows(MappedRows):
     def __init__(self, model: InvisibleInkModel, rows: Rows, distribution: bool) -> None:
-        super().__init__(rows)
-        self.model = model
+        super().__init__(rows, model.released_token_distribution)
         self.distribution = distribution
-        self._read_token_distributions()
-
-    def _read_token_distributions(self) -> None:
-        distributions = self.rows.log_probs()
-        self._public = distributions[:, 0].double()
-        self._own = self.model.released_token_distribution(distributions)
 
     def log_probs(self) -> Tensor:
         if not self.distribution:
             raise NotApplicable("only sampled tokens come back in this setting")
-        return self._own
-
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        super().advance(parents, tokens)
-        self._read_token_distributions()
+        return super().log_probs()
 
     @torch.no_grad()
     def draw(
@@ -441,10 +421,11 @@ class _InkRows(WrappingRows):
             raise AuditError(
                 f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other"
             )
-        draws, near = decoding.draw(self._own, row_of_draw, uniforms[:, 0])
+        draws, near = decoding.draw(super().log_probs(), row_of_draw, uniforms[:, 0])
         unpaid = (uniforms[:, 1] < 0).nonzero().squeeze(-1)
         if len(unpaid):
+            public = self.rows.log_probs()[:, 0].double()
             draws[unpaid], near[unpaid] = decoding.draw(
-                self._public, row_of_draw[unpaid], uniforms[unpaid, 0]
+                public, row_of_draw[unpaid], uniforms[unpaid, 0]
             )
         return draws, near

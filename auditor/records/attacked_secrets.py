@@ -145,7 +145,11 @@ def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
     try:
         with open(path, "rb") as file:
             for line in file:
-                cell, secret = _parse_answer_names(line)
+                if match := _ANSWER.fullmatch(line):
+                    cell, secret = match[1].decode(), match[2].decode()
+                else:
+                    record = json.loads(line)
+                    cell, secret = record["cell"], record["secret"]
                 ids_by_cell.setdefault(cell, set()).add(secret)
         return {
             CellKey.parse_cell_key(cell): frozenset(ids_by_cell.pop(cell))
@@ -157,14 +161,3 @@ def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
         raise AuditError(
             f"{path}: expected an answer about a secret on every line: the file is damaged"
         ) from None
-
-
-def _parse_answer_names(line: bytes) -> tuple[str, str]:
-    """Return the name of an answer's cell (target, setting, attack or probe) and the secret's id.
-
-    A line that is not an answer raises ValueError, KeyError or another error of that kind.
-    """
-    if match := _ANSWER.fullmatch(line):
-        return match[1].decode(), match[2].decode()
-    record = json.loads(line)
-    return record["cell"], record["secret"]

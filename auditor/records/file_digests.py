@@ -35,37 +35,25 @@ _SETTLED = 2.0
 
 def digest_model_files(
     models_by_role: Mapping[str, tuple[str, str | None]],
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, str]:
     """Return the SHA-256 of each file, keyed by `role/file`.
 
     Args:
         models_by_role: each role's model (folder or hub id) and its hub revision.
+        progress: called with (description, done, total). If it is given, the digests are for a
+            decision, which must not rely on file dates or cached digests: all bytes are read.
     """
     cache = _DigestCache()
-    digests = {}
-    for name, path in _list_role_files(models_by_role):
-        digests[name] = cache.cached_sha256_hex(path)
-    cache.save_digests()
-    return digests
-
-
-def compute_model_digests(
-    models_by_role: Mapping[str, tuple[str, str | None]],
-    progress: Callable[[str, int, int], None] = lambda *step: None,
-) -> dict[str, str]:
-    """Compute the SHA-256 of each file from all its bytes, keyed by `role/file`.
-
-    It is for decisions, which must not rely on file dates or cached digests.
-
-    Args:
-        models_by_role: each role's model (folder or hub id) and its hub revision.
-        progress: called with (description, done, total).
-    """
     paths = dict(_list_role_files(models_by_role))
     digests = {}
     for n_read, (name, path) in enumerate(paths.items()):
-        progress(f"reading {name}", n_read, len(paths))
-        digests[name] = digest_file(path)
+        if progress is None:
+            digests[name] = cache.cached_sha256_hex(path)
+        else:
+            progress(f"reading {name}", n_read, len(paths))
+            digests[name] = digest_file(path)
+    cache.save_digests()
     return digests
 
 
@@ -83,13 +71,11 @@ def _list_role_files(
 ) -> Iterator[tuple[str, Path]]:
     """Yield each file's `role/file` name and path."""
     for role, (place, revision) in models_by_role.items():
-        yield from ((f"{role}/{name}", path) for name, path in _list_loaded_files(place, revision))
+        yield from _list_loaded_files(place, revision, role)
         base = _find_adapter_base(_find_model_folder(place, revision) / "adapter_config.json")
         if base is not None and base != place:
             # Without a revision: the adapter's revision belongs to its own repository.
-            yield from (
-                (f"{role} base/{name}", path) for name, path in _list_loaded_files(base, None)
-            )
+            yield from _list_loaded_files(base, None, f"{role} base")
 
 
 def check_model_files_unchanged(
@@ -115,9 +101,7 @@ def check_model_files_unchanged(
     for name, change in find_changed_files(recorded, now):
         raise AuditError(
             f"expected the weights that {description} was made with, but {name} {change} since: "
-            "give "
-            "a new "
-            "folder"
+            "give a new folder"
         )
 
 
@@ -135,38 +119,31 @@ def find_changed_files(
     shared_roles = list_model_roles(recorded) & list_model_roles(now)
     for name in sorted({*recorded, *now}):
         if recorded.get(name) != now.get(name) and list_model_roles([name]) <= shared_roles:
-            yield (
-                name,
-                "has changed"
-                if name in recorded and name in now
-                else "is new"
-                if name in now
-                else "is gone",
-            )
+            if name not in now:
+                yield name, "is gone"
+            else:
+                yield name, "has changed" if name in recorded else "is new"
 
 
 def list_model_roles(names: Iterable[str]) -> set[str]:
     return {name.partition("/")[0] for name in names}
 
 
-def _list_loaded_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) for all files of a model, an adapter or an ensemble's members.
+def _list_loaded_files(place: str, revision: str | None, name: str) -> Iterator[tuple[str, Path]]:
+    """Yield (`name/file`, path) for all files of a model, an adapter or an ensemble's members.
 
     Args:
         place: a folder, a hub id or a single file.
         revision: hub revision.
     """
     if Path(place).is_file():
-        yield Path(place).name, Path(place)
+        yield f"{name}/{Path(place).name}", Path(place)
         return
     for path in _list_visible_entries(_find_model_folder(place, revision)):
         if path.is_file() and path.suffix in _READ and path.name not in _ABOUT:
-            yield path.name, path
+            yield f"{name}/{path.name}", path
         elif (path / "adapter_config.json").is_file():  # a member of an ensemble
-            yield from (
-                (f"{path.name}/{name}", member_path)
-                for name, member_path in _list_loaded_files(str(path), None)
-            )
+            yield from _list_loaded_files(str(path), None, f"{name}/{path.name}")
 
 
 def _find_model_folder(place: str, revision: str | None) -> Path:
@@ -229,8 +206,6 @@ class _DigestCache:
             digests = json.loads(self._path.read_text(encoding="utf-8"))
             if isinstance(digests, dict):
                 self._held = digests
-            else:
-                self._held = {}
         self._new = False
 
     def cached_sha256_hex(self, path: Path) -> str:

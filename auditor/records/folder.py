@@ -118,8 +118,7 @@ class RunFolder:
 
     def discard_if_empty(self) -> None:
         """Remove a new folder if it has no answers, so that a refused run leaves no files."""
-        has_answers = any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS))
-        if not self._new or has_answers or any((self.path / "state").iterdir()):
+        if not self._new or self._has_answers or any((self.path / "state").iterdir()):
             return
         latest = self.path.parent / _LATEST
         if latest.is_symlink() and os.readlink(latest) == self.path.name:
@@ -144,6 +143,10 @@ class RunFolder:
                 self.path.rmdir()
                 if self.path.parent == _RUNS:
                     _RUNS.rmdir()  # if it holds no other run
+
+    @property
+    def _has_answers(self) -> bool:
+        return any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS))
 
     @property
     def identity(self) -> str:
@@ -191,9 +194,7 @@ class RunFolder:
             now: the current SHA-256 of each file, keyed by `role/file`.
         """
         digests = self._read_optional_json(_WEIGHTS, dict[str, str], "the digests of weights")
-        if digests is not None or any(
-            (self.path / name).exists() for name in (GUESSES, OBSERVATIONS)
-        ):
+        if digests is not None or self._has_answers:
             file_digests.check_model_files_unchanged(digests, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:

@@ -240,7 +240,12 @@ def open_journals(
     numbers = SecretNumbers()
     return (
         CellJournal(folder / GUESSES, _encode_guesses, _decode_guesses, numbers),
-        CellJournal(folder / OBSERVATIONS, _encode_observation, _decode_observation, numbers),
+        CellJournal(
+            folder / OBSERVATIONS,
+            lambda cell, observation: {"cell": str(cell), **to_json(observation)},
+            _decode_observation,
+            numbers,
+        ),
         CellJournal(folder / TOKENS, _encode_token_log_probs, _decode_token_log_probs, numbers),
     )
 
@@ -259,28 +264,20 @@ def _decode_guesses(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
     ranked = tuple(Guess(tuple(suffix), *rest) for suffix, *rest in record["ranked"])
     if not ranked:
         raise ValueError("an answer without a guess")
-    rest = {}
-    for name, value in record.items():
-        if name not in ("cell", "ranked"):
-            rest[name] = value
+    cell = CellKey.parse_cell_key(record.pop("cell"))
     # an older line lacks the newer fields
-    guesses: Guesses = from_json(Guesses, {**rest, "ranked": []})
-    return CellKey.parse_cell_key(record["cell"]), replace(guesses, ranked=ranked)
-
-
-def _encode_observation(cell: CellKey, observation: Observation) -> dict[str, Any]:
-    return {"cell": str(cell), **to_json(observation)}
+    guesses: Guesses = from_json(Guesses, {**record, "ranked": []})
+    return cell, replace(guesses, ranked=ranked)
 
 
 def _decode_observation(record: dict[str, Any]) -> tuple[CellKey, Observation]:
-    observation: Observation = from_json(
-        Observation, {k: v for k, v in record.items() if k != "cell"}, "observation"
-    )
+    cell = CellKey.parse_cell_key(record.pop("cell"))
+    observation: Observation = from_json(Observation, record, "observation")
     # Interned: each line would otherwise have its own copy of all names.
     values = {}
     for name, value in observation.values.items():
         values[sys.intern(name)] = value
-    return CellKey.parse_cell_key(record["cell"]), Observation(observation.secret, values)
+    return cell, Observation(observation.secret, values)
 
 
 def _encode_token_log_probs(target: str, record: TokenLogProbs) -> dict[str, Any]:

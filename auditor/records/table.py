@@ -148,7 +148,8 @@ def _build_column_table(column: Column, schema: pa.Schema) -> pa.Table:
 
     n = len(column.ids)
     arrays_by_name = {}
-    for name, value in zip(_NAMES, _build_column_key(column), strict=True):
+    key = (column.kind, *column.cell, column.quantity)
+    for name, value in zip(_NAMES, key, strict=True):
         arrays_by_name[name] = _build_string_array(
             value.encode() * n, np.full(n, len(value.encode()))
         )
@@ -200,10 +201,6 @@ def _build_array(of: pa.DataType, values: Sequence[Any] | NDArray[Any]) -> pa.Ar
     else:
         numbers = np.ascontiguousarray(filled, dtype=of.to_pandas_dtype())
     return pa.Array.from_buffers(of, len(values), [validity, pa.py_buffer(numbers)])
-
-
-def _build_column_key(column: Column) -> tuple[str, ...]:
-    return (column.kind, *column.cell, column.quantity)
 
 
 def read_secrets_table(folder: Path, kind: str, quantity: str | None = None) -> list[Column]:

@@ -94,7 +94,7 @@ def _compare_deployed_model(
         raise AuditError(
             f"expected --model to be the folder or the file of the judged model, got {model!r}"
         )
-    digests = file_digests.compute_model_digests(places, progress)
+    digests = file_digests.digest_model_files(places, progress)
     created_at = result_file.creation_time(run.result, run.name)
     return compare_deployed_files(
         run.result, target, digests, model or target.model or "", created_at, datetime.now(UTC)

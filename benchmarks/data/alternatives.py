@@ -172,8 +172,8 @@ def _classify_characters(value: str, places: Sequence[int]) -> tuple[str, ...]:
     return tuple(_classify_character(value[place]) for place in places)
 
 
-def _list_alphanumeric_places(value: str) -> list[int]:
-    return [place for place, character in enumerate(value) if character.isalnum()]
+def _list_places(value: str, is_wanted: Callable[[str], bool]) -> list[int]:
+    return [place for place, character in enumerate(value) if is_wanted(character)]
 
 
 def _detect_format(kind: str, value: str, space: CanarySpace) -> ValueFormat:
@@ -203,11 +203,9 @@ def _detect_code_format(value: str) -> ValueFormat | None:
         return ValueFormat(HASH, (digits,) * len(value), "".join)
     if not _CODE.fullmatch(value) or sum(map(str.isdigit, value)) < 4:
         return None
-    free = []
-    for place, character in enumerate(value):
-        if character.isdigit():
-            free.append(place)
-    return _replace_free_characters(CODE, value, free, lambda text: True)
+    return _replace_free_characters(
+        CODE, value, _list_places(value, str.isdigit), lambda text: True
+    )
 
 
 # --- numbers with check digits --------------------------------------------------------------------
@@ -221,7 +219,7 @@ def _detect_card_format(value: str) -> ValueFormat | None:
 
     if list(find_card_number_places(value)) != [(0, len(value))]:
         return None
-    *places, last = _list_alphanumeric_places(value)
+    *places, last = _list_places(value, str.isalnum)
 
     def finish(parts: Sequence[str]) -> str:
         text = _put_characters(value, places[_ISSUER_DIGITS:], parts)
@@ -253,7 +251,7 @@ def _detect_iban_format(value: str) -> ValueFormat | None:
 
     if not iban.is_valid(re.sub("[ .-]", "", value).upper()):
         return None
-    places = _list_alphanumeric_places(value)
+    places = _list_places(value, str.isalnum)
     country = value[:2].upper()
     n_bank = _BANK_CHARACTERS.get(country, _MOST_BANK_CHARACTERS)
     own_check = _OWN_CHECK_OF_COUNTRY.get(country, slice(0))
@@ -333,7 +331,7 @@ def _detect_id_format(value: str) -> ValueFormat | None:
     if name not in _ID_NUMBERS:
         return None
     n_free, sex = _ID_NUMBERS[name]
-    places = _list_alphanumeric_places(value)
+    places = _list_places(value, str.isalnum)
     free = places[-n_free:]
     n_check = _CHECK_DIGITS.get(name, 1)
 
@@ -389,10 +387,7 @@ def _detect_phone_format(value: str, regions: Sequence[str]) -> ValueFormat | No
     number = matches[0].number
     if number.extension:
         return None
-    digits = []
-    for place, character in enumerate(value):
-        if character.isdigit():
-            digits.append(place)
+    digits = _list_places(value, str.isdigit)
     n_national = len(str(number.national_number))
     n_free = min(_LINE_DIGITS, n_national - 2)
     type_of_value = phonenumbers.number_type(number)
@@ -423,51 +418,32 @@ def _detect_email_format(value: str) -> ValueFormat | None:
     If there are enough digits before the @, the digits vary; otherwise the names vary.
     """
     local = value.partition("@")[0]
-    digits = []
-    for place, character in enumerate(local):
-        if character.isdigit():
-            digits.append(place)
+    digits = _list_places(local, str.isdigit)
     if len(digits) >= _LEAST_ADDRESS_DIGITS:
         return _replace_free_characters(pii.EMAIL, value, digits, lambda text: True)
     parts = re.split(r"([^a-z]+)", local)
-    names = []
+    choices: dict[int, Sequence[str]] = {}  # by the place of the name among the parts
     for i, part in enumerate(parts):
         if len(part) > 1:
-            names.append((i, part))
-    if not names or local != local.lower():
-        return None
-    choices = []
-    for _, part in names:
-        if part.isalpha():
-            choices.append(_find_similar_names(part))
-    if len(choices) != len(names) or not all(choices):
+            choices[i] = next((names for names in _load_names() if part in names), ())
+    if not choices or not all(choices.values()) or local != local.lower():
         return None
     domain = value[len(local) :]
 
-    def finish(choices: Sequence[str]) -> str:
+    def finish(names: Sequence[str]) -> str:
         text = list(parts)
-        for (i, _), name in zip(names, choices, strict=True):
+        for i, name in zip(choices, names, strict=True):
             text[i] = name
         return "".join(text) + domain
 
-    return ValueFormat(pii.EMAIL, tuple(choices), finish, has_one_length=False, has_names=True)
-
-
-def _find_similar_names(name: str) -> Sequence[str]:
-    """Return the list of first names or of last names, whichever contains this name.
-
-    Return an empty list if neither list contains the name.
-    """
-    first, last = _load_names()
-    if name in first:
-        return first
-    if name in last:
-        return last
-    return ()
+    return ValueFormat(
+        pii.EMAIL, tuple(choices.values()), finish, has_one_length=False, has_names=True
+    )
 
 
 @cache
 def _load_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return first names, and last names that are not first names."""
     from faker.providers.person.en_US import Provider
 
     lists = (Provider.first_names, Provider.last_names)
@@ -476,18 +452,8 @@ def _load_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 _MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
 ]
 _NUMBERED_DATE = re.compile(
     r"(?P<year>[0-9]{4})(?P<sign>[-/.]?)(?P<a>[0-9]{1,2})(?P=sign)(?P<b>[0-9]{1,2})"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,9 @@ NONE = "none"
 ALPACA = "alpaca"
 TRL = "trl"
 BASES = (MODEL, NONE, ALPACA, TRL)
-GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = (
-    *("given-roles", "no-reasoning", "no-thinking"),  # of a template
-    *(
-        "line",
-        "bare",
-        "input",
-    ),  # a new line where the base has another join; two relatives of Alpaca's text
-)
+GIVEN_ROLES, NO_REASONING, NO_THINKING = ("given-roles", "no-reasoning", "no-thinking")
+# A new line where the base has another join; two relatives of Alpaca's text.
+LINE, BARE, INPUT = ("line", "bare", "input")
 # Changes of the row by a trainer before the template writes it; see `apply_trainer_changes`.
 FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
     *("filled", "no-nulls", "decoded-arguments", "wrapped-tools"),
@@ -237,10 +232,11 @@ def list_candidate_chat_renderings(
     of_templates = []
     for base, source in ((MODEL, template), (TRL, of_trl)):
         if source is not None:
-            for variants in _list_variant_combinations(
-                tokenizer, ChatRendering(base, source), rows
-            ):
-                of_templates.append(ChatRendering(base, source, tuple(filter(None, variants))))
+            usual = ChatRendering(base, source)
+            choices = product(*_list_chat_rendering_variant_choices(tokenizer, usual, rows))
+            # The smallest first: a stable sort.
+            for variants in sorted(choices, key=lambda variants: sum(map(bool, variants)))[:_MOST]:
+                of_templates.append(replace(usual, variants=tuple(filter(None, variants))))
     return [*plain, *of_templates, *([ChatRendering(NONE)] if kind == MESSAGES else [])]
 
 
@@ -251,17 +247,6 @@ def choose_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: st
     """
     form = list_candidate_chat_renderings(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
-
-
-def _list_variant_combinations(
-    tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
-) -> list[tuple[str, ...]]:
-    """Return at most `_MOST` combinations of variants, the smallest first.
-
-    usual: the rendering without variants, which is the first combination.
-    """
-    choices = product(*_list_chat_rendering_variant_choices(tokenizer, usual, rows))
-    return list(islice(sorted(choices, key=lambda variants: sum(map(bool, variants))), _MOST))
 
 
 def _list_chat_rendering_variant_choices(

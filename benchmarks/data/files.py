@@ -111,7 +111,9 @@ class Files(Benchmark):
         data = self._files["--data"]
         table, unread = reader.read("--data", data)
         shared = cutting.measure_shared_beginnings(self.tokenizer, table)
-        self._kinds = _find_all_nested_kinds(table, unread)
+        self._kinds = columns.infer_nested_kinds(table)
+        if unread is not None:
+            self._kinds = columns.join_nested_kinds(unread.kinds, self._kinds)
         cut = Cutting(
             *(self.tokenizer, lengths, plan.knows, form, plan.turns),
             *(shared, self._kinds, trained, room),
@@ -225,13 +227,6 @@ class TableReader:
         return read_record_table("--forget", forget, columns.COLUMNS)
 
 
-def _find_all_nested_kinds(table: RecordTable, unread: UnreadRows | None) -> columns.ColumnKinds:
-    kinds = columns.infer_nested_kinds(table)
-    if unread is not None:
-        kinds = columns.join_nested_kinds(unread.kinds, kinds)
-    return kinds
-
-
 def _read_other_sources(
     members: RecordSource, files: Mapping[str, str], cut: Cutting, reader: TableReader
 ) -> dict[str, RecordSource]:
@@ -243,22 +238,18 @@ def _read_other_sources(
     for flag, name in files.items():
         if flag == "--data":
             continue
-        source = _read_record_source(flag, name, cut, reader, members.unread)
+        table, unread = reader.read(flag, name)
+        of_file = cut
+        if unread is not None:
+            kinds = columns.join_nested_kinds(cut.kinds or {}, unread.kinds)
+            of_file = replace(cut, kinds=kinds)
+        source = _build_record_source(flag, table, of_file, reader, unread, members.unread)
         if (source.form is None) != (members.form is None):
             raise AuditError(
                 f"expected conversations in both or neither of {members.label} and {source.label}"
             )
         sources[flag] = source
     return sources
-
-
-def _read_record_source(
-    flag: str, name: str, cut: Cutting, reader: TableReader, members: UnreadRows | None
-) -> RecordSource:
-    table, unread = reader.read(flag, name)
-    if unread is not None and cut.kinds is not None:
-        cut = replace(cut, kinds=columns.join_nested_kinds(cut.kinds, unread.kinds))
-    return _build_record_source(flag, table, cut, reader, unread, members)
 
 
 def _build_record_source(

@@ -6,11 +6,10 @@ ids are from; a mismatch is noticed only if an id is too large for the attacked 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,11 +164,9 @@ def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
     where: how the error message starts.
     """
     try:
-        with path.open(
-            "rb"
-        ) as file:  # not np.load: it also opens archives, and leaves a broken file open
-            _check_array_not_truncated(where, path, file)
-            array = np.lib.format.read_array(file, allow_pickle=False)  # a pickle could run code
+        # Not np.load, which also opens archives. A memory map refuses a pickle, which could run
+        # code, and allocates nothing if a damaged header announces more than the file has.
+        array = np.array(np.lib.format.open_memmap(path, mode="r"))
     except OSError as error:
         raise AuditError(
             f"{where}: cannot read {path.name}: {error.strerror or type(error).__name__}"
@@ -181,7 +178,8 @@ def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
         TokenError,
     ) as error:  # all that a damaged header can raise
         raise AuditError(
-            f"{where}: {path.name} is not a .npy array of numbers ({type(error).__name__})"
+            f"{where}: {path.name} is not a .npy array of numbers, or its end is missing "
+            f"({type(error).__name__})"
         ) from None
     if array.dtype.kind not in "iu":  # to NumPy's hierarchy a timedelta is an integer
         raise AuditError(
@@ -194,27 +192,6 @@ def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
     if array.size == 0:
         raise AuditError(f"{where}: {path.name} is empty, its shape is {array.shape}")
     return array
-
-
-def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
-    """Raise AuditError if a file is shorter than its header says.
-
-    NumPy would allocate the size in the header.
-    """
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        read_header = np.lib.format.read_array_header_1_0
-    else:
-        read_header = np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
-    promised = math.prod(shape) * dtype.itemsize
-    n_bytes = path.stat().st_size - file.tell()
-    if promised > n_bytes and not dtype.hasobject:  # another error names a pickle
-        raise AuditError(
-            f"{where}: {path.name} is cut off: its header announces {promised:,} bytes, it has "
-            f"{n_bytes:,}"
-        )
-    file.seek(0)
 
 
 def _check_extraction_array_length(where: str, flag: str, length: int | None, width: int) -> int:

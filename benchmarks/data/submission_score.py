@@ -55,6 +55,9 @@ class MarkedGuesses:
         """The number of examples with at least one guess."""
         return int(self.example.max()) + 1
 
+    def count_examples(self, answered_only: bool) -> int:
+        return self.answered_example_count if answered_only else self.answers
+
 
 @dataclass(frozen=True)
 class SubmissionScore:
@@ -128,10 +131,7 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
 
     Shares have Clopper-Pearson intervals; recall at E errors has bootstrap intervals over examples.
     """
-    if answered_only:
-        n = marked.answered_example_count
-    else:
-        n = marked.answers
+    n = marked.count_examples(answered_only)
     first = np.zeros(n, dtype=bool)
     any_right = np.zeros(n, dtype=bool)
     # return_index: the first guess of each example, in the order of the numbers.
@@ -169,10 +169,7 @@ def trace_submission_recall(marked: MarkedGuesses, answered_only: bool = False) 
         ranking.find_first_right_guesses(marked.example, marked.right)
     ]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
-    if answered_only:
-        n = marked.answered_example_count
-    else:
-        n = marked.answers
+    n = marked.count_examples(answered_only)
     return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]
 
 

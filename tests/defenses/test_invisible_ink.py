@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.invisible_ink import (
-    InkLogRatioRange,
     InkOptions,
     InvisibleInk,
     InvisibleInkModel,
+    bound_log_ratio_ranges,
     deal_records_into_context_batches,
 )
 from auditor.defenses.pmixed import PMixed
@@ -43,6 +43,7 @@ from auditor.plugins.defense import Prompt, QueryBudget, Scenario, count_largest
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, ClaimTokenMeter, View
 from auditor.privacy.accounting import (
+    compute_bounded_range_rho,
     compute_rdp_budget,
     compute_zcdp_budget,
     compute_zcdp_epsilon,
@@ -75,7 +76,7 @@ def served(
     held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: int = 0
 ) -> InvisibleInkModel:
     ink = InkOptions(clip, temperature, top_k)
-    return InvisibleInkModel(held, ink, "ink", InkLogRatioRange.from_ink_options(ink, held.size))
+    return InvisibleInkModel(held, ink, "ink", bound_log_ratio_ranges(ink, held.size))
 
 
 # --- the distribution
@@ -280,8 +281,11 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
         )[0, 0]
         for order in (1.01, 2, 8, 64):
             realised = max(realised_renyi(p, q.numpy(), order), realised_renyi(q.numpy(), p, order))
-            assert realised <= order * model.promise.zcdp_rho(relation) * (1 + 1e-9) + 1e-12
-        assert realised_pure_dp(p, q.numpy()) <= model.promise.range[relation] * (1 + 1e-9) + 1e-12
+            assert (
+                realised
+                <= order * compute_bounded_range_rho(model.promise[relation]) * (1 + 1e-9) + 1e-12
+            )
+        assert realised_pure_dp(p, q.numpy()) <= model.promise[relation] * (1 + 1e-9) + 1e-12
 
 
 def test_pmixed_keeps_its_claim_for_a_record_in_the_context_of_each_member(
@@ -375,9 +379,9 @@ class OneRecordLess(InvisibleInkModel):
     """Counts the public prompt among the batch, and averages over the records alone."""
 
     def __init__(
-        self, held: Ensemble, ink: InkOptions, name: str, promise: InkLogRatioRange | None = None
+        self, held: Ensemble, ink: InkOptions, name: str, promise: Mapping[str, float] | None = None
     ) -> None:
-        super().__init__(held, ink, name, InkLogRatioRange.from_ink_options(ink, held.size + 1))
+        super().__init__(held, ink, name, bound_log_ratio_ranges(ink, held.size + 1))
 
 
 class TemperatureIgnored(InvisibleInkModel):
@@ -436,7 +440,7 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
     if fault is DrawsUnclipped:  # a tiny model's records change little: distributions that do
         held = build_fixed_ensemble((0.6, 0.4), (0.99, 0.01), (0.99, 0.01))
     measured, said = checked(
-        fault(held, ink, "faulty", InkLogRatioRange.from_ink_options(ink, held.size)),
+        fault(held, ink, "faulty", bound_log_ratio_ranges(ink, held.size)),
         draws=400 if "drawn" in where else 16,
     )
     assert (measured["claim_violations"] > 0) == bool(where)
@@ -451,7 +455,7 @@ def test_games_see_a_forgotten_clip_and_accuse_nobody(
 ) -> None:
     held = build_fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
     ink = InkOptions(0.05, 1.0)
-    model = fault(held, ink, "ink", InkLogRatioRange.from_ink_options(ink, 2))
+    model = fault(held, ink, "ink", bound_log_ratio_ranges(ink, 2))
     claim = InvisibleInk(clip=0.05, batch=2, temperature=1.0, queries=30).claim(
         scenario(FixedDistribution((0.5, 0.5))), 0
     )

@@ -38,7 +38,11 @@ from auditor.defenses.uniform_mixing import ANY_TWO, UniformMixing
 from auditor.models.ensemble import Ensemble
 from auditor.models.masked import MaskedModel
 from auditor.plugins.defense import MaskedScenario, Prompt, Scenario
-from auditor.privacy.accounting import realised_pure_dp, realised_renyi
+from auditor.privacy.accounting import (
+    compute_bounded_range_rho,
+    realised_pure_dp,
+    realised_renyi,
+)
 from auditor.privacy.gaussian import compute_tightest_epsilon
 from validation.harness import Page, run
 
@@ -338,7 +342,8 @@ def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
     )
     claim, model = defense.claim(scenario, 0), defense.protect(scenario)
     assert isinstance(model, InvisibleInkModel) and model.promise is not None
-    rho, spread = model.promise.zcdp_rho(relation), model.promise.range[relation]
+    spread = model.promise[relation]
+    rho = compute_bounded_range_rho(spread)
 
     def ratios(distributions: Tensor) -> Array:
         distributions = distributions if setting.double else distributions.float()
