@@ -75,7 +75,10 @@ class EarlyStop(Variant):
         training_records = list[TrainingRecord]()
         heldout_records = list[TrainingRecord]()
         for unit, record in zip(units, job.records, strict=True):
-            (heldout_records if unit in heldout_units else training_records).append(record)
+            if unit in heldout_units:
+                heldout_records.append(record)
+            else:
+                training_records.append(record)
         return training_records, heldout_records
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:

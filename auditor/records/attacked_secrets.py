@@ -146,10 +146,11 @@ def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
         with open(path, "rb") as file:
             for line in file:
                 if match := _ANSWER.fullmatch(line):
-                    cell, secret = match[1].decode(), match[2].decode()
+                    cell, secret = map(bytes.decode, match.groups())
                 else:
                     record = json.loads(line)
-                    cell, secret = record["cell"], record["secret"]
+                    cell = record["cell"]
+                    secret = record["secret"]
                 ids_by_cell.setdefault(cell, set()).add(secret)
         return {
             CellKey.parse_cell_key(cell): frozenset(ids_by_cell.pop(cell))

@@ -102,7 +102,7 @@ class UnlearningTrainer(Variant):
             rows.shape[1],
             job.end,
         )
-        indices_of_records = [(index,) for index in range(len(rows))]
+        indices_of_records = list(zip(range(len(rows))))
         order = make_keyed_generator("unlearn", job.seed)
         fitting = _UnlearningSteps(parameters, indices_of_records, course, order)
         retained_rows = rows[:0]

@@ -455,14 +455,14 @@ _MONTHS = [
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
 ]
-_NUMBERED_DATE = re.compile(
+_YEAR_FIRST = re.compile(
     r"(?P<year>[0-9]{4})(?P<sign>[-/.]?)(?P<a>[0-9]{1,2})(?P=sign)(?P<b>[0-9]{1,2})"
-    r"|(?P<first>[0-9]{1,2})(?P<mark>[-/.])(?P<second>[0-9]{1,2})(?P=mark)(?P<last>[0-9]{4})"
 )
-_WORDED_DATE = re.compile(
-    r"(?P<day>[0-9]{1,2}) (?P<month>[A-Za-z]{3,9}) (?P<year>[0-9]{4})"
-    r"|(?P<name>[A-Za-z]{3,9}) (?P<number>[0-9]{1,2}), (?P<last>[0-9]{4})"
+_YEAR_LAST = re.compile(
+    r"(?P<a>[0-9]{1,2})(?P<sign>[-/.])(?P<b>[0-9]{1,2})(?P=sign)(?P<year>[0-9]{4})"
 )
+_DAY_FIRST = re.compile(r"(?P<day>[0-9]{1,2}) (?P<month>[A-Za-z]{3,9}) (?P<year>[0-9]{4})")
+_MONTH_FIRST = re.compile(r"(?P<month>[A-Za-z]{3,9}) (?P<day>[0-9]{1,2}), (?P<year>[0-9]{4})")
 
 
 def _detect_birth_date_format(value: str) -> ValueFormat | None:
@@ -470,7 +470,7 @@ def _detect_birth_date_format(value: str) -> ValueFormat | None:
     date_class = _classify_date(value)
     if date_class is None or not any(find_birth_date_places(f"born {value}")):
         return None
-    year = int(date_class[0])
+    year = int(str(date_class[0]))
     start = datetime.date(year, 1, 1)
     n_days = (datetime.date(year + 1, 1, 1) - start).days
     notations = dict[str, None]()
@@ -501,36 +501,25 @@ def _list_date_spellings(day: datetime.date, value: str) -> Iterator[str]:
             yield f"{name} {number}, {day.year}"
 
 
-def _classify_date(text: str) -> tuple[str, ...] | None:
+def _classify_date(text: str) -> tuple[object, ...] | None:
     """Return a tuple that is equal for dates of one year in one notation; None for no date.
 
-    The tuple holds the year, whether the year or month comes first, the separator, the number of
-    digits, and the order of day and month. "03/04/2020" leaves that order open; "13/04/2020" does
-    not, and so gives a different tuple.
+    The tuple holds the year, the notation, the separator, the number of digits, and the order of
+    day and month. "03/04/2020" leaves that order open; "13/04/2020" does not, and so gives a
+    different tuple.
     """
-    if match := _NUMBERED_DATE.fullmatch(text):
-        year_first = match["year"] is not None
-        a, b = (match["a"], match["b"]) if year_first else (match["first"], match["second"])
-        if len(a) == len(b) == 2:
-            width = "two digits"
-        else:
-            width = "one digit"
-        if year_first:
-            order = ""
-        else:
-            order = f"{int(a) > 12}{int(b) > 12}"
-        sign = match["sign"] if year_first else match["mark"]
-        if not sign and width == "one digit":
-            return None
-        return match["year"] or match["last"], str(year_first), sign, width, order
-    if match := _WORDED_DATE.fullmatch(text):
-        day = match["day"] or match["number"]
-        name = match["month"] or match["name"]
-        # May is the same in full and abbreviated.
-        length = f"{name in _MONTHS}{name in {month[:3] for month in _MONTHS}}"
-        if day.startswith("0"):
-            width = "zero"
-        else:
-            width = str(len(day))
-        return match["year"] or match["last"], str(match["day"] is None), length, width
+    for pattern in (_YEAR_FIRST, _YEAR_LAST):
+        if match := pattern.fullmatch(text):
+            has_two_digits = len(match["a"]) == len(match["b"]) == 2
+            if not (match["sign"] or has_two_digits):
+                return None
+            order = pattern is _YEAR_FIRST or (int(match["a"]) > 12, int(match["b"]) > 12)
+            return match["year"], pattern, match["sign"], has_two_digits, order
+    for pattern in (_DAY_FIRST, _MONTH_FIRST):
+        if match := pattern.fullmatch(text):
+            day = match["day"]
+            # May is the same in full and abbreviated.
+            is_full = match["month"] in _MONTHS
+            is_short = match["month"] in {month[:3] for month in _MONTHS}
+            return match["year"], pattern, is_full, is_short, day.startswith("0"), len(day)
     return None

@@ -195,19 +195,19 @@ def _tokenise_rendered_chat(
 ) -> RenderedChat:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tuple(split_byte_runs(text, encoded["offset_mapping"]))
-    answers: list[Answer | UnusableConversation] = []
-    for span in spans:
-        answers.append(_cut_answer(text, offsets, span) if isinstance(span, Answer) else span)
+    answers = [_cut_answer(text, offsets, span) for span in spans]
     unusable = [answer for answer in answers if isinstance(answer, UnusableConversation)]
     if len(unusable) == len(answers):
-        raise unusable[0] if unusable else UnusableConversation(f"no {turns} turn")
+        raise next(iter(unusable), UnusableConversation(f"no {turns} turn"))
     ids = tuple(encoded["input_ids"])
     return RenderedChat(text, ids, offsets, tuple(answers), marked, tuple(remarks))
 
 
 def _cut_answer(
-    text: str, offsets: Sequence[tuple[int, int]], span: Answer
+    text: str, offsets: Sequence[tuple[int, int]], span: Answer | UnusableConversation
 ) -> Answer | UnusableConversation:
+    if isinstance(span, UnusableConversation):
+        return span
     tokens = _find_token_range(text, offsets, *span.span)
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")

@@ -44,9 +44,12 @@ NONE = "none"
 ALPACA = "alpaca"
 TRL = "trl"
 BASES = (MODEL, NONE, ALPACA, TRL)
-GIVEN_ROLES, NO_REASONING, NO_THINKING = ("given-roles", "no-reasoning", "no-thinking")
-# A new line where the base has another join; two relatives of Alpaca's text.
-LINE, BARE, INPUT = ("line", "bare", "input")
+GIVEN_ROLES = "given-roles"
+NO_REASONING = "no-reasoning"
+NO_THINKING = "no-thinking"
+LINE = "line"  # a new line where the base has another join
+BARE = "bare"  # BARE and INPUT: two relatives of Alpaca's text
+INPUT = "input"
 # Changes of the row by a trainer before the template writes it; see `apply_trainer_changes`.
 FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
     *("filled", "no-nulls", "decoded-arguments", "wrapped-tools"),

@@ -226,12 +226,12 @@ def parse_row_conversations(
     order: the rows to read (None: all rows). kinds: the Arrow types of the columns in the training
     table.
     """
-    columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
+    columns = {name: _list_values(table, name) for name in CHAT if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
         columns[_LABEL] = _parse_labels(columns[_LABEL])
     kinds = join_nested_kinds(kinds or {}, infer_nested_kinds(table))
     for i in range(table.rows) if order is None else order:
-        row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
+        row = {name: values[i] for name, values in columns.items()}
         try:
             sides = conversation_rows.parse_conversations(layout, row)
             filled = _parse_filled_row(layout, row, kinds)
@@ -240,6 +240,11 @@ def parse_row_conversations(
             continue
         for conversation, other in zip(sides, filled or sides, strict=True):
             yield i, conversation if other == conversation else replace(conversation, filled=other)
+
+
+def _list_values(table: RecordTable, column: str) -> list[Any]:
+    """Return the values of a column, and None for rows without it."""
+    return [None if value is ABSENT else value for value in table.column(column)]
 
 
 def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:
@@ -251,7 +256,6 @@ def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:
         "0": False,
         None: None,
         "": None,
-        ABSENT: None,
     }
     try:
         return [truth[label] for label in labels]
@@ -263,7 +267,7 @@ def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
     """Return whether any label is other than true, false or null."""
     if layout[0] != "prompt" or _LABEL not in table.columns:
         return False
-    labels = table.column(_LABEL)
+    labels = _list_values(table, _LABEL)
     return _parse_labels(labels) is labels
 
 
@@ -278,12 +282,8 @@ def infer_nested_kinds(table: RecordTable) -> ColumnKinds:
     for name in (*_READ, "tools", "chat_template_kwargs"):
         if name not in table.columns:
             continue
-        values = []
-        has_objects = False
-        for value in table.column(name):
-            values.append(None if value is ABSENT else value)
-            has_objects |= isinstance(value, dict | list)
-        if has_objects:
+        values = _list_values(table, name)
+        if any(isinstance(value, dict | list) for value in values):
             try:
                 kinds[name] = pyarrow.infer_type(values)
             except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):

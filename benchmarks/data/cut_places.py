@@ -96,12 +96,10 @@ class TextLengths:
         last = n_tokens - prefix - suffix
         if last < 0:
             return []
-        if shared:
-            first_distinct = max(0, shared + _OWN - prefix)
-        else:
-            first_distinct = 0
-        begin = first_distinct if first_distinct <= last else 0
-        starts = [begin] if self.windows is None else range(begin, last + 1, self.windows)
+        begin = max(0, shared + _OWN - prefix)
+        if not shared or begin > last:
+            begin = 0
+        starts = range(begin, last + 1, self.windows or last + 1)
         return [CutPlace(start, start + prefix, start + prefix + suffix) for start in starts]
 
     def _cut_own_length(self, n_tokens: int, shared: int) -> list[CutPlace]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -130,8 +131,8 @@ class RecordSource:
         attacked: the attacked records.
         """
         left_out_rows = self.left_out
-        all_left_out = _count_rows(left_out_rows) | _select_nonzero(left_out)
-        by_rule = _count_rows(self.not_attacked) | _select_nonzero(not_attacked)
+        all_left_out = _count_rows(left_out_rows) | +Counter(left_out)
+        by_rule = _count_rows(self.not_attacked) | +Counter(not_attacked)
         n_rows = len(self.usable_rows.union(*left_out_rows.values()))
         if self.unread is not None:
             by_rule[BY_LIMIT] = by_rule.get(BY_LIMIT, 0) + self.unread.n_distinct
@@ -163,10 +164,6 @@ def _group_rows_by_reason(reasons_of_rows: Iterable[tuple[int, str]]) -> dict[st
 
 def _count_rows(rows_by_reason: Mapping[str, Sequence[int]]) -> dict[str, int]:
     return {reason: len(rows) for reason, rows in rows_by_reason.items()}
-
-
-def _select_nonzero(counts: Mapping[str, int]) -> dict[str, int]:
-    return {reason: n for reason, n in counts.items() if n}
 
 
 def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:

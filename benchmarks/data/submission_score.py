@@ -56,7 +56,9 @@ class MarkedGuesses:
         return int(self.example.max()) + 1
 
     def count_examples(self, answered_only: bool) -> int:
-        return self.answered_example_count if answered_only else self.answers
+        if answered_only:
+            return self.answered_example_count
+        return self.answers
 
 
 @dataclass(frozen=True)

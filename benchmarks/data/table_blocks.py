@@ -82,7 +82,7 @@ def stream_batches(
             for batch in file.iter_batches(
                 batch_size=BATCH, row_groups=groups, columns=list(columns)
             ):
-                yield (), {name: batch.column(name).to_pylist() for name in columns}
+                yield (), batch.to_pydict()
         return
     if (
         path.suffix.lower() == ".jsonl"
@@ -90,7 +90,7 @@ def stream_batches(
     ):
         for start in range(0, table.num_rows, BATCH):
             part = table.slice(start, BATCH)
-            yield part.column_names, {name: part.column(name).to_pylist() for name in columns}
+            yield part.column_names, part.select(list(columns)).to_pydict()
         return
     objects = stream_objects(where, path, block)
     while rows := list(islice(objects, BATCH)):
