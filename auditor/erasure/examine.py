@@ -219,8 +219,8 @@ def _report_unsearchable(
     if names and searchable & records.deleted:  # otherwise each layer reports it
         reason = (
             f"{len(names)} of {format_count(len(records.deleted), 'deleted record')} cannot be "
-            "searched for, as their text is below 16 bytes or other records have the same text or "
-            f"vector: {escaping.list_printable(names, _MOST_NAMES)}"
+            "searched for, as they have below 16 letters and digits, or others have the same text "
+            f"or vector: {escaping.list_printable(names, _MOST_NAMES)}"
         )
         yield LayerVerdict(label, "all layers", "records", CANNOT_TELL, why=reason)
 

@@ -15,6 +15,7 @@ import numpy as np
 from auditor.benchmarks.data import released_passages
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.core.arrays import Floats
+from auditor.erasure.encodings import decode_parts, extract_letters
 from auditor.erasure.records import ALIKE, LEAST, ErasureRecords, compute_highest_cosines
 from auditor.erasure.windows import SIZE, TEXT, VECTORS
 from auditor.statistics.intervals import clopper_pearson
@@ -190,6 +191,25 @@ def _look_into_piece(
         content = b"\0".join(text.encode(errors="surrogatepass") for text in piece.content)
         if layer.other_texts:
             _gather_other_texts(piece.content, records, sightings)
+    _find_windows(layer, piece, content, records, sightings)
+    if TEXT in layer.kinds or VECTORS in layer.kinds:
+        for name, part in decode_parts(content):
+            unlocated = replace(layer, locate=None)
+            place = replace(piece, place=f"{name} in {piece.place}")
+            _find_windows(unlocated, place, part, records, sightings)
+    if TEXT in layer.kinds and not isinstance(piece.content, bytes):
+        for text in piece.content:
+            if (record := records.deleted_texts.get(text)) is not None:
+                sightings.add(TEXT, record, f"whole text in {piece.place}")
+
+
+def _find_windows(
+    layer: Layer, piece: Piece, content: bytes, records: ErasureRecords, sightings: _Sightings
+) -> None:
+    """Search bytes, and then their letters and digits, for unique windows of records.
+
+    piece: the piece that has the bytes; sightings: the object to which records found are added.
+    """
     for start, _, origin in records.windows.find(content, layer.kinds):
         is_rounded = origin.form.startswith(("int8", "float16"))
         if is_rounded and origin.record not in records.with_vectors:
@@ -199,10 +219,10 @@ def _look_into_piece(
             if layer.locate is not None:
                 place = layer.locate(piece.start + start) or place
             sightings.add(origin.kind, origin.record, f"{origin.form} in {place}")
-    if TEXT in layer.kinds and not isinstance(piece.content, bytes):
-        for text in piece.content:
-            if (record := records.deleted_texts.get(text)) is not None:
-                sightings.add(TEXT, record, f"whole text in {piece.place}")
+    if TEXT in layer.kinds:
+        for _, _, origin in records.windows.find(extract_letters(content), (TEXT,)):
+            if origin.kind == TEXT:
+                sightings.add(TEXT, origin.record, f"{origin.form} in {piece.place}")
 
 
 def _gather_other_texts(

@@ -19,7 +19,7 @@ from auditor.benchmarks.data import table_blocks
 from auditor.benchmarks.data.tables import parse_table_json, require_json_object
 from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
-from auditor.erasure.windows import TEXT, WindowIndex, choose_window_count
+from auditor.erasure.windows import LETTERS, TEXT, WindowIndex, choose_window_count
 
 CONTROL = 400  # kept records to look for
 LEAST = 20  # fewest control records for a verdict on a layer
@@ -88,8 +88,8 @@ class ErasureRecords:
 
     @cached_property
     def with_text(self) -> frozenset[int]:
-        """The indices of the records with a part of their text that no other record has."""
-        return self.windows.list_records(TEXT)
+        """The indices of the records with letters and digits in a row that no other record has."""
+        return self.windows.list_records(TEXT, LETTERS)
 
 
 def read_erasure_records(

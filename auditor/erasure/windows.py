@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.arrays import Bools, Floats, Ints
+from auditor.erasure.encodings import extract_letters
 
 TEXT = "text"
 WORDS = "words"
 VECTORS = "vectors"
+LETTERS = "letters and digits"
 SIZE = 32  # bytes of a window; a text below 32 bytes uses windows of 16
 _WORD_SIZE = 8  # bytes from the end of a word, shorter than any other window
 _SIZES = (SIZE, 16, _WORD_SIZE)
@@ -49,27 +50,20 @@ class Origin:
 
 
 def write_text_forms(text: str) -> Mapping[str, bytes]:
-    """Return a text in each encoding that stores use, keyed by the encoding's name.
+    """Return a text in each encoding to search for, keyed by the encoding's name.
 
-    The encodings are UTF-8 and, if different, JSON, lower case, Windows line breaks, and Unicode
-    with composed or decomposed accents.
+    The encodings are UTF-8, JSON and, in `extract_letters`, the letters and digits of the text.
     """
-    variants = {"": text}
+    content = text.encode(errors="surrogatepass")
+    forms = {
+        LETTERS: extract_letters(content),
+        "UTF-8": content,
+        "JSON": json.dumps(text)[1:-1].encode(),
+    }
     if not text.isascii():
-        for accents in ("NFC", "NFD"):
-            variants[f" {accents}"] = unicodedata.normalize(accents, text)
-    texts = {}
-    for variant, spelled in variants.items():
-        texts[f"UTF-8{variant}"] = spelled
-        texts[f"JSON{variant}"] = json.dumps(spelled)[1:-1]
-        if not text.isascii():
-            texts[f"JSON with accents{variant}"] = json.dumps(spelled, ensure_ascii=False)[1:-1]
-    texts["lower case"] = " ".join(text.casefold().split())
-    if "\n" in text:
-        texts["CRLF"] = "\r\n".join(text.splitlines())
-    forms = {}
-    for name, spelled in texts.items():
-        forms[name] = spelled.encode(errors="surrogatepass")
+        # A search of letters reads each byte of UTF-16 (and of Latin-1) as a letter.
+        units = text.encode("utf-16-le", errors="surrogatepass")
+        forms[f"{LETTERS} in UTF-16"] = extract_letters(units)
     return _drop_equal_forms(forms)
 
 
@@ -253,9 +247,16 @@ class WindowIndex:
         self._n_hits = 0
         self._tables.clear()
 
-    def list_records(self, kind: str) -> frozenset[int]:
-        """Return the records with at least one unique window of this kind."""
-        return frozenset(origin.record for origin in self.origins.values() if origin.kind == kind)
+    def list_records(self, kind: str, form: str = "") -> frozenset[int]:
+        """Return the records with at least one unique window of this kind.
+
+        form: how the encoding's name begins.
+        """
+        records = set()
+        for origin in self.origins.values():
+            if origin.kind == kind and origin.form.startswith(form):
+                records.add(origin.record)
+        return frozenset(records)
 
     def find(
         self, content: bytes, kinds: Sequence[str] = (TEXT, WORDS, VECTORS)

@@ -41,7 +41,9 @@ def serve_postgresql(programs: Path, settings: str = "") -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     data = folder / "data"
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off {settings}"
+    # Autovacuum would analyse a table a minute after its change, which a slow test would see.
+    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+    options = f"{options} -c autovacuum=off {settings}"
     start = ["pg_ctl", "-D", data, "-w", "-l", folder / "log", "-o", options, "start"]
 
     def run(*words: Any) -> None:

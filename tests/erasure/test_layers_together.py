@@ -35,7 +35,8 @@ def test_one_verdict_names_people_of_stores_and_released_text(
         row["user"] = f"person {i // 3}"
     store = str(write_rows(tmp_path / "store.json", kept))
     words = deleted[0]["text"].split()
-    passage = {"text": "\n".join(words[4:16])}  # other bytes between the words: no window
+    words[9] = "changed"  # no window is whole
+    passage = {"text": " ".join(words[4:15])}
     released = write_rows(tmp_path / "released.jsonl", [*kept, deleted[4], passage])
     flags = ["--released", str(released), "--user-column", "user"]
     erase(tmp_path, deleted, kept, store, *flags, code=1)

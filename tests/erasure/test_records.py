@@ -70,7 +70,7 @@ def test_what_two_records_share_is_no_sign_of_either() -> None:
         windows.add_text(i, text)
     windows.mark_shared([texts[0]], 0)
     windows.mark_shared([texts[1]], 1)
-    windows.mark_shared(["A kept text that says: Here the first goes on in its own way."])
+    windows.mark_shared([f"A kept text that says: {texts[0]}"])
     windows.finish()
     assert windows.list_records("text") == {1}
     assert not list(windows.find(start.encode()))

@@ -1,0 +1,181 @@
+"""Undo what pipelines do to texts before they store them: markup, escapes, compression.
+
+Two texts with equal letters and digits count as the same text.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from auditor.core.arrays import Ints
+
+_SURROGATES = "surrogatepass"
+_LONGEST = 2**26  # decompressed bytes to search
+_STEP = 256  # compressed bytes to read at once, as what follows may be of another page
+_LAST = 16  # bytes of a stream to read at once, as the last ones may be lost
+_RUN = 64  # least characters of a text in base64 or in hexadecimal
+_BASE64 = re.compile(rb"[\w+/-]{64,}(?:(?:\\[rn]|\s)+[\w+/-]+)*")
+_LINE_BREAKS = re.compile(rb"\\[rn]|\s")
+_HEXADECIMAL = re.compile(rb"[0-9a-fA-F]{64,}")
+_IS_BASE64 = bytes(int(chr(i).isalnum() or chr(i) in "+/_-") for i in range(128)).ljust(256, b"\0")
+_ZLIB = re.compile(rb"\x1f\x8b\x08|x[\x01\x5e\x9c\xda].", re.S)
+_ZSTD = re.compile(rb"\x28\xb5\x2f\xfd")
+
+# --- letters and digits
+
+
+def _fold_letter(letter: str) -> str:
+    """Return a letter in lower case without its accents."""
+    parts = unicodedata.normalize("NFKD", letter.casefold())
+    return "".join(part for part in parts if not unicodedata.combining(part))
+
+
+def _make_pair_table() -> Ints:
+    """Return what replaces each pair of bytes of UTF-8, (65536,); 0 removes a symbol."""
+    table = np.arange(2**16)
+    for letter in map(chr, range(0xC0, 0x800)):  # Latin to Arabic: two bytes
+        folded = _fold_letter(letter).encode()
+        if letter.isalpha() and len(folded) <= 2:
+            table[int.from_bytes(letter.encode(), "big")] = int.from_bytes(folded, "big")
+    table[0xC280:0xC2C0] = 0  # signs such as hard blanks
+    table[0xCC80:0xCDB0] = 0  # accents that follow their letter
+    table[_TRIPLES] = 0
+    return table
+
+
+# The first two bytes of punctuation, symbols, blanks of CJK, and byte order marks.
+_TRIPLES = np.array([*range(0xE280, 0xE2B0), 0xE380, 0xEFB8, 0xEFBB])
+_PAIRS = _make_pair_table()
+_IS_TRIPLE = np.isin(np.arange(2**16), _TRIPLES)
+
+
+def _fold_letters(content: bytes) -> bytes:
+    """Fold the letters of UTF-8 beyond ASCII, and replace symbols by zeros."""
+    raw = np.frombuffer(bytearray(content + bytes(2)), np.uint8)
+    leads = np.flatnonzero(raw[:-2] >= 0xC2)
+    pairs = raw[leads].astype(np.int64) << 8 | raw[leads + 1]
+    is_changed = _PAIRS[pairs] != pairs
+    raw[leads[_IS_TRIPLE[pairs]] + 2] = 0
+    folded = _PAIRS[pairs[is_changed]]
+    raw[leads[is_changed]] = folded >> 8
+    raw[leads[is_changed] + 1] = folded & 0xFF
+    return raw.tobytes()
+
+
+def _decode_unicode_escapes(match: re.Match[bytes]) -> bytes:
+    """Decode `\\uXXXX`, also with several backslashes, and pairs of surrogates."""
+    digits = match[0].replace(b"\\", b"").decode().split("u")[1:]
+    units = b"".join(bytes.fromhex(four) for four in digits)
+    return units.decode("utf-16-be", "replace").encode()
+
+
+def _decode_entity(match: re.Match[bytes]) -> bytes:
+    return html.unescape(f"&{match[1].decode()};").encode(errors=_SURROGATES)
+
+
+def _decode_byte(match: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(match[1].decode())
+
+
+# The first byte of each escape or markup, its pattern, and its text.
+_ESCAPES: tuple[tuple[bytes, re.Pattern[bytes], Callable[[re.Match[bytes]], bytes] | bytes], ...]
+_ESCAPES = (
+    (b"\\", re.compile(rb"\\\\*u[0-9a-fA-F]{4}(?:\\+u[0-9a-fA-F]{4})*"), _decode_unicode_escapes),
+    (b"&", re.compile(rb"&(?:amp;)*(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|\w{1,8});"), _decode_entity),
+    (b"%", re.compile(rb"%([0-9a-fA-F]{2})"), _decode_byte),
+    (b"=", re.compile(rb"=([0-9a-fA-F]{2})"), _decode_byte),
+    (b"<", re.compile(rb"</?[a-zA-Z!][^<>\x00-\x08]{0,200}>"), b""),
+    (b"\\", re.compile(rb"\\\\*[nrtbf]"), b""),
+)
+_LOWER = bytes(range(256)).lower()
+_OTHERS = bytes(i for i in range(128) if not chr(i).isalnum())
+
+
+def extract_letters(content: bytes) -> bytes:
+    """Return the letters and digits of a text in UTF-8, in lower case and without accents.
+
+    Markup, escapes (HTML, JSON, Markdown, URL, quoted-printable), blanks and punctuation are
+    removed. Bytes that are no ASCII and no Latin to Arabic letters stay.
+    """
+    for first, pattern, replacement in _ESCAPES:
+        if first in content:
+            content = pattern.sub(replacement, content)
+    if not content.isascii():
+        content = _fold_letters(content)
+    return content.translate(_LOWER, _OTHERS)
+
+
+# --- parts in another encoding
+
+
+def decode_parts(content: bytes, depth: int = 2) -> Iterator[tuple[str, bytes]]:
+    """Yield (encoding, decoded bytes) of the parts in base64, hexadecimal, zlib, gzip or zstd.
+
+    depth: how many encodings are undone if one is within another.
+    """
+    for decode in (_decompress_zlib, _decompress_zstd, _decode_base64):
+        for name, part in decode(content):
+            yield name, part
+            if depth > 1:
+                for inner_name, inner in decode_parts(part, depth - 1):
+                    yield f"{inner_name} in {name}", inner
+
+
+def _decompress_zlib(content: bytes) -> Iterator[tuple[str, bytes]]:
+    for match in _ZLIB.finditer(content):
+        if match[0][-1] & 6 == 6:
+            continue  # no stream: there is no third type of blocks
+        stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        decompressed = bytearray()
+        start = match.start()
+        try:
+            while start < len(content) and not stream.eof and len(decompressed) < _LONGEST:
+                decompressed += stream.decompress(content[start : start + _STEP])
+                start += _STEP
+        except zlib.error:
+            pass  # other bytes, or the stream ends within a page
+        if decompressed:
+            yield "zlib", bytes(decompressed)
+
+
+def _decompress_zstd(content: bytes) -> Iterator[tuple[str, bytes]]:
+    for match in _ZSTD.finditer(content):
+        import pyarrow
+
+        source = pyarrow.BufferReader(pyarrow.py_buffer(content).slice(match.start()))
+        decompressed = bytearray()
+        try:
+            with pyarrow.CompressedInputStream(source, "zstd") as stream:
+                while len(decompressed) < _LONGEST and (block := stream.read(_LAST)):
+                    decompressed += block
+        except OSError:
+            pass  # other bytes, or those after the stream
+        if decompressed:
+            yield "zstd", bytes(decompressed)
+
+
+def _decode_base64(content: bytes) -> Iterator[tuple[str, bytes]]:
+    marked = content.translate(_IS_BASE64)
+    start = 0
+    while (start := marked.find(b"\1" * _RUN, start)) >= 0:
+        # A column in front of it may end in the same characters, so try each start.
+        if digits := _HEXADECIMAL.match(content, start):
+            for shift in range(2):
+                n_digits = (len(digits[0]) - shift) // 2 * 2
+                yield "hexadecimal", bytes.fromhex(digits[0][shift : shift + n_digits].decode())
+            start = digits.end()
+            continue
+        match = _BASE64.match(content, start)
+        assert match is not None
+        start = match.end()
+        run = _LINE_BREAKS.sub(b"", match[0]).translate(bytes.maketrans(b"-_", b"+/"))
+        for shift in range(4):
+            n_characters = (len(run) - shift) // 4 * 4
+            yield "base64", base64.b64decode(run[shift : shift + n_characters])

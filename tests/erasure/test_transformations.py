@@ -1,0 +1,138 @@
+"""Texts as pipelines write them: a deleted record that is there in another form is never gone."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import quopri
+import re
+import sqlite3
+import textwrap
+import unicodedata
+import zlib
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow
+import pytest
+
+from tests.erasure.stored import Row, examine, make_rows
+
+
+def write_html(text: str, tag: str = "<br>") -> str:
+    return html.escape(text).replace("\n", tag)
+
+
+def write_named_entities(text: str) -> str:
+    names = {ord("ü"): "&uuml;", ord("é"): "&eacute;", ord("ö"): "&#246;", ord("ñ"): "&#xF1;"}
+    return write_html(text).translate(names)
+
+
+def escape_markdown(text: str) -> str:
+    return re.sub(r"([-*_.!()#&])", r"\\\1", text)
+
+
+def cut_chunks(text: str, size: int = 90, overlap: int = 20) -> str:
+    starts = range(0, len(text), size - overlap)
+    return "".join(f'{{"n": {i}, "chunk": "{text[i : i + size]}"}}' for i in starts)
+
+
+def strip_accents(text: str) -> str:
+    return unicodedata.normalize("NFD", text).encode("ascii", "ignore").decode()
+
+
+def compress_zstd(content: bytes) -> bytes:
+    return bytes(pyarrow.compress(content, "zstd", asbytes=True))
+
+
+Write = Callable[[str], str | bytes]
+TRANSFORMATIONS: dict[str, Write] = {
+    "as it is": lambda text: text,
+    "<br>": write_html,
+    "<br />": lambda text: write_html(text, "<br />\n"),
+    "<p>": lambda text: f"<p>{write_html(text, '</p><p class=note>')}</p>",
+    "named entities": write_named_entities,
+    "HTML in JSON": lambda text: json.dumps(write_named_entities(text)),
+    "Windows line breaks": lambda text: text.replace("\n", "\r\n"),
+    "blanks collapsed": lambda text: " ".join(text.split()),
+    "no blanks": lambda text: "".join(text.split()),
+    "wrapped": lambda text: textwrap.fill(text, 13),
+    "quoted": lambda text: textwrap.indent(text, "> "),
+    "hard blanks": lambda text: text.replace(" ", "\N{NO-BREAK SPACE}"),
+    "bullets": lambda text: textwrap.indent(text, "\N{BULLET} "),
+    "no bullets": lambda text: text.replace("- ", ""),
+    "typographic": lambda text: text.replace("'", "’").replace("-", "–"),
+    "no punctuation": lambda text: re.sub(r"[^\w\s]", "", text),
+    "Markdown": lambda text: escape_markdown(text).replace("\n", "  \n"),
+    "JSON": json.dumps,
+    "JSON twice": lambda text: json.dumps(json.dumps(text)),
+    "JSON, accents": lambda text: json.dumps(json.dumps(text), ensure_ascii=False),
+    "URL": quote,
+    "quoted-printable": lambda text: quopri.encodestring(text.encode()),
+    "lower case": str.lower,
+    "upper case": str.upper,
+    "NFD": lambda text: unicodedata.normalize("NFD", text),
+    "NFD, <br>": lambda text: write_html(unicodedata.normalize("NFD", text)),
+    "prefix": lambda text: "passage: " + text.replace("\n", " "),
+    "chunks": cut_chunks,
+    "no accents": strip_accents,
+    "Python": repr,
+    "CSV": lambda text: '"' + text.replace('"', '""') + '"',
+    "Latin-1": lambda text: text.encode("latin-1"),
+    "UTF-16": lambda text: text.encode("utf-16"),
+    "base64": lambda text: base64.b64encode(text.encode()),
+    "base64, lines": lambda text: base64.encodebytes(text.encode()),
+    "base64 for URLs": lambda text: base64.urlsafe_b64encode(text.encode()),
+    "base64 of HTML": lambda text: base64.b64encode(write_html(text).encode()),
+    "hexadecimal": lambda text: text.encode().hex(),
+    "gzip": lambda text: gzip.compress(text.encode()),
+    "zlib": lambda text: zlib.compress(text.encode()),
+    "zstd": lambda text: compress_zstd(text.encode()),
+    "base64 of gzip": lambda text: base64.b64encode(gzip.compress(text.encode())),
+}
+
+
+def make_short_lines(n: int) -> list[Row]:
+    """Return records of lines below 16 bytes, with accents, bullets and signs of HTML."""
+    rows = []
+    for i in range(n):
+        lines = [f"- Müller & {i}{j}x" if j % 2 else f"- Café's {i}ñ{i * j}" for j in range(12)]
+        rows.append({"id": f"s{i}", "text": "\n".join(lines)})
+    return rows
+
+
+def make_content(rows: list[Row], write: Write) -> list[bytes]:
+    contents = []
+    for row in rows:
+        written = write(row["text"])
+        contents.append(written.encode() if isinstance(written, str) else written)
+    return contents
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_transformed_text_is_not_gone(tmp_path: Path, name: str, alone: bool) -> None:
+    """The kept records are long lines, as they are; if alone, all are transformed."""
+    write = TRANSFORMATIONS[name]
+    deleted = make_short_lines(6)
+    kept = [{"id": row["id"], "text": row["text"]} for row in make_rows(60)]
+    present = make_content([*deleted, *kept] if alone else deleted, write)
+    if not alone:
+        present += make_content(kept, str)
+    (tmp_path / "notes.bin").write_bytes(b"\n".join(present))
+    with closing(sqlite3.connect(tmp_path / "notes.db")) as database:
+        database.execute("CREATE TABLE notes (content)")
+        database.executemany("INSERT INTO notes VALUES (?)", [(one,) for one in present])
+        database.commit()
+    stores = [str(tmp_path / "notes.bin"), str(tmp_path / "notes.db")]
+    erasure = examine(tmp_path, deleted, kept, *stores)
+    for store in erasure.facts:
+        left = set[str]()
+        for verdict in erasure.verdicts:
+            if verdict.store == store:
+                left.update(verdict.leftovers)
+        assert len(left) == 6
