@@ -1,4 +1,4 @@
-"""Undo what pipelines do to texts before they store them: markup, escapes, compression.
+"""Undo ordinary changes of texts by pipelines that store them: markup, escapes, compression.
 
 Two texts with equal letters and digits count as the same text.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import re
+import string
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,7 +25,8 @@ _RUN = 64  # least characters of a text in base64 or in hexadecimal
 _BASE64 = re.compile(rb"[\w+/-]{64,}(?:(?:\\[rn]|\s)+[\w+/-]+)*")
 _LINE_BREAKS = re.compile(rb"\\[rn]|\s")
 _HEXADECIMAL = re.compile(rb"[0-9a-fA-F]{64,}")
-_IS_BASE64 = bytes(int(chr(i).isalnum() or chr(i) in "+/_-") for i in range(128)).ljust(256, b"\0")
+_ALPHABET = (string.ascii_letters + string.digits).encode()
+_IS_BASE64 = bytes.maketrans(_ALPHABET + b"+/_-\1", b"\1" * 66 + b"\0")
 _ZLIB = re.compile(rb"\x1f\x8b\x08|x[\x01\x5e\x9c\xda].", re.S)
 _ZSTD = re.compile(rb"\x28\xb5\x2f\xfd")
 
@@ -38,7 +40,7 @@ def _fold_letter(letter: str) -> str:
 
 
 def _make_pair_table() -> Ints:
-    """Return what replaces each pair of bytes of UTF-8, (65536,); 0 removes a symbol."""
+    """Return the replacement of each pair of bytes of UTF-8, (65536,); 0 removes a symbol."""
     table = np.arange(2**16)
     for letter in map(chr, range(0xC0, 0x800)):  # Latin to Arabic: two bytes
         folded = _fold_letter(letter).encode()
@@ -72,7 +74,7 @@ def _fold_letters(content: bytes) -> bytes:
 def _decode_unicode_escapes(match: re.Match[bytes]) -> bytes:
     """Decode `\\uXXXX`, also with several backslashes, and pairs of surrogates."""
     digits = match[0].replace(b"\\", b"").decode().split("u")[1:]
-    units = b"".join(bytes.fromhex(four) for four in digits)
+    units = bytes.fromhex("".join(digits))
     return units.decode("utf-16-be", "replace").encode()
 
 
@@ -95,7 +97,7 @@ _ESCAPES = (
     (b"\\", re.compile(rb"\\\\*[nrtbf]"), b""),
 )
 _LOWER = bytes(range(256)).lower()
-_OTHERS = bytes(i for i in range(128) if not chr(i).isalnum())
+_OTHERS = bytes(range(128)).translate(None, _ALPHABET)
 
 
 def extract_letters(content: bytes) -> bytes:

@@ -27,7 +27,7 @@ from auditor.erasure.layers import (
     judge_layer,
 )
 from auditor.erasure.records import ErasureRecords
-from auditor.erasure.store import BYTES, INSTALL, Store, find_store_kind
+from auditor.erasure.store import BYTES, INSTALL, SCORES, Store, find_store_kind
 from auditor.erasure.windows import TEXT, VECTORS
 from auditor.records.file_digests import digest_file
 from auditor.reports import escaping
@@ -46,7 +46,7 @@ class Erasure:
     n_kept: number of all kept records.
     facts: for each store, the versions and settings for which the verdicts hold.
     verdicts: one for each layer (a way to read a store) and kind of content.
-    digests: SHA-256 of the files of records, stores and released text, keyed by file.
+    digests: SHA-256 of the files of records, stores, released text and models, keyed by file.
     users: each deleted record's people, keyed by the record's name; empty without --user-column.
     """
 
@@ -126,7 +126,12 @@ def examine_stores(
 
         tell(f"asking {model}")
         facts[f"model:{model}"] = ("one run of audit: completion, ranks, likelihood",)
-        verdicts += judge_model(model, records, nonmembers)
+        judged = judge_model(model, records, nonmembers)
+        verdicts += judged.verdicts
+        for name, digest in judged.weights.items():
+            digests[f"model:{model}/{name}"] = digest
+        if nonmembers is not None and Path(nonmembers).is_file():
+            digests[nonmembers] = digest_file(Path(nonmembers))
     n_deleted = len(records.deleted)
     n_control = len(records.targets) - n_deleted
     users = {record.name: record.users for record in records.targets if record.users}
@@ -181,14 +186,23 @@ def _judge_store(
 
 def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
     yield from store.list_layers()
-    searched = [
-        *_choose_evenly(records.with_own_vectors & records.deleted),
-        *_choose_evenly(records.with_own_vectors - records.deleted),
-    ]
-    if searched:
+    if searched := _choose_searched(records.with_own_vectors, records):
         for name, search_nearest in store.list_nearest_searches():
             read_nearest = partial(search_nearest, records.directions[searched])
             yield Layer(name, read_nearest, (VECTORS,), searched=frozenset(searched))
+    if store.package_version and store.has_scores:
+        searched = _choose_searched(records.with_text, records)
+        texts = []
+        for i in searched:
+            texts.append(records.targets[i].text)
+        read_counted = partial(store.search_scores, texts)
+        yield Layer(SCORES, read_counted, (TEXT,), searched=frozenset(searched))
+
+
+def _choose_searched(indices: frozenset[int], records: ErasureRecords) -> list[int]:
+    """Return some of the deleted and some of the kept records among the indices."""
+    deleted = _choose_evenly(indices & records.deleted)
+    return [*deleted, *_choose_evenly(indices - records.deleted)]
 
 
 def _choose_evenly(records: frozenset[int]) -> list[int]:

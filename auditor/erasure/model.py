@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +38,18 @@ _WHAT = {
 _SCORE = name_score_column("loss")  # fixed before any label is seen, so that p-values are exact
 
 
+@dataclass(frozen=True)
+class ModelVerdicts:
+    """Hold the verdict of each test of a model, and the SHA-256 of its weight files by name."""
+
+    verdicts: tuple[LayerVerdict, ...]
+    weights: Mapping[str, str]
+
+
 def judge_model(
     model: Any, records: ErasureRecords, nonmembers: str | None, alternatives: int = 999
-) -> list[LayerVerdict]:
-    """Return the verdict of each test of a model (a folder, a hub id or an object).
+) -> ModelVerdicts:
+    """Test a model (a folder, a hub id or an object) for the records.
 
     nonmembers: a file of records that the model was not trained on, for the membership test;
     alternatives: the number of random values among which each personal value is ranked. Raise
@@ -60,7 +69,8 @@ def judge_model(
             out=scratch / "run",
         )
         name = model if isinstance(model, str) else run.result.targets[0].description
-        return list(_judge_layers(f"model:{name}", run, records))
+        verdicts = tuple(_judge_layers(f"model:{name}", run, records))
+        return ModelVerdicts(verdicts, run.result.weights)
 
 
 def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iterator[LayerVerdict]:

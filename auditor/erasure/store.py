@@ -13,7 +13,7 @@ import os
 import pkgutil
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from auditor.erasure.windows import SIZE, TEXT, VECTORS, WORDS
 INSTALL = "pip install 'audit-lm[stores]'"
 BYTES = "bytes of "  # prefix of the names of file layers
 NEAREST = "nearest neighbours"
+SCORES = "full-text scores"
 NearestSearch = Callable[[Floats], Iterator[Piece]]
 _AT_ONCE = 2**22  # bytes of a file
 # Generated parts of file names: files that differ only in them share a layer.
@@ -97,6 +98,18 @@ class Store:
         has_search = type(self).search_nearest is not Store.search_nearest
         if has_search and self.package_version:
             yield NEAREST, self.search_nearest
+
+    @property
+    def has_scores(self) -> bool:
+        """Return whether the library has a full-text index, whose scores count rows."""
+        return False
+
+    def search_scores(self, texts: Sequence[str]) -> Iterator[Piece]:
+        """Yield those of the texts that are rows or that the scores of other rows still count.
+
+        The copy may be changed: it is the last search.
+        """
+        return iter(())
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         """Yield the stored vectors that the library finds nearest to each query vector, (n, d)."""

@@ -60,14 +60,19 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
 def build_erasure_statement(folder: Path) -> dict[str, Any]:
     """Build the statement about the files that `audit erase` examined.
 
-    Raise AuditError if `audit erase` examined a model.
+    Raise AuditError if `audit erase` examined a model without weight files.
     """
     stated = read_json_object(folder / ERASURE, "an erasure")
+    digests = _read_erasure_digests(folder)
+    files = "\n".join(["", *digests])
     for name in stated.get("facts", ()):
-        if name.startswith("model:"):
-            raise AuditError(f"expected an erasure of files, got one of {name!r}: attest its run")
+        if name.startswith("model:") and f"\n{name}/" not in files:
+            raise AuditError(
+                f"expected an erasure of files, got one of {name!r}, of which no weights are "
+                "known: audit a local folder"
+            )
     facts = {"decision": {"verdict": stated.get("verdict")}}
-    return _build_statement(folder, ERASURE_PREDICATE, _read_erasure_digests(folder), {}, facts)
+    return _build_statement(folder, ERASURE_PREDICATE, digests, {}, facts)
 
 
 def _build_statement(

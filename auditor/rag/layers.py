@@ -38,6 +38,8 @@ ANSWERS = "answers"
 RETRIEVED = "what is retrieved"
 LEAST = 20  # documents that must be shown to the control before a zero counts
 LEVEL = 0.05
+# Below LEVEL, so that the upper end of the measured share of false alarms is below it, too.
+MEMBERSHIP_LEVEL = 0.035
 MOST_LAYERS = 9  # number of layers that share the level
 _DRAWS = 1_999  # number of redraws of the coins
 _QUARTERS = 4  # number of points on the crawl's curve
@@ -372,7 +374,7 @@ class RagJudge:
             control_p = compute_coin_p_value(of_control, control_member, self.seed)
         reason = ""
         verdict = LEAKS
-        if p_value > LEVEL:
+        if p_value > MEMBERSHIP_LEVEL:
             verdict = NO_LEAK
             if not control_p <= LEVEL:
                 verdict = CANNOT_TELL

@@ -133,15 +133,28 @@ def test_an_erasure_is_signed_and_a_changed_one_is_refused(
     check_command("attest", out, "--key", public, "--sign", private, code=2)
 
 
-def test_an_erasure_that_examined_a_model_is_not_signed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("weights", [{}, {"model/model.safetensors": "5e1f"}])
+def test_an_erasure_of_a_model_is_signed_if_its_weights_are_known(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    weights: dict[str, str],
 ) -> None:
     verdict = LayerVerdict("model:mine", "completion", "text", "gone", 6, {}, 54, 54)
-    monkeypatch.setattr(model, "judge_model", lambda *_: [verdict])
+    judged = model.ModelVerdicts((verdict,), weights)
+    monkeypatch.setattr(model, "judge_model", lambda *_: judged)
     deleted, kept = split_rows(make_rows(60), 6)
     store = write_rows(tmp_path / "store.json", kept)
     erase(tmp_path, deleted, kept, str(store), "--model", "mine", code=0)
-    private, _ = pair(tmp_path, "ours", 1)
-    check_command("attest", tmp_path / "out", "--sign", private, code=2)
-    assert "got one of 'model:mine': attest its run" in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "out" / "attestation.json").exists()
+    private, public = pair(tmp_path, "ours", 1)
+    out = tmp_path / "out"
+    check_command("attest", out, "--sign", private, code=0 if weights else 2)
+    if not weights:
+        assert "'model:mine', of which no weights" in " ".join(capsys.readouterr().err.split())
+        assert not (out / "attestation.json").exists()
+        return
+    check_command("attest", out, "--key", public)
+    payload = json.loads((out / "attestation.json").read_text())["payload"]
+    subject = json.loads(base64.b64decode(payload))["subject"]
+    file = {"name": "model:mine/model/model.safetensors", "digest": {"sha256": "5e1f"}}
+    assert file in subject and len(subject) == 4

@@ -75,7 +75,7 @@ def judge(
 ) -> dict[str, LayerVerdict]:
     fresh = write_rows(tmp_path / "fresh.jsonl", make_card_rows(24, seed=1))
     model = Remembering(tokenizer, [row["text"] for row in known])
-    return {verdict.kind: verdict for verdict in judge_model(model, records, str(fresh), 99)}
+    return {one.kind: one for one in judge_model(model, records, str(fresh), 99).verdicts}
 
 
 @pytest.mark.parametrize(

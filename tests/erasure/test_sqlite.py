@@ -19,6 +19,7 @@ from tests.erasure.stored import (
 )
 
 FILE, ROWS, INDEX = "bytes of notes.db", "rows", "word index found"
+VOCABULARY = f"vocabulary of {INDEX}"
 
 
 def make_database(path: Path, rows: list[Row], secure: bool, journal: str = "delete") -> None:
@@ -101,7 +102,7 @@ def test_a_word_index_keeps_words_until_it_is_optimised_before_vacuum(tmp_path: 
     left = examine(tmp_path, deleted, kept, str(path))
     verdicts = verdicts_by_layer(left)
     assert verdicts[INDEX, "words"] == "still there"
-    assert verdicts[FILE, "text"] == "gone"
+    assert verdicts[VOCABULARY, "words"] == verdicts[FILE, "text"] == "gone"
     (remedy,) = {one.remedy for one in left.verdicts if one.leftovers}
     assert remedy == "INSERT INTO found(found) VALUES ('optimize'), then VACUUM"
     run_statements(path, "INSERT INTO found(found) VALUES ('optimize')", "VACUUM", secure=True)
@@ -131,6 +132,29 @@ def test_a_summary_of_a_deleted_row_is_near_verbatim(tmp_path: Path) -> None:
         database.commit()
     left = count_leftovers(examine(tmp_path, deleted, kept, str(path)))
     assert left[ROWS, "near-verbatim text"] == 1 and left[ROWS, "text"] == 0
+
+
+def test_an_index_beside_its_table_keeps_words_until_it_is_rebuilt(tmp_path: Path) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, rows, secure=True)
+    run_statements(
+        path,
+        "CREATE VIRTUAL TABLE found USING fts5(text, content='notes')",
+        "INSERT INTO found(found) VALUES ('rebuild')",
+        delete_statement(deleted),
+        "INSERT INTO found(found) VALUES ('optimize')",
+        "VACUUM",
+        secure=True,
+    )
+    left = examine(tmp_path, deleted, kept, str(path))
+    assert count_leftovers(left)[VOCABULARY, "words"] == 12
+    assert verdicts_by_layer(left)[ROWS, "text"] == "gone"
+    (remedy,) = {one.remedy for one in left.verdicts if one.layer == VOCABULARY}
+    assert "VALUES ('rebuild')" in remedy
+    rebuild = "INSERT INTO found(found) VALUES ('rebuild')"
+    run_statements(path, rebuild, "VACUUM", secure=True)
+    assert examine(tmp_path, deleted, kept, str(path)).verdict == "gone"
 
 
 def test_a_database_of_others_tells_nothing(tmp_path: Path) -> None:

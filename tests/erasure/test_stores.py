@@ -133,6 +133,23 @@ def test_lancedb_keeps_vectors_up_to_a_tenth(tmp_path: Path, n_deleted: int, n_l
     assert not any(one.leftovers for one in erasure.verdicts)
 
 
+def test_scores_of_lancedb_count_deleted_rows_until_the_index_is_made_again(tmp_path: Path) -> None:
+    deleted, kept = split_rows(make_rows(), 11)
+    table = fill_lancedb(tmp_path / "lance", [*kept, *deleted])
+    from lancedb.index import FTS
+
+    table.create_index("text", config=FTS(stem=False))
+    table.delete(" OR ".join(f"id = '{id}'" for id in list_ids(deleted)))
+    table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+    layer = "full-text scores", "text"
+    erasure = examine(tmp_path, deleted, kept, str(tmp_path / "lance"))
+    assert verdicts_by_layer(erasure)["rows", "text"] == "gone"
+    assert count_leftovers(erasure)[layer] >= 9  # others share no rare word with a kept row
+    table.create_index("text", config=FTS(stem=False), replace=True)
+    erasure = examine(tmp_path, deleted, kept, str(tmp_path / "lance"))
+    assert verdicts_by_layer(erasure)[layer] == "gone"
+
+
 # --- Qdrant
 
 

@@ -98,6 +98,7 @@ def fill_chroma(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path
 
 def fill_lancedb(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
     import lancedb
+    import lancedb.index
     import pyarrow
 
     flat = list_vectors(rows).ravel()
@@ -107,6 +108,7 @@ def fill_lancedb(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Pat
         "vector": pyarrow.FixedSizeListArray.from_arrays(flat, DIMENSIONS),
     }
     table = lancedb.connect(str(path)).create_table("notes", pyarrow.table(columns))
+    table.create_index("text", config=lancedb.index.FTS())
     if deleted:
         table.delete(f"id IN ({', '.join(map(str, deleted))})")
     return path

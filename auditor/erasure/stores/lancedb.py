@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,12 +14,16 @@ import pyarrow
 
 from auditor.core.arrays import Floats
 from auditor.erasure.layers import Layer, Piece
-from auditor.erasure.store import Store
+from auditor.erasure.store import SCORES, Store
 from auditor.erasure.windows import TEXT, VECTORS
 
 _AT_ONCE = 10_000  # rows
 _RETENTION = "optimize(cleanup_older_than=timedelta(0), delete_unverified=True)"
 _LISTS = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
+_SHORTEST = 4  # letters of a word to ask a full-text index for
+_MOST_WORDS = 12  # of a text
+_MOST_HITS = 10  # rows of a word: the rarer it is, the more a deleted row lowers its score
+_SAME = 1e-4  # difference of scores
 _NO_RECORDS = r"/_versions/|/_transactions/|/_deletions/"
 
 
@@ -30,6 +36,7 @@ class LanceDBStore(Store):
     owns_folder = True
     holds_no: ClassVar[Mapping[str, str]] = {TEXT: _NO_RECORDS, VECTORS: _NO_RECORDS}
     remedies = (
+        (SCORES, "create_index(COLUMN, config=FTS(), replace=True)"),
         (r"_indices", f"create_index(replace=True), then {_RETENTION}"),
         (r"older versions", f"{_RETENTION}; see what then stays in the data files"),
         (r"^rows", "table.delete(...), and the advice for the data files"),
@@ -71,6 +78,72 @@ class LanceDBStore(Store):
             for column in [name for name, size in sizes.items() if size == vectors.shape[1]]:
                 search = table.search(list(vectors.astype(np.float32)), vector_column_name=column)
                 yield from read_arrow(f"table {table.name}", search.limit(1).to_arrow())
+
+    def _list_full_text_indexes(self) -> Iterator[tuple[Any, Any]]:
+        for table in self._tables:
+            for index in table.list_indices():
+                if index.index_type == "FTS" and len(index.columns) == 1:
+                    yield table, index
+
+    @property
+    def has_scores(self) -> bool:
+        return next(self._list_full_text_indexes(), None) is not None
+
+    def search_scores(self, texts: Sequence[str]) -> Iterator[Piece]:
+        for table, index in self._list_full_text_indexes():
+            place = f"full-text index {index.name} of table {table.name}"
+            yield Piece(place, _list_counted_texts(table, index, texts))
+
+
+def _list_counted_texts(table: Any, index: Any, texts: Sequence[str]) -> list[str]:
+    """Return the texts that are rows or that the full-text index counts, by the score of a word.
+
+    A score falls with the number of texts that have the word. So it rises if the index, built again
+    from the rows, no longer counts a text. Each text's word is one that few rows have.
+    """
+    from lancedb.index import FTS
+
+    column = index.columns[0]
+    words = {}
+    for text in texts:
+        words[text] = _find_rare_word(table, column, text)
+    settings = {}
+    for field in fields(FTS):
+        if field.name in index.index_details:
+            settings[field.name] = index.index_details[field.name]
+    table.create_index(column, config=FTS(**settings))
+    counted = []
+    for text, (word, before, is_row) in words.items():
+        if is_row or (word and before < _search_word(table, column, word)[0] - _SAME):
+            counted.append(text)
+    return counted
+
+
+def _find_rare_word(table: Any, column: str, text: str) -> tuple[str, float, bool]:
+    """Return the word of a text that the fewest rows have, and its best score.
+
+    The third value is whether a row is the text. The word is "" if no row has one of the words.
+    """
+    words = sorted(
+        set(re.findall(rf"\w{{{_SHORTEST},}}", text)), key=lambda word: (-len(word), word)
+    )
+    rarest = ("", 0.0, False)
+    fewest = _MOST_HITS
+    for word in words[:_MOST_WORDS]:
+        score, rows = _search_word(table, column, word)
+        if text in rows:
+            return word, score, True
+        if 0 < len(rows) < fewest:
+            fewest = len(rows)
+            rarest = (word, score, False)
+    return rarest
+
+
+def _search_word(table: Any, column: str, word: str) -> tuple[float, list[str]]:
+    """Return the best score of a word, and the rows that have it."""
+    search = table.search(word, query_type="fts", fts_columns=column)
+    rows = search.limit(_MOST_HITS).to_list()
+    return max((row["_score"] for row in rows), default=0.0), [row[column] for row in rows]
 
 
 def _read_table(place: str, table: Any) -> Iterator[Piece]:

@@ -6,7 +6,7 @@ import itertools
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -27,6 +27,11 @@ class SQLiteStore(Store):
     name = "sqlite"
     holds_no: ClassVar[Mapping[str, str]] = {TEXT: r"-shm$", VECTORS: r"-shm$"}
     remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            r"vocabulary",
+            "INSERT INTO {table}({table}) VALUES ('rebuild') (a contentless index: make it again), "
+            "then VACUUM",
+        ),
         (r"word index", "INSERT INTO {table}({table}) VALUES ('optimize'), then VACUUM"),
         (r"rows", "DELETE the rows, then VACUUM"),
         (r"-wal$", "VACUUM, then PRAGMA wal_checkpoint(TRUNCATE)"),
@@ -94,9 +99,12 @@ class SQLiteStore(Store):
                     partial(read_tables, path, [f"{index}_data"]),
                     (WORDS,),
                 )
+                if "trigram" not in tables[index].lower():  # no words
+                    read_words = partial(read_vocabulary, path, index)
+                    yield Layer(f"vocabulary of word index {index}{suffix}", read_words, (WORDS,))
 
     def find_remedy(self, layer: str, places: Iterable[str]) -> str:
-        table = layer.removeprefix("word index ").split(" ")[0]
+        table = layer.removeprefix("vocabulary of ").removeprefix("word index ").split(" ")[0]
         return super().find_remedy(layer, places).replace("{table}", table)
 
 
@@ -163,6 +171,17 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
                         yield Piece(f"table {table}", b"\0".join(blobs))
     except sqlite3.DatabaseError as error:
         raise AuditError(f"{path.name} cannot be read as SQLite: {error}") from None
+
+
+def read_vocabulary(path: Path, index: str) -> Iterator[Piece]:
+    """Yield the words that a search in an FTS5 index finds, also of rows that its table lost."""
+    create = f"CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, {quote(index)}, 'row')"
+    # An index with a tokenizer of another program shows no word, so its layer cannot tell.
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path)) as database:
+        database.execute(create)
+        rows = database.execute("SELECT term FROM temp.vocabulary")
+        while batch := rows.fetchmany(_AT_ONCE):
+            yield Piece(f"vocabulary of {index}", [word for (word,) in batch])
 
 
 class TableLocator:
