@@ -24,7 +24,7 @@ from auditor.remote.connection import (
     ServerRequest,
     ServerTokenBudget,
 )
-from auditor.remote.drift_watch import GreedyAnswer, ServerChanged, ServerWatch
+from auditor.remote.drift_watch import ServerChanged, ServerWatch, WatchedRequest
 from auditor.remote.handshake import Handshake
 from auditor.remote.server_dialect import WrittenAnswer
 from auditor.remote.token_text import TokenTextCodec
@@ -358,7 +358,7 @@ class CachedServerQueries:
         self._n_errors += n_errors
         if n_errors:
             sentinel = self.watch.contexts[0]
-            self._redraw_greedy_texts([GreedyAnswer(sentinel, drift_watch.LENGTH, "")])
+            self._redraw_greedy_texts([WatchedRequest(sentinel, drift_watch.LENGTH)])
         if self._n_errors >= _MOST_ERRORS and 2 * self._n_errors > self._n_requests:
             raise AuditError(
                 f"expected {self.wire.url} to answer as it did in the handshake, but it answers "
@@ -390,7 +390,7 @@ class CachedServerQueries:
                 "run cannot be resumed, and a new one sends all requests again"
             ) from None
 
-    def _redraw_greedy_texts(self, answers: Sequence[GreedyAnswer]) -> list[str]:
+    def _redraw_greedy_texts(self, answers: Sequence[WatchedRequest]) -> list[str]:
         """Send the requests of these greedy answers again, and return the new texts.
 
         The new texts are not stored.

@@ -1,4 +1,4 @@
-"""Send many requests to a completions endpoint, with pacing, retries, a budget and a store.
+"""Send many requests to a completions endpoint, with retries, a budget and a store.
 
 The official `openai` client handles HTTP; requests and answers are JSON objects. The API key comes
 from the environment and never appears in messages. Messages do not quote the server's text, which
@@ -11,19 +11,14 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.remote.answers import ServerAnswerStore, ServerUsage
-from auditor.remote.request_pacing import (
-    RequestPacing,
-    read_reset_seconds,
-    retry_after_seconds,
-)
 
 KEY = "OPENAI_API_KEY"
 
@@ -32,10 +27,28 @@ _NOBODY = 3  # refused connections of a server that never answered
 _REFUSES = 3  # answers of 500, which llama-cpp-python gives to an unknown field
 _FILTERED = "content_filter"  # code of Azure's 400 if the prompt itself is withheld from the model
 _TOO_MUCH = (429, 503, 529)  # signs of too many requests
+_PATIENCE_IF_BUSY = 5  # so many times as many attempts at a server with too many requests
+_AT_ONCE = 32  # requests in flight
+_LONGEST_PAUSE = 3600.0  # seconds to wait because a server asks for it
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")  # 429 as well, and no wait helps
 
 
-class MalformedAnswer(Exception):
+class _RetryableFailure(Exception):
+    """Error for a failed attempt to send a request; a retry may succeed.
+
+    Attributes:
+        status: HTTP status; 200 if there was no refusal, so the tokens may have been charged; 0 if
+            no connection was possible.
+        wait: seconds that the server asks to wait.
+    """
+
+    def __init__(self, reason: str, status: int = 200, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.wait = wait
+
+
+class MalformedAnswer(_RetryableFailure):
     """Error for an answer that does not match its request; a retry may succeed."""
 
 
@@ -45,30 +58,6 @@ class RequestRefused(Exception):
     def __init__(self, status: int) -> None:
         super().__init__(f"it answers {status}")
         self.status = status
-
-
-@dataclass(eq=False)
-class _RetryableFailure(Exception):
-    """Error for a failed attempt to send a request; a retry may succeed.
-
-    Attributes:
-        wait: seconds that the server asks to wait.
-        slower: whether requests came too fast.
-        billed: whether the tokens may have been charged.
-        status: HTTP status; 0 if there was no answer.
-        unreachable: whether no connection was possible.
-    """
-
-    reason: str
-    _: KW_ONLY
-    wait: float = 0.0
-    slower: bool = False
-    billed: bool = False
-    status: int = 0
-    unreachable: bool = False
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 @dataclass(frozen=True)
@@ -159,15 +148,13 @@ class ServerTokenBudget:
 class ServerConnection:
     """A connection to one completions server.
 
-    `ledger` is the token budget of the run, `patience` sets time limits and retries, and `pace`
-    limits the number of requests in flight. Raise AuditError if the server is unreachable, rejects
-    the key, or fails repeatedly.
+    `ledger` is the token budget of the run, and `patience` sets time limits and retries. Raise
+    AuditError if the server is unreachable, rejects the key, or fails repeatedly.
     """
 
     url: str
     ledger: ServerTokenBudget
-    patience: RetryPolicy = field(default_factory=lambda: PATIENCE)
-    pace: RequestPacing = field(default_factory=RequestPacing)
+    patience: RetryPolicy = PATIENCE
     _client: Any = None
     _answered: bool = False  # True after the first answer
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -179,17 +166,11 @@ class ServerConnection:
         `transformers serve` has no list unless it has a cache folder, and mlx_lm.server never has
         one.
         """
-
-        def listed() -> Any:
-            try:
-                return self._ask_request(None, lambda answer: answer)
-            except _RetryableFailure as error:
-                if error.status >= 500 or isinstance(error.__cause__, ValueError):
-                    raise RequestRefused(error.status) from error
-                raise
-
         try:
-            return {str(entry["id"]): dict(entry) for entry in self._retry_request(listed)["data"]}
+            answer = self._retry_request(
+                lambda: self._ask_request(None, lambda answer: answer), range(200, 600)
+            )
+            return {str(entry["id"]): dict(entry) for entry in answer["data"]}
         except (RequestRefused, KeyError, TypeError):
             return {}
 
@@ -208,12 +189,12 @@ class ServerConnection:
 
         Raise RequestRefused, AuditError, or, if every answer is malformed, MalformedAnswer.
         """
-        if question.on_error is None:
-            return self._retry_request(lambda: self._ask_stored_once(question))
         try:
+            if question.on_error is None:
+                return self._retry_request(lambda: self._ask_stored_once(question))
             return self.ask_untested_request(question, self.patience.tries)
         except RequestRefused as error:
-            if error.status != 500:
+            if question.on_error is None or error.status != 500:
                 raise
             return question.on_error
 
@@ -222,22 +203,10 @@ class ServerConnection:
     ) -> Mapping[bytes, Any]:
         """Send a request that the server may not support, and return its parsed answer.
 
-        Raise RequestRefused if `tries` attempts get status 500, and otherwise the same errors as
-        `ask`.
+        Raise RequestRefused if the server still answers 500 after `tries` attempts, and otherwise
+        the same errors as `ask`.
         """
-        failures = 0
-
-        def once() -> Mapping[bytes, Any]:
-            nonlocal failures
-            try:
-                return self._ask_stored_once(question)
-            except _RetryableFailure as error:
-                failures += error.status == 500
-                if failures == tries:
-                    raise RequestRefused(error.status) from error
-                raise
-
-        return self._retry_request(once)
+        return self._retry_request(lambda: self._ask_stored_once(question), (500,), tries)
 
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         """Send several requests at once and return their answers.
@@ -247,7 +216,7 @@ class ServerConnection:
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
         self._stopped.clear()
-        pool = ThreadPoolExecutor(min(self.pace.most, len(questions)), "asking")
+        pool = ThreadPoolExecutor(_AT_ONCE, "asking")
         try:
             return list(pool.map(self.ask, questions))
         except BaseException:
@@ -268,10 +237,9 @@ class ServerConnection:
                     question.body, lambda a: (a, question.parse_answer(a))
                 )
             except _RetryableFailure as error:
+                n_billed = question.at_most * (error.status == 200)
                 ledger.answers.store_charged_answers(
-                    ledger.run,
-                    ServerUsage(retries=1, prompt_tokens=question.at_most * error.billed),
-                    {},
+                    ledger.run, ServerUsage(retries=1, prompt_tokens=n_billed), {}
                 )
                 raise
             except RequestRefused:
@@ -292,50 +260,29 @@ class ServerConnection:
         """
         import openai
 
-        with self.pace.wait_request_slot() as of_round:
-            try:
-                answer = self._send_request(body)
-                self._answered = True
-                self.pace.pause_all_requests(read_reset_seconds(answer.headers))
-                try:
-                    value = parse(json.loads(answer.text))
-                except (ValueError, MalformedAnswer) as error:
-                    reason = "its answer is not JSON"
-                    if isinstance(error, MalformedAnswer):
-                        reason = str(error)
-                    raise _RetryableFailure(reason, billed=True) from error
-                self.pace.raise_request_limit()
-                return value
-            except openai.APIStatusError as error:
-                self._answered = True
-                failed = self._make_status_error(error)
-                if body is not None and getattr(error, "code", None) == _FILTERED:
-                    with suppress(MalformedAnswer):  # no log-probabilities came
-                        return parse(_make_withheld_answer(int(body["n"])))
-            except openai.APIConnectionError as error:
-                failed = self._make_retryable_error(error)
-            if isinstance(failed, _RetryableFailure):
-                self.pace.pause_all_requests(failed.wait)
-                if failed.slower:
-                    self.pace.halve_request_limit(of_round)
-            raise failed
-
-    def _make_retryable_error(self, error: Any) -> _RetryableFailure:
-        import openai
-
-        # By name, since the client bundles its HTTP library: no connection was made and nothing was
-        # sent.
-        if type(error.__cause__).__name__.startswith("Connect"):
-            return _RetryableFailure(
-                "no connection comes about",
-                slower=isinstance(error, openai.APITimeoutError),
-                unreachable=True,
-            )
-        if isinstance(error, openai.APITimeoutError):
-            return _RetryableFailure(
-                f"no answer in {self.patience.answer:g} s", slower=True, billed=True
-            )
-        return _RetryableFailure("no whole answer comes back", billed=True)
+        try:
+            answer = self._send_request(body)
+        except openai.APIStatusError as error:
+            self._answered = True
+            if body is not None and getattr(error, "code", None) == _FILTERED:
+                with suppress(MalformedAnswer):  # no log-probabilities came
+                    return parse(_make_withheld_answer(int(body["n"])))
+            raise self._make_status_error(error) from error
+        except openai.APIConnectionError as error:
+            # By name, since the client bundles its HTTP library: no connection was made and nothing
+            # was sent.
+            if type(error.__cause__).__name__.startswith("Connect"):
+                raise _RetryableFailure("no connection comes about", 0) from error
+            reason = "no whole answer comes back"
+            if isinstance(error, openai.APITimeoutError):
+                reason = f"no answer in {self.patience.answer:g} s"
+            raise _RetryableFailure(reason) from error
+        self._answered = True
+        try:
+            content = json.loads(answer.text)
+        except ValueError:
+            raise MalformedAnswer("its answer is not JSON") from None
+        return parse(content)
 
     def _send_request(self, body: Mapping[str, Any] | None) -> Any:
         import openai
@@ -344,7 +291,7 @@ class ServerConnection:
             timeout = openai.Timeout(self.patience.answer, connect=self.patience.connect)
             # local servers need no key, but the client does
             key = os.environ.get(KEY) or "none"
-            # no retries by the client, which would escape pacing, counting and paying
+            # no retries by the client, which would escape counting and paying
             client = openai.OpenAI(api_key=key, base_url=self.url, max_retries=0, timeout=timeout)
             # the garbage collector would leave its connections open
             weakref.finalize(self, client.close)
@@ -372,36 +319,35 @@ class ServerConnection:
         if getattr(error, "code", None) in _NO_MONEY:
             return AuditError(f"{self.url} answers {status}: the account has no quota left")
         if status in _AGAIN or status >= 500:
-            wait = retry_after_seconds(error.response.headers)
-            return _RetryableFailure(
-                f"it answers {status}", wait=wait, slower=status in _TOO_MUCH, status=status
-            )
+            wait = read_retry_after(error.response.headers)
+            return _RetryableFailure(f"it answers {status}", status, wait)
         return RequestRefused(status)
 
     # --- many attempts ---
 
-    def _retry_request(self, attempt: Callable[[], Any]) -> Any:
-        """Call `attempt` until it succeeds, within the limits of `patience`."""
+    def _retry_request(
+        self, attempt: Callable[[], Any], refusals: Collection[int] = (), n_refusals: int = 1
+    ) -> Any:
+        """Call `attempt` until it succeeds, within the limits of `patience`.
+
+        Raise RequestRefused if attempt number `n_refusals` fails with a status in `refusals`.
+        """
         import tenacity
 
         patience = self.patience
         jittered = tenacity.wait_random_exponential(patience.first_wait, patience.longest_wait)
 
-        def wait(
-            state: Any,
-        ) -> float:  # all requests wait in `pace` for a time named by the server
-            if is_unreachable(state):
-                return patience.first_wait
-            if state.outcome.exception().wait:
-                return 0.0
-            return float(jittered(state))
-
-        def is_unreachable(state: Any) -> bool:
-            return state.outcome.exception().unreachable and not self._answered
+        def wait(state: Any) -> float:
+            return float(state.outcome.exception().wait + jittered(state))
 
         def is_exhausted(state: Any) -> bool:
+            status = state.outcome.exception().status
             tries = patience.tries
-            if is_unreachable(state):
+            if status in refusals:
+                tries = n_refusals
+            elif status in _TOO_MUCH:
+                tries *= _PATIENCE_IF_BUSY
+            elif not status and not self._answered:
                 tries = min(_NOBODY, tries)
             return bool(state.attempt_number >= tries)
 
@@ -416,11 +362,21 @@ class ServerConnection:
         try:
             return trying(attempt)
         except _RetryableFailure as error:
-            if isinstance(error.__cause__, MalformedAnswer):
-                raise error.__cause__ from None
+            if error.status in refusals:
+                raise RequestRefused(error.status) from error
+            if isinstance(error, MalformedAnswer):
+                raise
             raise AuditError(
                 f"cannot ask {self.url}: {error}, {trying.statistics['attempt_number']} times"
             ) from None
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float:
+    """Return the number of seconds that a refusal asks to wait; 0 if it gives no number."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        with suppress(ValueError):
+            return max(0.0, min(unit * float(headers.get(name, "")), _LONGEST_PAUSE))
+    return 0.0
 
 
 def _make_withheld_answer(count: int) -> Mapping[str, Any]:

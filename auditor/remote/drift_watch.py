@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
-from typing import TypeVar
 
 import numpy as np
 from scipy.special import betainc
@@ -55,8 +54,6 @@ _MEAN = 0.05
 _TIMES = 4  # the allowed multiple of the handshake's difference
 _TOO_FAR = (2.0, 0.25)  # above these handshake differences no change is detectable
 
-T = TypeVar("T")
-
 
 class ServerChanged(Exception):
     """Error for a server whose answers have changed.
@@ -66,36 +63,52 @@ class ServerChanged(Exception):
 
 
 @dataclass(frozen=True)
-class GreedyAnswer:
-    """A greedy answer of the server.
+class WatchedRequest:
+    """A request to the server with its answer: a greedy text, or the scores of a given text.
 
     Attributes:
         context: tokens of the prompt.
-        length: number of tokens in the answer.
-        text: the answer.
-        number: number of the request in the run; 0 for a sentinel.
+        length: number of tokens in the greedy answer.
+        text: the greedy answer.
+        number: number of the request in the run; 0 for the handshake.
         repetition: for a sentinel, the answer to the same request when repeated.
+        log_probs: log-probability of each token of the prompt, in nats; 0 if unknown.
     """
 
     context: Tokens
-    length: int
-    text: str
+    length: int = 0
+    text: str = ""
     number: int = 0
     repetition: str = ""
+    log_probs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class ScoredText:
-    """A text that the server scored.
+@dataclass
+class _RequestPool:
+    """The run's own requests of one kind: those since the last check, and a sample of the older."""
 
-    Attributes:
-        log_probs: log-probability of each token, in nats; 0 if unknown.
-        number: number of the request in the run; 0 for the handshake.
-    """
+    new: list[WatchedRequest] = field(default_factory=list)
+    old: list[WatchedRequest] = field(default_factory=list)
 
-    text: Tokens
-    log_probs: tuple[float, ...]
-    number: int = 0
+    def choose_new(self, check: int) -> list[WatchedRequest]:
+        """Return a random hundredth of the new requests. All new requests count as old afterwards.
+
+        `check` is the number of the check.
+        """
+        chosen = _choose_rechecked_requests(self.new, math.ceil(len(self.new) / EVERY), check)
+        requests = [*self.old, *self.new]
+        longest = sorted(requests, key=lambda request: -len(request.context))[:_LAST]
+        kept = _choose_rechecked_requests(requests, _KEPT, check + 1)
+        self.old = list(dict.fromkeys([*longest, *kept]))
+        self.new = []
+        return chosen
+
+    def choose_last(self, check: int) -> list[WatchedRequest]:
+        """Return `choose_new`, the longest request and random others, `_LAST` or more in all."""
+        chosen = self.choose_new(check)
+        chosen += [request for request in self.old[:1] if request not in chosen]
+        others = [request for request in self.old if request not in chosen]
+        return chosen + _choose_rechecked_requests(others, _LAST - len(chosen), check + 1)
 
 
 @dataclass
@@ -115,7 +128,7 @@ class ServerWatch:
         rescored: number of texts that were scored again.
     """
 
-    draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]
+    draw: Callable[[Sequence[WatchedRequest]], Sequence[str]]
     score: Callable[[Sequence[Tokens]], Sequence[Sequence[float] | None]] | None
     contexts: Sequence[Tokens]
     max_difference: float = _MOST
@@ -124,12 +137,10 @@ class ServerWatch:
     compared: int = 0
     differed: int = 0
     rescored: int = 0
-    _sentinels: list[GreedyAnswer] = field(default_factory=list)
-    _scored: list[ScoredText] = field(default_factory=list)
-    _run_answers: list[GreedyAnswer] = field(default_factory=list)
-    _own_scored: list[ScoredText] = field(default_factory=list)
-    _new: list[GreedyAnswer] = field(default_factory=list)  # since the last check
-    _new_scored: list[ScoredText] = field(default_factory=list)
+    _sentinels: list[WatchedRequest] = field(default_factory=list)
+    _scored: list[WatchedRequest] = field(default_factory=list)
+    _own: _RequestPool = field(default_factory=_RequestPool)
+    _own_scored: _RequestPool = field(default_factory=_RequestPool)
     _requests: int = 0
     _finished: int = 0  # their number at the last full check
     _n_since_check: int = 0
@@ -141,9 +152,7 @@ class ServerWatch:
 
         Raise ServerChanged if they vary so much that a change of model could not be detected.
         """
-        blank = []
-        for context in self.contexts:
-            blank.append(GreedyAnswer(context, LENGTH, ""))
+        blank = [WatchedRequest(context, LENGTH) for context in self.contexts]
         # models may take turns
         answers = zip(blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True)
         for sentinel, text, other in answers:
@@ -152,9 +161,9 @@ class ServerWatch:
             self.differed += text != other
         if self.score is not None:
             scored = zip(self.contexts, self.score(self.contexts), strict=True)
-            self._scored = [
-                ScoredText(text, tuple(values)) for text, values in scored if values is not None
-            ]
+            for text, values in scored:
+                if values is not None:
+                    self._scored.append(WatchedRequest(text, log_probs=tuple(values)))
             self._measure_handshake_difference()
 
     def _measure_handshake_difference(self) -> None:
@@ -177,11 +186,12 @@ class ServerWatch:
 
     def note_greedy_answer(self, context: Tokens, length: int, text: str) -> None:
         self._requests += 1
-        self._new.append(GreedyAnswer(context, length, text, self._requests))
+        self._own.new.append(WatchedRequest(context, length, text, self._requests))
 
     def note_scored_text(self, text: Tokens, log_probs: Sequence[float]) -> None:
         self._requests += 1
-        self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
+        request = WatchedRequest(text, number=self._requests, log_probs=tuple(log_probs))
+        self._own_scored.new.append(request)
 
     def count_unwatched_requests(self, requests: int) -> None:
         """Count requests that cannot be repeated.
@@ -205,7 +215,9 @@ class ServerWatch:
         Raise ServerChanged if the server has changed.
         """
         turn = self._checks % len(TEXTS)
-        greedy, scored = self._pool_new_requests()
+        greedy = self._own.choose_new(self._checks)
+        scored = self._own_scored.choose_new(self._checks)
+        self._count_check()
         if self._redraw_differing([*self._sentinels[turn : turn + 1], *greedy]):
             # a single different greedy answer proves nothing, but many do
             self._recheck_burst()
@@ -219,54 +231,23 @@ class ServerWatch:
         if self._requests == self._finished:
             return
         self._finished = self._requests
-        greedy, scored = self._pool_new_requests()
-        self._add_rechecked_answers(greedy, self._run_answers)
-        for longest in sorted(self._own_scored, key=lambda scored: -len(scored.text))[:1]:
-            if longest not in scored:
-                scored.append(longest)
-        self._add_rechecked_answers(scored, self._own_scored)
+        greedy = self._own.choose_last(self._checks)
+        scored = self._own_scored.choose_last(self._checks)
+        self._count_check()
         self._redraw_differing([*self._sentinels, *greedy])
         if self.differed:  # even if only in the handshake, before the run had requests to check
             self._recheck_burst()
         self._check_rescored_texts([*self._scored, *scored])
 
-    def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
-        """Choose a random hundredth of the requests since the last check, to repeat them.
-
-        Return greedy answers and scored texts. All new requests count as old afterwards.
-        """
-        greedy = _choose_rechecked_answers(
-            self._new, math.ceil(len(self._new) / EVERY), self._checks
-        )
-        scored = _choose_rechecked_answers(
-            self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks
-        )
-        self._checks = self._checks + 1
+    def _count_check(self) -> None:
+        self._checks += 1
         self._n_since_check = 0
-        longest = sorted(
-            [*self._own_scored, *self._new_scored], key=lambda scored: -len(scored.text)
-        )[:_LAST]
-        self._run_answers = _choose_rechecked_answers(
-            [*self._run_answers, *self._new], _KEPT, self._checks
-        )
-        chosen = _choose_rechecked_answers(
-            [*self._own_scored, *self._new_scored], _KEPT, self._checks
-        )
-        self._own_scored = list(dict.fromkeys([*longest, *chosen]))
-        self._new = []
-        self._new_scored = []
-        return greedy, scored
-
-    def _add_rechecked_answers(self, chosen: list[T], answers: Sequence[T]) -> None:
-        """Add random answers to `chosen`, without repeats, until it has _LAST answers."""
-        others = [answer for answer in answers if answer not in chosen]
-        chosen += _choose_rechecked_answers(others, _LAST - len(chosen), self._checks)
 
     # --- repeated requests ---
 
     def _rescore_shortened_texts(
-        self, scored_texts: Sequence[ScoredText]
-    ) -> list[tuple[ScoredText, Sequence[float]]]:
+        self, scored_texts: Sequence[WatchedRequest]
+    ) -> list[tuple[WatchedRequest, Sequence[float]]]:
         """Score each text again without its last tokens, and return (text, new scores).
 
         If the server has not changed, the remaining tokens get the same scores as before.
@@ -276,17 +257,19 @@ class ServerWatch:
         cuts = []
         for scored in scored_texts:
             cuts.append(
-                scored.text[: int(noise.integers(max(2, len(scored.text) // 2), len(scored.text)))]
+                scored.context[
+                    : int(noise.integers(max(2, len(scored.context) // 2), len(scored.context)))
+                ]
             )
         pairs = zip(scored_texts, self.score(cuts), strict=True)
         return [(scored, values) for scored, values in pairs if values is not None]
 
-    def _check_rescored_texts(self, scored_texts: Sequence[ScoredText]) -> None:
+    def _check_rescored_texts(self, scored_texts: Sequence[WatchedRequest]) -> None:
         """Score these texts again, and raise ServerChanged if the scores differ too much."""
         if not scored_texts:
             return
         for old, values in self._rescore_shortened_texts(
-            [old for old in scored_texts if len(old.text) > 2]
+            [old for old in scored_texts if len(old.context) > 2]
         ):
             self.rescored += 1
             most, mean = _measure_answer_differences(old.log_probs, values)
@@ -297,8 +280,8 @@ class ServerWatch:
                 if old.number:
                     name = f"request {old.number:,} of this run"
                 raise ServerChanged(
-                    f"{name}, a text of {len(old.text):,} tokens, was sent again without its last "
-                    f"{len(old.text) - len(values):,}: the log-probability of token {place + 1:,} "
+                    f"{name}, a text of {len(old.context):,} tokens, was sent again without its last "
+                    f"{len(old.context) - len(values):,}: the log-probability of token {place + 1:,} "
                     f"was {old.log_probs[place]:.3f} nats and came back as {values[place]:.3f} "
                     f"(the handshake saw differences of up to {self.measured:.2g})"
                 )
@@ -312,7 +295,7 @@ class ServerWatch:
             return
         self._bursts += 1
         burst = [answer for answer in self._sentinels for _ in range(_BURST)]
-        new = defaultdict[GreedyAnswer, list[str]](list)
+        new = defaultdict[WatchedRequest, list[str]](list)
         for answer, text in self._redraw_differing(burst):
             if text != answer.repetition:
                 new[answer].append(text)
@@ -324,7 +307,7 @@ class ServerWatch:
                 f"greedy answers now: for {TEXTS[self._sentinels.index(changed[0])]!r}, expected "
                 f"{changed[0].text!r}, got {reply!r}"
             )
-        chosen = _choose_rechecked_answers(self._run_answers, _BURST_OWN, self._bursts)
+        chosen = _choose_rechecked_requests(self._own.old, _BURST_OWN, self._bursts)
         differing = self._redraw_differing(chosen)
         if differing and _compute_upper_tail(len(differing), len(chosen)) <= LEVEL:
             first, text = differing[0]
@@ -342,7 +325,9 @@ class ServerWatch:
         """True if greedy answers vary more often than one unchanged model's answers would."""
         return bool(_compute_upper_tail(self.differed, self.compared) <= _UNSTEADY)
 
-    def _redraw_differing(self, answers: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:
+    def _redraw_differing(
+        self, answers: Sequence[WatchedRequest]
+    ) -> list[tuple[WatchedRequest, str]]:
         """Request these greedy answers again; return (answer, new text) for those that differ."""
         differing = []
         if answers:
@@ -372,16 +357,16 @@ def _measure_answer_differences(
     return float(np.where(same, 0.0, scaled).max()), float(difference.mean())
 
 
-def _choose_rechecked_answers(answers: Sequence[T], count: int, check: int) -> list[T]:
-    """Return `count` random answers in random order.
+def _choose_rechecked_requests(
+    requests: Sequence[WatchedRequest], count: int, check: int
+) -> list[WatchedRequest]:
+    """Return `count` random requests in random order.
 
     `check` is the number of the check, which seeds the choice. So the choice differs between
     checks, and cannot always miss a server that alternates between models.
     """
-    chosen = make_keyed_generator("asked again", check, len(answers)).permutation(len(answers))[
-        : max(0, count)
-    ]
-    return [answers[i] for i in chosen.tolist()]
+    order = make_keyed_generator("asked again", check, len(requests)).permutation(len(requests))
+    return [requests[i] for i in order[: max(0, count)].tolist()]
 
 
 def _compute_upper_tail(differed: int, compared: int) -> float:

@@ -20,7 +20,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
 from auditor.remote import drift_watch, withheld_answers
 from auditor.remote.connection import ServerConnection
-from auditor.remote.drift_watch import GreedyAnswer, ServerChanged, ServerWatch
+from auditor.remote.drift_watch import ServerChanged, ServerWatch, WatchedRequest
 from auditor.remote.model import RemoteModel
 from auditor.runs.scoring import measure_repeat_recall
 from tests.conftest import check_command
@@ -210,7 +210,7 @@ class Honest:
     def __init__(self, seed: int, varies: float, noise: float) -> None:
         self.random, self.varies, self.noise = np.random.default_rng(seed), varies, noise
 
-    def draw(self, asked: Sequence[GreedyAnswer]) -> list[str]:
+    def draw(self, asked: Sequence[WatchedRequest]) -> list[str]:
         return [f"{one.context}{'!' * int(self.random.random() < self.varies)}" for one in asked]
 
     def score(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
@@ -226,7 +226,7 @@ class Honest:
         seen.ask_initial_sentinels()
         for i in range(100, 500):
             context = (i, *range(49))
-            seen.note_greedy_answer(context, 8, self.draw([GreedyAnswer(context, 8, "")])[0])
+            seen.note_greedy_answer(context, 8, self.draw([WatchedRequest(context, 8, "")])[0])
             seen.note_scored_text(context, self.score([context])[0] or ())
             seen.check_when_due(2)
         seen.check_all_sentinels()
