@@ -17,8 +17,9 @@ attacks, secrets or result files.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -40,13 +41,18 @@ from auditor.models.rows import Completions, Rows, draw_row_completions
 _TEXTS_AT_ONCE = 32  # in a batch of `compute_text_nlls`
 
 
-class _WholeRows(Rows):
-    """Decoding rows of a model without a cache: each step reads every sequence from its start."""
+class WholeTextRows(Rows):
+    """Decoding rows without a cache: each step reads every sequence from its start.
 
-    def __init__(self, model: LanguageModel, contexts: Tensor, prompt: Tensor | None) -> None:
-        self._model = model
+    Args:
+        read_texts: function of texts (B, n) that returns their next-token log-probabilities, (B, 1,
+            V) or, for an ensemble, (B, 1, parts, V).
+        contexts: token ids of the rows at first, (B, n).
+    """
+
+    def __init__(self, read_texts: Callable[[Tensor], Tensor], contexts: Tensor) -> None:
+        self._read_texts = read_texts
         self._contexts = contexts
-        self._prompt = prompt
         self._log_probs: Tensor | None = None
 
     def __len__(self) -> int:
@@ -54,8 +60,7 @@ class _WholeRows(Rows):
 
     def log_probs(self) -> Tensor:
         if self._log_probs is None:
-            log_probs = self._model.log_probs(self._contexts, 1, prompt=self._prompt)
-            self._log_probs = log_probs[:, 0]
+            self._log_probs = self._read_texts(self._contexts)[:, 0]
         return self._log_probs
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
@@ -203,7 +208,9 @@ class LanguageModel(ABC):
             distribution: whether the caller will read `log_probs` of the rows. False if it only
                 draws.
         """
-        return _WholeRows(self, prefixes.to(self.device), prompt)
+        return WholeTextRows(
+            partial(self.log_probs, last=1, prompt=prompt), prefixes.to(self.device)
+        )
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from auditor.models.base import LanguageModel
+from auditor.models.base import LanguageModel, WholeTextRows
 from auditor.models.rows import Rows
 from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.models.wrapping import MappedRows
@@ -52,13 +53,15 @@ class Ensemble(ABC):
         n_unlisted = sum(shard is None for shard in shards)
         return {"shared_records": n_shared, "unlisted_shards": n_unlisted}
 
-    @abstractmethod
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         """Return decoding rows, one for each of the `prefixes` (B, n).
 
         `log_probs` of the rows has the distributions of all parts, (rows, 1 + size, V). `length` is
         the largest number of tokens to append to a row. `prompt` is a soft prompt (P, d) or None.
         """
+        parts = torch.arange(1 + self.size, device=self.public.device)
+        read_texts = partial(self.distributions, parts=parts, last=1, prompt=prompt)
+        return WholeTextRows(read_texts, prefixes.to(self.public.device))
 
     @abstractmethod
     def log_probs(

@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -22,7 +22,12 @@ from transformers.cache_utils import Cache
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.activation import ActivatedTexts, Activation, Offsets
-from auditor.models.base import LanguageModel, check_logits_finite, get_max_logits
+from auditor.models.base import (
+    LanguageModel,
+    WholeTextRows,
+    check_logits_finite,
+    get_max_logits,
+)
 from auditor.models.caches import Dimensions, NativeCache, find_cache_batch_dimensions
 from auditor.models.configuration import (
     get_input_device,
@@ -82,6 +87,7 @@ class HuggingFaceRows(Rows):
         forward: computes logits like `HuggingFaceModel.logits_of_input`; None for that method.
     """
 
+    cache: Cache | NativeCache
     _logits: Tensor  # (rows, width, V)
     # (rows, width): the log of the sum of exp over the logits, once it is computed.
     _total: Tensor | None = None
@@ -105,22 +111,14 @@ class HuggingFaceRows(Rows):
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         """Read the prefixes (rows, n), with room for `length` more tokens."""
 
-    def _compute_token_logits(
-        self, tokens: Tensor, prompt: Tensor | None, cache: Cache | NativeCache | None
-    ) -> Tensor:
-        """Return the next-token logits (sequences, width, V) after tokens (sequences, n)."""
-        if cache is None:
-            self._offsets = self.model.activation.compute_offsets(tokens)
-        return self._next_logits_of_input(self.model.prepend_soft_prompt(tokens, prompt), cache)
-
-    def _next_logits_of_input(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> Tensor:
+    def _next_logits_of_input(self, input_ids: Tensor) -> Tensor:
         """Return next-token logits (sequences, width, V) after an input that continues the cache.
 
         `input_ids` is a result of `prepend_soft_prompt`.
         """
         self._total = None
         with self.model.activation.apply_offsets(self._offsets):
-            logits = self.forward(input_ids.repeat_interleave(self.width, dim=0), 1, cache)
+            logits = self.forward(input_ids.repeat_interleave(self.width, dim=0), 1, self.cache)
         return logits[:, 0].unflatten(0, (-1, self.width))
 
     def _sequence_indices(self, rows: Tensor) -> Tensor:
@@ -184,19 +182,19 @@ class SlotRows(HuggingFaceRows):
         self._offsets = self.model.activation.compute_offsets(prefixes)
         # Not `is`: each access creates a new bound method.
         is_plain_forward = self.forward == self.model.logits_of_input
-        before = None
-        if is_plain_forward and prompt is None:
-            before = self.model.cached_prefix_logits_and_layers(prefixes, total)
-        if before is not None:
-            logits, self.layers = before
-            self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
-            return
+        seen = self.model.seen
+        if is_plain_forward and prompt is None and seen is not None:
+            before = seen.find_cached_prefix(prefixes, total)
+            if before is not None:
+                logits, self.layers = before
+                self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
+                return
         model_input = self.model.prepend_soft_prompt(prefixes, prompt)
         n_cached, self.layers = self.model.layers_with_shared_prefix(
             model_input, 1, total, is_plain_forward
         )
         self.cache = Cache(layers=list(self.layers))
-        self._logits = self._next_logits_of_input(model_input[:, n_cached:], self.cache)
+        self._logits = self._next_logits_of_input(model_input[:, n_cached:])
 
     def log_probs(self) -> Tensor:
         distribution = super().log_probs()
@@ -257,7 +255,7 @@ class SlotRows(HuggingFaceRows):
             self._offsets = self.texts.compute_slot_offsets(slots)
         in_slots = torch.empty_like(tokens)
         in_slots[slots] = tokens
-        self._logits = self._compute_token_logits(in_slots.unsqueeze(-1), None, self.cache)
+        self._logits = self._next_logits_of_input(in_slots.unsqueeze(-1))
 
 
 class CachedRows(HuggingFaceRows):
@@ -268,43 +266,13 @@ class CachedRows(HuggingFaceRows):
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
-        self._logits = self._compute_token_logits(prefixes, prompt, self.cache)
+        self._logits = self._next_logits_of_input(self.model.prepend_soft_prompt(prefixes, prompt))
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         if not torch.equal(parents, torch.arange(len(self), device=parents.device)):
             self.cache.select(self._sequence_indices(parents), self.model.cache_batch_dimensions)
-        self._logits = self._compute_token_logits(tokens.unsqueeze(-1), None, self.cache)
-
-
-class RecomputedRows(HuggingFaceRows):
-    """Decoding rows without a cache: for each new token, the whole row is read again."""
-
-    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
-        self.tokens = prefixes
-        self.prompt = prompt
-        self._recompute_row_logits()
-
-    def _recompute_row_logits(self) -> None:
-        """Read all rows again, in small batches.
-
-        Large batches would need too much memory, because some models compute logits at every
-        position.
-        """
-        positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
-        step = max(
-            1, get_max_logits(self.model.device) // (positions * self.width * self.model.vocab_size)
-        )
-        results = BatchSizeLimit(step).run_pieces_within_memory(
-            len(self.tokens),
-            lambda batch: self._compute_token_logits(self.tokens[batch], self.prompt, None),
-        )
-        self._logits = torch.cat([logits for _, logits in results])
-
-    @torch.no_grad()
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
-        self._recompute_row_logits()
+        self._logits = self._next_logits_of_input(tokens.unsqueeze(-1))
 
 
 class HuggingFaceModel(LanguageModel):
@@ -355,7 +323,7 @@ class HuggingFaceModel(LanguageModel):
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
         few_bits = (torch.float16, torch.bfloat16)
         self._in_few_bits = self.device.type == "cpu" and model.dtype in few_bits
-        self._seen: HiddenStateCache | None = None
+        self.seen: HiddenStateCache | None = None
         self._digest: str | None = None  # set only if the weights cannot change
         self.is_merged = False  # whether the self-check merged the adapter into the base
         self.begins: SharedPrefixCache | None = None
@@ -373,7 +341,7 @@ class HuggingFaceModel(LanguageModel):
             return
         body = unwrap_peft(self.model).base_model
         head = self.model.get_output_embeddings()
-        self._seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
+        self.seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
 
     def read_ahead(
         self,
@@ -381,24 +349,12 @@ class HuggingFaceModel(LanguageModel):
         last: Sequence[int],
         prefix_lengths: Sequence[int] | None = None,
     ) -> None:
-        if self._seen is not None:
-            self._seen.read_ahead(texts, last, self.device, self.can_join_rows, prefix_lengths)
+        if self.seen is not None:
+            self.seen.read_ahead(texts, last, self.device, self.can_join_rows, prefix_lengths)
 
     def forget_batch(self) -> None:
-        if self._seen is not None:
-            self._seen.forget_batch()
-
-    def cached_prefix_logits_and_layers(
-        self, prefixes: Tensor, length: int
-    ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """Return logits (B, V) after prefixes (B, n), and layers with their keys and values.
-
-        Both come from the hidden state cache. Return None if that cache is disabled or lacks a
-        prefix. `length` is the capacity of the layers in positions.
-        """
-        if self._seen is None:
-            return None
-        return self._seen.find_cached_prefix(prefixes, length)
+        if self.seen is not None:
+            self.seen.forget_batch()
 
     def layers_with_shared_prefix(
         self, input_ids: Tensor, last: int, length: int, shared: bool = True
@@ -462,7 +418,28 @@ class HuggingFaceModel(LanguageModel):
             width: number of sequences in a row.
             forward: computes the logits of all ensemble parts; None for a single model.
         """
-        return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
+        prefixes = prefixes.to(self.device)
+        if self.served == "slots":
+            return SlotRows(self, prefixes, length, prompt, width, forward)
+        if self.served == "cache":
+            return CachedRows(self, prefixes, length, prompt, width, forward)
+        return WholeTextRows(partial(self._log_probs_in_pieces, prompt), prefixes)
+
+    @torch.no_grad()
+    def _log_probs_in_pieces(self, prompt: Tensor | None, texts: Tensor) -> Tensor:
+        """Return the next-token log-probabilities (B, 1, V) of texts, read in small batches.
+
+        Large batches would need too much memory, because some models compute logits at every
+        position.
+        """
+        n_positions = texts.shape[1] + (0 if prompt is None else len(prompt))
+        limit = BatchSizeLimit(
+            max(1, get_max_logits(self.device) // (n_positions * self.vocab_size))
+        )
+        results = limit.run_pieces_within_memory(
+            len(texts), lambda piece: self.log_probs(texts[piece], 1, prompt=prompt)
+        )
+        return torch.cat([log_probs for _, log_probs in results])
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         fixed, bytes_per_position = (
@@ -497,7 +474,7 @@ class HuggingFaceModel(LanguageModel):
 
     def digest(self) -> str:
         """Return the SHA-256 of the names, shapes and bytes of all weights in memory."""
-        if self._seen is None and self.choices_kept_in is None:  # the caller may change the weights
+        if self.seen is None and self.choices_kept_in is None:  # the caller may change the weights
             return digest_weights(self.model)
         if self._digest is None:
             self._digest = digest_weights(self.model)
@@ -558,7 +535,7 @@ class HuggingFaceModel(LanguageModel):
         return torch.log_softmax(logits, dim=-1)
 
     def _reads_hidden_states(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> bool:
-        return self._seen is not None and cache is None and not input_ids.is_floating_point()
+        return self.seen is not None and cache is None and not input_ids.is_floating_point()
 
     def logits_of_input(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
@@ -569,8 +546,8 @@ class HuggingFaceModel(LanguageModel):
         for an input without earlier tokens. If the hidden state cache answers, the logits are
         normalised: they are log-probabilities. Raise AuditError if a logit is NaN.
         """
-        if self._seen is not None and self._reads_hidden_states(input_ids, cache):
-            return self._seen.log_probs(input_ids, last)
+        if self.seen is not None and self._reads_hidden_states(input_ids, cache):
+            return self.seen.log_probs(input_ids, last)
         if cache is None:
             return self.logits_after_cached_prefix(input_ids, last)
         return self._transformers_logits(input_ids, last, cache)
@@ -657,10 +634,3 @@ class HuggingFaceModel(LanguageModel):
         logits: Tensor = output.logits[:, -last:].float()
         check_logits_finite(logits, self.name)
         return logits
-
-
-_ROWS: Mapping[Served, Callable[..., Rows]] = {
-    "slots": SlotRows,
-    "cache": CachedRows,
-    "recompute": RecomputedRows,
-}

@@ -63,6 +63,8 @@ class LoraEnsemble(Ensemble):
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         self._model.check_text_fits(prefixes.shape[1], length, prompt)
+        if self._model.served == "recompute":
+            return super().start(prefixes, length, prompt=prompt)
         return self._model.start_rows_as_served(
             prefixes, length, prompt, 1 + self.size, self._logits_of_all_members
         )

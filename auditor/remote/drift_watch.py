@@ -280,8 +280,9 @@ class ServerWatch:
                 if old.number:
                     name = f"request {old.number:,} of this run"
                 raise ServerChanged(
-                    f"{name}, a text of {len(old.context):,} tokens, was sent again without its last "
-                    f"{len(old.context) - len(values):,}: the log-probability of token {place + 1:,} "
+                    f"{name}, a text of {len(old.context):,} tokens, was sent again without its "
+                    f"last {len(old.context) - len(values):,}: the log-probability of token "
+                    f"{place + 1:,} "
                     f"was {old.log_probs[place]:.3f} nats and came back as {values[place]:.3f} "
                     f"(the handshake saw differences of up to {self.measured:.2g})"
                 )

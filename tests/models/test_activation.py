@@ -14,8 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from auditor.models import self_check
 from auditor.models.activation import ActivatedTexts, find_last_invocation_starts
+from auditor.models.base import WholeTextRows
 from auditor.models.consistency import find_inconsistencies
-from auditor.models.huggingface import HuggingFaceModel, RecomputedRows
+from auditor.models.huggingface import HuggingFaceModel
 from tests.models.test_self_check import peaked
 from tests.rounding import assert_same
 
@@ -185,7 +186,7 @@ def test_the_self_check_sees_rows_that_do_not_switch_the_adapter_on(
     monkeypatch.setattr(ActivatedTexts, "compute_slot_offsets", lambda texts, slots: None)
     model = serve_adapted(adapted)
     assert model.served == "recompute" and isinstance(
-        model.start(torch.tensor([[1, 2]]), 1), RecomputedRows
+        model.start(torch.tensor([[1, 2]]), 1), WholeTextRows
     )
 
 
