@@ -44,7 +44,7 @@ from auditor.models.shared_prefix import SharedPrefixCache
 from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_slots
 from auditor.models.weights import digest_weights
 
-# As `HuggingFaceModel.logits_of_input`.
+# As `HuggingFaceModel.compute_input_logits`.
 Forward = Callable[[Tensor, int, Cache | NativeCache | None], Tensor]
 
 
@@ -84,7 +84,7 @@ class HuggingFaceRows(Rows):
         length: largest number of tokens to append to a row.
         prompt: soft prompt (P, d) or None.
         width: number of sequences in a row.
-        forward: computes logits like `HuggingFaceModel.logits_of_input`; None for that method.
+        forward: computes logits like `HuggingFaceModel.compute_input_logits`; None for that method.
     """
 
     cache: Cache | NativeCache
@@ -104,14 +104,14 @@ class HuggingFaceRows(Rows):
     ) -> None:
         self.model = model
         self.width = width
-        self.forward = forward or model.logits_of_input
+        self.forward = forward or model.compute_input_logits
         self._start(prefixes, length, prompt)
 
     @abstractmethod
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         """Read the prefixes (rows, n), with room for `length` more tokens."""
 
-    def _next_logits_of_input(self, input_ids: Tensor) -> Tensor:
+    def _compute_next_logits(self, input_ids: Tensor) -> Tensor:
         """Return next-token logits (sequences, width, V) after an input that continues the cache.
 
         `input_ids` is a result of `prepend_soft_prompt`.
@@ -181,7 +181,7 @@ class SlotRows(HuggingFaceRows):
         self.prompt = prompt
         self._offsets = self.model.activation.compute_offsets(prefixes)
         # Not `is`: each access creates a new bound method.
-        is_plain_forward = self.forward == self.model.logits_of_input
+        is_plain_forward = self.forward == self.model.compute_input_logits
         seen = self.model.seen
         if is_plain_forward and prompt is None and seen is not None:
             before = seen.find_cached_prefix(prefixes, total)
@@ -190,11 +190,11 @@ class SlotRows(HuggingFaceRows):
                 self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
                 return
         model_input = self.model.prepend_soft_prompt(prefixes, prompt)
-        n_cached, self.layers = self.model.layers_with_shared_prefix(
+        n_cached, self.layers = self.model.copy_shared_prefix_layers(
             model_input, 1, total, is_plain_forward
         )
         self.cache = Cache(layers=list(self.layers))
-        self._logits = self._next_logits_of_input(model_input[:, n_cached:])
+        self._logits = self._compute_next_logits(model_input[:, n_cached:])
 
     def log_probs(self) -> Tensor:
         distribution = super().log_probs()
@@ -255,7 +255,7 @@ class SlotRows(HuggingFaceRows):
             self._offsets = self.texts.compute_slot_offsets(slots)
         in_slots = torch.empty_like(tokens)
         in_slots[slots] = tokens
-        self._logits = self._next_logits_of_input(in_slots.unsqueeze(-1))
+        self._logits = self._compute_next_logits(in_slots.unsqueeze(-1))
 
 
 class CachedRows(HuggingFaceRows):
@@ -266,13 +266,13 @@ class CachedRows(HuggingFaceRows):
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
-        self._logits = self._next_logits_of_input(self.model.prepend_soft_prompt(prefixes, prompt))
+        self._logits = self._compute_next_logits(self.model.prepend_soft_prompt(prefixes, prompt))
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         if not torch.equal(parents, torch.arange(len(self), device=parents.device)):
             self.cache.select(self._sequence_indices(parents), self.model.cache_batch_dimensions)
-        self._logits = self._next_logits_of_input(tokens.unsqueeze(-1))
+        self._logits = self._compute_next_logits(tokens.unsqueeze(-1))
 
 
 class HuggingFaceModel(LanguageModel):
@@ -356,7 +356,7 @@ class HuggingFaceModel(LanguageModel):
         if self.seen is not None:
             self.seen.forget_batch()
 
-    def layers_with_shared_prefix(
+    def copy_shared_prefix_layers(
         self, input_ids: Tensor, last: int, length: int, shared: bool = True
     ) -> tuple[int, list[SlotLayer]]:
         """Return the number of cached leading positions, and layers with their keys and values.
@@ -398,10 +398,10 @@ class HuggingFaceModel(LanguageModel):
         distribution: bool = True,
     ) -> Rows:
         self.check_text_fits(prefixes.shape[1], length, prompt)
-        return self.start_rows_as_served(prefixes, length, prompt)
+        return self.start_served_rows(prefixes, length, prompt)
 
     @torch.no_grad()
-    def start_rows_as_served(
+    def start_served_rows(
         self,
         prefixes: Tensor,
         length: int,
@@ -423,10 +423,10 @@ class HuggingFaceModel(LanguageModel):
             return SlotRows(self, prefixes, length, prompt, width, forward)
         if self.served == "cache":
             return CachedRows(self, prefixes, length, prompt, width, forward)
-        return WholeTextRows(partial(self._log_probs_in_pieces, prompt), prefixes)
+        return WholeTextRows(partial(self._read_text_batches, prompt), prefixes)
 
     @torch.no_grad()
-    def _log_probs_in_pieces(self, prompt: Tensor | None, texts: Tensor) -> Tensor:
+    def _read_text_batches(self, prompt: Tensor | None, texts: Tensor) -> Tensor:
         """Return the next-token log-probabilities (B, 1, V) of texts, read in small batches.
 
         Large batches would need too much memory, because some models compute logits at every
@@ -467,7 +467,7 @@ class HuggingFaceModel(LanguageModel):
     @torch.no_grad()
     def _build_dummy_cache(self, rows: int, length: int) -> NativeCache:
         cache = NativeCache()
-        self.log_probs_of_input(
+        self.compute_input_log_probs(
             torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache
         )
         return cache
@@ -490,7 +490,7 @@ class HuggingFaceModel(LanguageModel):
         contexts = contexts.to(self.device)
         model_input = self.prepend_soft_prompt(contexts, prompt)
         return self.activation.read(
-            contexts, last, lambda: self.log_probs_of_input(model_input, last)
+            contexts, last, lambda: self.compute_input_log_probs(model_input, last)
         )
 
     def embedding_rows(self, count: int) -> Tensor:
@@ -521,7 +521,7 @@ class HuggingFaceModel(LanguageModel):
         embeds = self.embedding(tokens)
         return torch.cat([prompt.to(embeds).expand(len(tokens), -1, -1), embeds], dim=1)
 
-    def log_probs_of_input(
+    def compute_input_log_probs(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
         """Return float32 log-probabilities (B, last, V) at the last positions of an input.
@@ -529,7 +529,7 @@ class HuggingFaceModel(LanguageModel):
         `input_ids` is a result of `prepend_soft_prompt`. It continues the tokens in `cache`; None
         for an input without earlier tokens.
         """
-        logits = self.logits_of_input(input_ids, last, cache)
+        logits = self.compute_input_logits(input_ids, last, cache)
         if self._reads_hidden_states(input_ids, cache):
             return logits  # log-probabilities already
         return torch.log_softmax(logits, dim=-1)
@@ -537,7 +537,7 @@ class HuggingFaceModel(LanguageModel):
     def _reads_hidden_states(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> bool:
         return self.seen is not None and cache is None and not input_ids.is_floating_point()
 
-    def logits_of_input(
+    def compute_input_logits(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
         """Return float32 logits (B, last, V) at the last positions of an input.
@@ -568,7 +568,7 @@ class HuggingFaceModel(LanguageModel):
             layers: list to which layers with the texts' keys and values are appended; None to keep
                 no keys and values.
         """
-        n_cached, prefix_layers = self.layers_with_shared_prefix(
+        n_cached, prefix_layers = self.copy_shared_prefix_layers(
             input_ids, last, input_ids.shape[1]
         )
         if layers is not None:

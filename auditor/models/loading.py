@@ -66,9 +66,11 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
                 f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names "
                 "another)"
             ):
-                loaded = read_weights("causal", base, resolve_dtype_option(base, base_options))
-            resize_embeddings(loaded.model, Path(name))
-            return attach_adapter(loaded.model, name), loaded.notes
+                model, notes = read_weights(
+                    "causal", base, resolve_dtype_option(base, base_options)
+                )
+            resize_embeddings(model, Path(name))
+            return attach_adapter(model, name), notes
 
         model, notes = load_with_adapter()
         tokenizer = load_tokenizer_if_present(name, options) or load_tokenizer_if_present(
@@ -90,9 +92,9 @@ def _load_whole_model(name: str, options: LoadingOptions) -> HuggingFaceModel:
         raise AuditError(
             f"expected --base only with an adapter, got it with {name!r}, which is not one"
         )
-    loaded = read_weights("causal", name, resolve_dtype_option(name, options))
+    model, notes = read_weights("causal", name, resolve_dtype_option(name, options))
     tokenizer = load_tokenizer_if_present(name, options)
-    target = HuggingFaceModel(loaded.model, tokenizer, name=name, notes=loaded.notes)
+    target = HuggingFaceModel(model, tokenizer, name=name, notes=notes)
     self_check.check_loaded_model(target)
     return target
 

@@ -65,7 +65,7 @@ class LoraEnsemble(Ensemble):
         self._model.check_text_fits(prefixes.shape[1], length, prompt)
         if self._model.served == "recompute":
             return super().start(prefixes, length, prompt=prompt)
-        return self._model.start_rows_as_served(
+        return self._model.start_served_rows(
             prefixes, length, prompt, 1 + self.size, self._logits_of_all_members
         )
 
@@ -73,13 +73,13 @@ class LoraEnsemble(Ensemble):
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None
     ) -> Tensor:
         self._routing.part = self._routing.blocks = None
-        return self._model.logits_of_input(input_ids, last, cache)
+        return self._model.compute_input_logits(input_ids, last, cache)
 
     def log_probs(
         self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None
     ) -> Tensor:
         self._routing.part = part
-        return self._model.log_probs_of_input(
+        return self._model.compute_input_log_probs(
             self._model.prepend_soft_prompt(contexts.to(self._model.device), prompt), last
         )
 
@@ -90,7 +90,7 @@ class LoraEnsemble(Ensemble):
         self._routing.blocks = parts
         model_input = self._model.prepend_soft_prompt(contexts.to(self._model.device), prompt)
         # One block of rows after another, as `MixedLoraRouting.blocks` requires.
-        distributions = self._model.log_probs_of_input(
+        distributions = self._model.compute_input_log_probs(
             model_input.repeat(len(parts), *(1,) * (model_input.ndim - 1)), last
         )
         return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
@@ -109,7 +109,7 @@ class LoraEnsemble(Ensemble):
         `cache`.
         """
         self._routing.part = part
-        return self._model.log_probs_of_input(input_ids, 1, cache)[:, 0]
+        return self._model.compute_input_log_probs(input_ids, 1, cache)[:, 0]
 
 
 class _CachedMemberRows(EnsembleMemberRows):

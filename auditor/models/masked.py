@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
@@ -142,31 +142,14 @@ def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMas
     inconsistent (`check_masked_distribution`).
     """
     with translate_load_errors(name, "masked LM", options):
-        loaded = read_weights("masked", name, options)
+        if (Path(name) / "adapter_config.json").is_file():
+            raise AuditError(f"expected a masked LM, got {name!r}, an adapter of a causal one")
+        model, notes = read_weights("masked", name, options)
         tokenizer = load_tokenizer_if_present(name, options)
         if tokenizer is None:
             raise AuditError(
                 f"expected a masked LM with its tokenizer, got {name!r}, which has none"
             )
-        model = HuggingFaceMaskedModel(loaded.model, tokenizer, name, loaded.notes)
-        check_masked_distribution(model)
-        return model
-
-
-def require_masked_model(name: str, options: LoadingOptions = DEFAULTS) -> None:
-    """Raise AuditError unless a model's configuration names a masked LM."""
-    expected = f"expected a masked LM, got {name!r}"
-    if (Path(name) / "adapter_config.json").is_file():
-        raise AuditError(f"{expected}, an adapter of a causal one")
-    with translate_load_errors(name, "model", options):
-        config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
-    if getattr(config, "is_encoder_decoder", False):
-        raise AuditError(f"{expected}, an encoder-decoder ({config.model_type})")
-    architectures = " ".join(getattr(config, "architectures", None) or ())
-    # XLM and FlauBERT have one class for both kinds; their field `causal` selects the kind.
-    is_not_causal = getattr(config, "causal", True) is False
-    is_masked = "MaskedLM" in architectures or "ForPreTraining" in architectures or is_not_causal
-    if not is_masked or getattr(config, "is_decoder", False):
-        raise AuditError(
-            f"{expected}, which its configuration does not call one ({architectures or 'nothing'})"
-        )
+        target = HuggingFaceMaskedModel(model, tokenizer, name, notes)
+        check_masked_distribution(target)
+        return target

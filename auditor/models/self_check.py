@@ -26,7 +26,6 @@ from auditor.models.adapters import is_adapter_mergeable
 from auditor.models.base import check_logits_finite
 from auditor.models.consistency import SEED, STEPS, collect_row_log_probs, compute_largest_distance
 from auditor.models.huggingface import HuggingFaceModel, Served
-from auditor.models.memory import group_equal_shapes
 from auditor.models.self_check_facts import (
     Records,
     choose_compared_records,
@@ -423,27 +422,17 @@ class _SelfCheckTrial:
         long = min(self.room, max([AT_LOAD, *critical_ends])) - len(STEPS)
         if long < 2:
             return False
-        contexts = [self.texts[0, :1].tolist(), self.texts[1, :long].tolist()]
         first, other = (
-            self.model.start_rows_as_served(torch.tensor([text]), len(STEPS), None)
-            for text in contexts
+            self.model.start_served_rows(prefix.unsqueeze(0), len(STEPS), None)
+            for prefix in (self.texts[0, :1], self.texts[1, :long])
         )
-        rows = first.joined([other])
-        for step, parents in enumerate(STEPS):
-            tokens = self.texts.flatten()[
-                step + torch.arange(len(parents), device=self.texts.device)
-            ]
-            rows.advance(torch.tensor(parents, device=tokens.device), tokens)
-            contexts = [
-                [*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)
-            ]
-        # Only after the last step: it reads the keys of all steps, so it shows earlier errors.
-        log_probs = rows.log_probs()
-        for indices in group_equal_shapes([(len(context), 0) for context in contexts]):
-            expected = self.model.log_probs(torch.tensor([contexts[i] for i in indices]), 1)[:, 0]
-            if not self.is_same_distribution(log_probs[indices], expected):
-                return False
-        return True
+        log_probs, contexts = collect_row_log_probs(first.joined([other]), self.texts, 1, STEPS)
+        # After the last step, the first row continues the short prefix, the second the long one.
+        whole = torch.cat([self.texts[1, :long], contexts[1, 1:]])
+        expected = []
+        for text in (contexts[0], whole):
+            expected.append(self.model.log_probs(text.unsqueeze(0), len(STEPS) + 1))
+        return self.is_same_distribution(log_probs, torch.cat(expected))
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
         """Return whether logits stay exact if the first `begin` tokens of texts are cached."""
@@ -466,8 +455,7 @@ class _SelfCheckTrial:
     def _rows_are_exact(self) -> bool:
         return all(self._rows_agree_after(begin) for begin in self._prefix_lengths_to_test()) and (
             (self.reached > 0 or self._rows_agree_after(2, soft=True))
-            and self._rows_follow_invocations()
-            and self._records_are_exact(self.records)
+            and self._records_are_exact((*self._list_invocation_records(), *self.records))
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
@@ -501,73 +489,45 @@ class _SelfCheckTrial:
                 return True
             prompt = self.model.embedding(self.texts[0, :2])
         steps = STEPS[: self.room - begin - (2 if soft else 0)]
-        rows = self.model.start_rows_as_served(self.texts[:, :begin], len(steps), prompt)
+        rows = self.model.start_served_rows(self.texts[:, :begin], len(steps), prompt)
         row_log_probs, contexts = collect_row_log_probs(rows, self.texts, begin, steps)
         return self.is_same_distribution(
             row_log_probs, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt)
         )
 
-    def _rows_follow_invocations(self) -> bool:
-        """Return whether rows switch an activated LoRA on at the same tokens as PEFT does.
+    def _list_invocation_records(self) -> Records:
+        """Return texts with an invocation, which is the tokens that switch an activated LoRA on.
 
-        An invocation is the sequence of tokens that switches the LoRA on. In the checked texts, it
-        is in the prefix, right after the prefix, or missing.
+        The invocation ends with the prefix, or with the first token of the suffix.
         """
         invocation = self.model.activation.invocation
-        begin = len(invocation) + 1
-        if not invocation or begin + len(STEPS) > self.room:
-            return True
-        texts = self.texts[:1, : begin + len(STEPS)].repeat(3, 1)
-        tokens = torch.tensor(invocation, device=texts.device)
-        texts[0, :begin][1:] = tokens
-        texts[1, 2 : begin + 1] = tokens
-        rows = self.model.start_rows_as_served(texts[:, :begin], len(STEPS), None)
-        contexts = texts[:, :begin]
-        for parents in ([0, 1, 2], [1, 2, 0, 1]):
-            parent_rows = torch.tensor(parents, device=texts.device)
-            rows.advance(parent_rows, texts[parent_rows, contexts.shape[1]])
-            texts = texts[parent_rows]
-            contexts = texts[:, : contexts.shape[1] + 1]
-            if not self.is_same_distribution(
-                rows.log_probs(), self._whole_context_log_probs(contexts)
-            ):
-                return False
-        return True
+        if not invocation or len(invocation) + 3 > self.room:
+            return ()
+        first, second, *suffix = self.texts[0].tolist()
+        return (
+            ((first, *invocation), (second, *suffix)),
+            ((first, second, *invocation[:-1]), (*invocation[-1:], *suffix)),
+        )
 
     def _records_are_exact(self, records: Records) -> bool:
         """Return whether rows and teacher forcing equal one plain forward pass on these records."""
         for prefix, suffix in records:
             text = torch.tensor([prefix + suffix], device=self.model.device)
-            steps = min(_RECORD_STEPS, len(suffix))
-            contexts = [text[:, : len(prefix) + step] for step in range(steps + 1)]
-            if self.model.activation:  # its effect on a text depends on the end of the text
-                context_log_probs = torch.cat(
-                    [self._whole_context_log_probs(context) for context in contexts]
-                )
-            else:
-                context_log_probs = self.model.logits_without_cache(contexts[-1], steps + 1)[
-                    0
-                ].log_softmax(-1)
-            rows = self.model.start_rows_as_served(contexts[0], steps, None)
-            distributions = [rows.log_probs()]
-            for context in contexts[1:]:
-                rows.advance(torch.zeros(1, dtype=torch.long, device=text.device), context[:, -1])
-                distributions.append(rows.log_probs())
-            if not self.is_same_distribution(torch.cat(distributions), context_log_probs):
-                return False
-            # Without an activated LoRA, teacher forcing is the call of `context_log_probs`.
-            if self.model.activation and not self.is_same_distribution(
-                self.model.log_probs(contexts[-1], steps + 1)[0], context_log_probs
-            ):
+            steps = [[0]] * min(_RECORD_STEPS, len(suffix))
+            rows = self.model.start_served_rows(text[:, : len(prefix)], len(steps), None)
+            row_log_probs, context = collect_row_log_probs(rows, text, len(prefix), steps)
+            last = len(steps) + 1
+            if not self.model.activation:
+                log_probs = self.model.logits_without_cache(context, last).log_softmax(-1)
+            else:  # its effect on a text depends on the end of the text
+                ends = range(len(prefix), len(prefix) + last)
+                logits = [self.model.logits_without_cache(context[:, :end], 1) for end in ends]
+                log_probs = torch.cat(logits, dim=1).log_softmax(-1)
+                if not self.is_same_distribution(self.model.log_probs(context, last), log_probs):
+                    return False
+            if not self.is_same_distribution(row_log_probs, log_probs):
                 return False
         return True
-
-    def _whole_context_log_probs(self, contexts: Tensor) -> Tensor:
-        """Return transformers' next-token log-probabilities (B, V) of contexts (B, n), uncached."""
-        logits = []
-        for context in contexts:
-            logits.append(self.model.logits_without_cache(context.unsqueeze(0), 1)[0])
-        return torch.cat(logits).log_softmax(-1)
 
     def _note(self, text: str) -> None:
         self.model.notes = (*self.model.notes, f"{self.model.name}: {text}")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,6 +69,7 @@ FORMATS = (
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 _SHOWN = 3  # names of weights in a sentence
+_BITS = ("load_in_4bit", "load_in_8bit")
 _OURS = (
     "config",
     "ignore_mismatched_sizes",
@@ -113,19 +114,10 @@ def resolve_model_device(device: str) -> torch.device:
     return resolved
 
 
-@dataclass(frozen=True)
-class Weights:
-    """A loaded model that has exactly the weights in its files.
-
-    `notes` are sentences about changes made to the weights during loading.
-    """
-
-    model: PreTrainedModel
-    notes: tuple[str, ...] = ()
-
-
-def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
-    """Load a model with all its weights onto its device.
+def read_weights(
+    kind: Kind, name: str, options: LoadingOptions
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """Load a model with all its weights onto its device; return it, and notes on changes to it.
 
     With dtype `auto`, the weights are loaded as float32. To choose the dtype by the weights and the
     device, call `resolve_dtype_option` first. Raise AuditError if the model is of another kind, or
@@ -142,7 +134,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
     _refuse_unsupported_models(kind, name, config, options, known)
     notes = _weight_formats_notes(name)
-    pretrained_args = _parse_model_arg_flags(_add_quantise_argument(options))
+    pretrained_args = _parse_model_arg_flags(options)
     pretrained_args |= _parse_device_map_flag(options)
     if getattr(config, "quantization_config", None) or "quantization_config" in pretrained_args:
         # Quantised weights are created on their final device.
@@ -174,7 +166,9 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
         name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"]
     )
     notes += _list_loading_difference_notes(kind, name, config, options)
-    return Weights(model if "device_map" in pretrained_args else model.to(device), notes)  # type: ignore[arg-type]
+    if "device_map" not in pretrained_args:
+        model = model.to(device)  # type: ignore[arg-type]
+    return model, notes
 
 
 def digest_weights(model: PreTrainedModel) -> str:
@@ -361,6 +355,15 @@ def _refuse_unsupported_models(
             f"{expected} a model of type {config.model_type!r}, of which transformers has no "
             f"{kind} LM"
         )
+    if kind == "masked":
+        # XLM and FlauBERT have one class for both kinds; their field `causal` selects the kind.
+        is_causal = getattr(config, "causal", True) or getattr(config, "is_decoder", False)
+        is_named = "MaskedLM" in architectures or "ForPreTraining" in architectures
+        if getattr(config, "is_decoder", False) or (is_causal and not is_named):
+            raise AuditError(
+                f"{expected} which its configuration does not call one "
+                f"({architectures or 'nothing'})"
+            )
     extra = _format_extra_input(config)
     if extra:
         raise AuditError(
@@ -383,30 +386,36 @@ def _format_extra_input(config: Any) -> str:
     return _MORE_THAN_TOKENS.get(config.model_type, "")
 
 
-def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `from_pretrained` arguments in the `--model-arg` flags, with JSON values decoded.
+def _parse_model_arg_flags(options: LoadingOptions) -> dict[str, Any]:
+    """Return the `from_pretrained` arguments of the flags `--model-arg` and `--quantise`.
 
-    Raise AuditError if an argument has its own flag, or if quantisation lacks its library.
+    JSON values are decoded. Raise AuditError if an argument has its own flag, if flags conflict, or
+    if quantisation lacks its library.
     """
     arguments = {}
-    for key, value in flags.items():
+    for key, value in options.model_args.items():
         arguments[key] = _parse_argument_value(value)
     for key in arguments:
         if key in ("dtype", "torch_dtype"):
-            raise AuditError(f"expected --dtype in place of --model-arg {key}={flags[key]}")
+            raise AuditError(
+                f"expected --dtype in place of --model-arg {key}={options.model_args[key]}"
+            )
         if key in _OURS:
             raise AuditError(
                 f"--model-arg {key} cannot be given: other flags set it, or audit does"
             )
-    bits = {}
-    for key in ("load_in_4bit", "load_in_8bit"):
+    ways = []
+    if options.quantise is not None:
+        ways.append("--quantise")
+    for key in (*_BITS, "quantization_config"):
         if key in arguments:
-            bits[key] = arguments.pop(key)
+            ways.append(f"--model-arg {key}")
+    if options.quantise is not None:
+        arguments[f"load_in_{options.quantise}"] = True
+    if len(ways) > 1:
+        raise AuditError(f"expected either {' or '.join(ways)}, got both")
+    bits = {key: arguments.pop(key) for key in _BITS if key in arguments}
     if any(bits.values()):
-        if "quantization_config" in arguments:
-            raise AuditError(
-                f"expected either {' and '.join(bits)} or quantization_config, got both"
-            )
         arguments["quantization_config"] = bits
     quantization = arguments.get("quantization_config")
     if quantization is not None and not isinstance(quantization, dict):
@@ -423,16 +432,6 @@ def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
         quantization = {key: value for key, value in quantization.items() if key != "quant_method"}
         arguments["quantization_config"] = BitsAndBytesConfig(**quantization)
     return arguments
-
-
-def _add_quantise_argument(options: LoadingOptions) -> Mapping[str, Any]:
-    """Return `--model-arg` with `--quantise` added. Raise AuditError if they conflict."""
-    if options.quantise is None:
-        return options.model_args
-    for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
-        if name in options.model_args:
-            raise AuditError(f"expected either --quantise or --model-arg {name}, got both")
-    return {**options.model_args, f"load_in_{options.quantise}": "true"}
 
 
 def _parse_device_map_flag(options: LoadingOptions) -> dict[str, Any]:

@@ -289,7 +289,7 @@ class _HandshakeInProgress:
                 answers.append(self._request_samples(dialect, prompt)[0][0].text)
                 spaced = answers[-1].startswith(" ")
         dialect = replace(dialect, trims=not spaced)
-        codec = TokenTextCodec(self.tokenizer, dialect, (), self.model)
+        codec = self._make_codec(dialect)
         parsed = codec.read_sample(context, greedy)
         going_on = []
         for reading in parsed.readings:
@@ -554,7 +554,7 @@ class _HandshakeInProgress:
     def _request_samples(
         self,
         dialect: ServerDialect,
-        prompt: str | Tokens,
+        prompt: Tokens | str,
         decoding: Decoding = GREEDY,
         count: int = 1,
         seed: int | None = None,
@@ -563,11 +563,10 @@ class _HandshakeInProgress:
 
         Raise RequestRefused or MalformedAnswer.
         """
-        if not isinstance(prompt, str) and not dialect.ids:
-            prompt = decode_keeping_special_tokens(self.tokenizer, prompt[len(dialect.adds) :])
-        body = dialect.build_sampling_body(
-            prompt if isinstance(prompt, str) else list(prompt), _LENGTH, decoding, count, seed
-        )
+        sent = prompt
+        if not isinstance(prompt, str):
+            sent = self._make_codec(dialect).encode_prompt(prompt)
+        body = dialect.build_sampling_body(sent, _LENGTH, decoding, count, seed)
 
         def read(answer: Any) -> tuple[list[WrittenAnswer], int | None]:
             return dialect.parse_sampled_answers(answer, count, _LENGTH), read_token_count(
@@ -585,27 +584,27 @@ class _HandshakeInProgress:
             for end in range(2, len(text) + 1):
                 values.append(self._ask_last_log_prob(dialect, text[:end]).log_probs[-1])
             return PromptLogProbs(tuple(values))
-        prompt = (
-            list(text)
-            if dialect.ids
-            else decode_keeping_special_tokens(self.tokenizer, text[len(dialect.adds) :])
-        )
-        return self._ask_twice(
-            dialect.build_scoring_body(prompt, likeliest),
-            2 * len(text),
-            lambda answer: dialect.parse_prompt_log_probs(answer, text, likeliest),
-        )
+        return self._ask_scores(dialect, text, likeliest)
 
     def _ask_last_log_prob(
         self, dialect: ServerDialect, text: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
         """Return the log-probability of the text's last token, from a server that is forced."""
-        split = TokenTextCodec(self.tokenizer, dialect, (), self.model).is_split_character(text[-1])
+        split = self._make_codec(dialect).is_split_character(text[-1])
+        return self._ask_scores(dialect, text, likeliest, split)
+
+    def _ask_scores(
+        self, dialect: ServerDialect, text: Tokens, likeliest: int, split: bool = False
+    ) -> PromptLogProbs:
+        prompt = self._make_codec(dialect).encode_prompt(text)
         return self._ask_twice(
-            dialect.build_scoring_body(list(text), likeliest, split),
-            len(text) + 9,
+            dialect.build_scoring_body(prompt, likeliest, split),
+            2 * len(text) + 9,
             lambda answer: dialect.parse_prompt_log_probs(answer, text, likeliest),
         )
+
+    def _make_codec(self, dialect: ServerDialect) -> TokenTextCodec:
+        return TokenTextCodec(self.tokenizer, dialect, (), self.model)
 
     def _ask_twice(self, body: Mapping[str, Any], at_most: int, parse: Callable[[Any], T]) -> T:
         """Send a request; if it fails, send it once more."""

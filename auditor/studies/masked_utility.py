@@ -30,7 +30,7 @@ from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import ATTACKS
 from auditor.core.result import Measurement
-from auditor.models.masked import MaskedModel, load_masked, require_masked_model
+from auditor.models.masked import MaskedModel, load_masked
 from auditor.plugins.defense import Defense
 from auditor.records import file_digests
 from auditor.runs import plan_weights
@@ -287,7 +287,6 @@ def _load_masked_texts(plan: Plan, options: MaskingOptions, reporter: Reporter) 
             )
         texts = read_row_texts("--data", plan.data.data)
         companion = plan.loading.for_companion_model()
-        require_masked_model(plan.target.model, plan.loading)
         target = load_masked(plan.target.model, plan.loading)
         if plan.target.public:
             public = load_masked(plan.target.public, companion)

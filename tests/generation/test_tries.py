@@ -185,10 +185,10 @@ def test_leaves_have_no_forward_of_their_own(monkeypatch: pytest.MonkeyPatch) ->
     own, model = bpe(150), tiny(407, scale=6.0)
     tree = tries.build_trie(DIGITS, own)
     read: list[int] = []
-    original = SlotRows._next_logits_of_input
+    original = SlotRows._compute_next_logits
     monkeypatch.setattr(
         SlotRows,
-        "_next_logits_of_input",
+        "_compute_next_logits",
         lambda self, t, *a: (read.append(len(t)), original(self, t, *a))[1],
     )
     counted = tries.count_leaves_within_nll(model, tree, (0, *tree.head), [1e9])

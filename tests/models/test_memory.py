@@ -75,8 +75,8 @@ def tight(
     """Sets a limit on the session's model."""
 
     def limit(most: int) -> Tight:
-        made = Tight(HuggingFaceModel.logits_of_input.__get__(neox), most)
-        monkeypatch.setattr(neox, "logits_of_input", made)
+        made = Tight(HuggingFaceModel.compute_input_logits.__get__(neox), most)
+        monkeypatch.setattr(neox, "compute_input_logits", made)
         # no attempt needs it here, and each takes long
         monkeypatch.setattr(memory.gc, "collect", lambda: 0)
         return made

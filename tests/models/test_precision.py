@@ -76,7 +76,7 @@ def test_one_query_a_row_attends_as_in_float32(family: str) -> None:
     assert found.dtype == torch.bfloat16 and torch.equal(found, wanted.bfloat16())
     assert torch.equal(longer, torch.nn.functional.scaled_dot_product_attention(key, key, key))
     model, tokens = half(family), torch.randint(1, 60, (3, 9))
-    rows = model.start_rows_as_served(tokens[:, :5], 4, None)
+    rows = model.start_served_rows(tokens[:, :5], 4, None)
     for i in range(5, 8):
         rows.advance(torch.arange(3), tokens[:, i])
     torch.testing.assert_close(

@@ -390,7 +390,7 @@ def test_a_paper_may_measure_utility(inputs: Path, tmp_path: Path, capsys: Said)
         ("masked", "restarts = 2", 'on = "members"', "chooses among the lab's records"),
         ("maskless", "", "", "expected a masked LM with a mask token"),
         ("seq2seq", "", "", "an encoder-decoder (t5)"),
-        ("causal", "", "", "which its configuration does not call one"),
+        ("causal", "", "", "of which transformers has no masked LM"),
         ("nameless", "", "", "which its configuration does not call one (nothing)"),
     ],
 )

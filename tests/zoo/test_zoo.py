@@ -14,7 +14,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
-from auditor.models.masked import load_masked, require_masked_model
+from auditor.models.masked import load_masked
 from auditor.models.self_check import configure_serving
 from tests.zoo.families import (
     ENCODER_DECODERS,
@@ -184,7 +184,6 @@ def test_a_masked_family_fills_gaps_as_transformers_does(family: str, tmp_path: 
         with pytest.raises(AuditError, match=MASKED[family].refused):
             load_masked(str(tmp_path))
         return
-    require_masked_model(str(tmp_path))
     model, g = load_masked(str(tmp_path)), torch.Generator().manual_seed(0)
     for length, gaps in ((6, [[1], [4], [2]]), (21, [[0, 7], [20, 3], [8, 6]])):
         tokens, at = torch.randint(3, 200, (3, length), generator=g), torch.tensor(gaps)

@@ -54,7 +54,7 @@ def read(model: HuggingFaceModel, some: Tensor) -> float:
 
 @torch.no_grad()
 def decode(model: HuggingFaceModel, some: Tensor) -> float:
-    rows, every = model.start_rows_as_served(some, _STEPS + 1, None), torch.arange(len(some))
+    rows, every = model.start_served_rows(some, _STEPS + 1, None), torch.arange(len(some))
     start = time.process_time()
     for i in range(_STEPS):
         rows.advance(every, some[:, i])
