@@ -428,9 +428,9 @@ class _SelfCheckTrial:
         )
         log_probs, contexts = collect_row_log_probs(first.joined([other]), self.texts, 1, STEPS)
         # After the last step, the first row continues the short prefix, the second the long one.
-        whole = torch.cat([self.texts[1, :long], contexts[1, 1:]])
+        long_text = torch.cat([self.texts[1, :long], contexts[1, 1:]])
         expected = []
-        for text in (contexts[0], whole):
+        for text in (contexts[0], long_text):
             expected.append(self.model.log_probs(text.unsqueeze(0), len(STEPS) + 1))
         return self.is_same_distribution(log_probs, torch.cat(expected))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy
 
 from auditor.benchmarks.data import pii, released_passages
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
@@ -124,21 +125,16 @@ def compute_coin_p_value(signals: Floats | Bools, member: Bools, seed: int) -> f
     are redrawn with the same number of members. Fair coins make all such labels equally likely, so
     the p-value is exact.
     """
-    ranks = np.array([_rank_values(values) for values in signals if len(set(values.tolist())) > 1])
-    if not len(ranks):
+    varied = [values for values in signals if len(set(values.tolist())) > 1]
+    if not varied:
         return 1.0
+    ranks = scipy.stats.rankdata(varied, axis=1)
     ranks = (ranks - ranks.mean(1, keepdims=True)) / ranks.std(1, keepdims=True)
     noise = make_keyed_generator("rag coins again", seed)
     labels = noise.permuted(np.tile(member.astype(float), (_DRAWS, 1)), axis=1)
     corpus = np.abs(labels @ ranks.T).max(1)
     observed = np.abs(ranks @ member).max()
     return float((1 + (corpus >= observed - 1e-9).sum()) / (1 + _DRAWS))
-
-
-def _rank_values(values: Floats | Bools) -> Floats:
-    """Return the rank of each document's value, (documents,); equal values get their mean rank."""
-    ordered = np.sort(values)
-    return (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, "right")) / 2
 
 
 class RagJudge:

@@ -187,7 +187,7 @@ class CachedServerQueries:
         """
         keys: dict[tuple[int, Tokens], bytes] = {}
         requests: dict[bytes, ServerRequest] = {}
-        settled = [list(samples) for samples in readings]
+        settled = list(map(list, readings))
         unclear = []
         for i, (answer, *_) in enumerate(readings):
             if answer.kind == withheld_answers.UNCLEAR:
@@ -435,7 +435,7 @@ class CachedServerQueries:
         """
         return self.wire.ledger.answers.count_used_answers(self._runs)
 
-    def has_withheld_answer_by_context(self, contexts: Sequence[Tokens]) -> list[bool]:
+    def mark_withheld_contexts(self, contexts: Sequence[Tokens]) -> list[bool]:
         """Return, for each context, whether any answer to it may have hidden a leak."""
         withheld = self.wire.ledger.answers.list_withheld_contexts(
             self._runs,

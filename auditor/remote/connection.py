@@ -392,9 +392,8 @@ def _read_answer_usage(answer: Any, at_most: int) -> ServerUsage:
 
     If it reports none, `at_most` is used.
     """
-    n_read, n_written = (
-        read_token_count(answer, name) for name in ("prompt_tokens", "completion_tokens")
-    )
+    n_read = read_token_count(answer, "prompt_tokens")
+    n_written = read_token_count(answer, "completion_tokens")
     if n_read is None or n_read < 0:
         return ServerUsage(1, prompt_tokens=at_most)
     return ServerUsage(1, prompt_tokens=n_read, answer_tokens=max(0, n_written or 0))

@@ -98,16 +98,17 @@ class _RequestPool:
         chosen = _choose_rechecked_requests(self.new, math.ceil(len(self.new) / EVERY), check)
         requests = [*self.old, *self.new]
         longest = sorted(requests, key=lambda request: -len(request.context))[:_LAST]
-        kept = _choose_rechecked_requests(requests, _KEPT, check + 1)
-        self.old = list(dict.fromkeys([*longest, *kept]))
+        sample = _choose_rechecked_requests(requests, _KEPT, check + 1)
+        self.old = list(dict.fromkeys([*longest, *sample]))
         self.new = []
         return chosen
 
     def choose_last(self, check: int) -> list[WatchedRequest]:
         """Return `choose_new`, the longest request and random others, `_LAST` or more in all."""
         chosen = self.choose_new(check)
-        chosen += [request for request in self.old[:1] if request not in chosen]
         others = [request for request in self.old if request not in chosen]
+        if self.old and self.old[0] not in chosen:  # the longest
+            chosen.append(others.pop(0))
         return chosen + _choose_rechecked_requests(others, _LAST - len(chosen), check + 1)
 
 

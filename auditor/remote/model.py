@@ -264,7 +264,7 @@ class RemoteModel(LanguageModel):
         return tuple(doubts)
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[Tokens]) -> list[bool]:
-        return self.asker.has_withheld_answer_by_context(prefixes)
+        return self.asker.mark_withheld_contexts(prefixes)
 
     # --- unsupported methods ---
 
