@@ -90,6 +90,19 @@ def _explain_unscored(dialect: ServerDialect, error: RequestRefused | MalformedA
     return f"by {dialect.scored}, {error}"
 
 
+def _list_scoring_dialects(dialect: ServerDialect, context: Tokens) -> Iterator[ServerDialect]:
+    """Yield the ways in which known servers score prompts.
+
+    They are those of vLLM, OpenAI, llama-cpp-python (which hides tokens) and llama.cpp.
+    """
+    yield replace(dialect, scored="prompt_logprobs")
+    yield replace(dialect, scored="echo")
+    if dialect.adds:
+        yield replace(dialect, scored="echo", hidden=len(dialect.adds))
+    if dialect.ids and dialect.returned:
+        yield replace(dialect, scored="forced", drawable=context[-1])
+
+
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
     """Test the server with a few requests and return the results.
 
@@ -330,7 +343,7 @@ class _HandshakeInProgress:
         answer = greedy.tokens or ()
         text = (*context, *answer)
         reason = ""
-        for attempt in self._list_scoring_dialects(dialect, context):
+        for attempt in _list_scoring_dialects(dialect, context):
             try:
                 scores = self._ask_prompt_log_probs(attempt, text)
             except (RequestRefused, MalformedAnswer) as error:
@@ -428,20 +441,6 @@ class _HandshakeInProgress:
         if forced is not None:
             value = forced.log_probs[-1]
         return value is not None and abs(value - log_prob) <= CLOSE
-
-    def _list_scoring_dialects(
-        self, dialect: ServerDialect, context: Tokens
-    ) -> Iterator[ServerDialect]:
-        """Yield the ways in which known servers score prompts.
-
-        They are those of vLLM, OpenAI, llama-cpp-python (which hides tokens) and llama.cpp.
-        """
-        yield replace(dialect, scored="prompt_logprobs")
-        yield replace(dialect, scored="echo")
-        if dialect.adds:
-            yield replace(dialect, scored="echo", hidden=len(dialect.adds))
-        if dialect.ids and dialect.returned:
-            yield replace(dialect, scored="forced", drawable=context[-1])
 
     # --- samples ---
 
@@ -584,21 +583,21 @@ class _HandshakeInProgress:
             for end in range(2, len(text) + 1):
                 values.append(self._ask_last_log_prob(dialect, text[:end]).log_probs[-1])
             return PromptLogProbs(tuple(values))
-        return self._ask_scores(dialect, text, likeliest)
+        return self._ask_last_log_prob(dialect, text, likeliest)
 
     def _ask_last_log_prob(
         self, dialect: ServerDialect, text: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
-        """Return the log-probability of the text's last token, from a server that is forced."""
-        split = self._make_codec(dialect).is_split_character(text[-1])
-        return self._ask_scores(dialect, text, likeliest, split)
+        """Return the log-probabilities of one answer; a server that is forced gives only the last.
 
-    def _ask_scores(
-        self, dialect: ServerDialect, text: Tokens, likeliest: int, split: bool = False
-    ) -> PromptLogProbs:
-        prompt = self._make_codec(dialect).encode_prompt(text)
+        The last token is that of the text.
+        """
+        codec = self._make_codec(dialect)
+        body = dialect.build_scoring_body(
+            codec.encode_prompt(text), likeliest, codec.is_split_character(text[-1])
+        )
         return self._ask_twice(
-            dialect.build_scoring_body(prompt, likeliest, split),
+            body,
             2 * len(text) + 9,
             lambda answer: dialect.parse_prompt_log_probs(answer, text, likeliest),
         )
