@@ -16,15 +16,13 @@ import numpy as np
 from auditor.core.nouns import Tokens
 from auditor.defenses.private_training import PrivateTraining
 from auditor.defenses.private_training_controls import NoNoise
-from auditor.plugins.options import ShareOrAll
 from auditor.plugins.trainer import TrainingJob
 from auditor.privacy.gaussian import compute_quick_rdp_epsilon, compute_tightest_epsilon
 from auditor.privacy.promises import NOMINAL, PrivacyRecord
 from auditor.training.poisson import MechanismTerms, UnitTreatment
 from auditor.training.rarity import (
     Normalisation,
-    check_perplexity_bounds,
-    compute_clipping_shares,
+    RarityClipping,
     compute_log_perplexities,
     scale_perplexities_within_data,
 )
@@ -109,7 +107,7 @@ class Adp(PrivateTraining):
 
 
 @dataclass(frozen=True)
-class AdpSound(PrivateTraining):
+class AdpSound(RarityClipping, PrivateTraining):
     """Fine-tune with DP-SGD that clips rare records hardest: ADP's idea with a proof.
 
     Record i is clipped to C kappa(rho_i); the noise remains C sigma. rho is the record's rarity,
@@ -127,33 +125,11 @@ class AdpSound(PrivateTraining):
     claims = "(epsilon, delta) for one record (or user), under any access and decoding"
     promises = True
     clipping_changes = "each unit's gradient is clipped, harder the rarer a public model finds it"
-    kappa_least: ShareOrAll = 0.1
-    lowest_perplexity: float = 0.0
-    highest_perplexity: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_perplexity_bounds(self.lowest_perplexity, self.highest_perplexity)
-
-    @property
-    def _clipping_share_options(self) -> tuple[float, float, float]:
-        """Return kappa_least, lowest_perplexity and highest_perplexity."""
-        return self.kappa_least, self.lowest_perplexity, self.highest_perplexity
-
-    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
-        # No share is above 1, so no unit adds more than C: the noise of dp-sgd is enough (formulas
-        # B4, variant B).
-        shares = compute_clipping_shares(job.public, examples, *self._clipping_share_options)
-        return UnitTreatment(shares=shares)
-
-    def collect_recipe_details(self) -> dict[str, float]:
-        return {**super().collect_recipe_details(), "kappa_least": self.kappa_least}
 
     def make_no_noise_control(self) -> NoNoise:
-        kappa, lowest, highest = self._clipping_share_options
         return replace(
             super().make_no_noise_control(),
-            kappa_least=kappa,
-            lowest_perplexity=lowest,
-            highest_perplexity=highest,
+            kappa_least=self.kappa_least,
+            lowest_perplexity=self.lowest_perplexity,
+            highest_perplexity=self.highest_perplexity,
         )

@@ -115,11 +115,10 @@ class InvisibleInk(BudgetedDefense):
             "of the public model: each is asked about its own records, and T counts the tokens of "
             "one batch"
         ]
-        private = [prompt for prompt in scenario.prompts if prompt.record]
-        elsewhere = sum(
-            prompt.record not in batches.records[batches.batch_by_start[prompt.given]]
-            for prompt in private
-        )
+        elsewhere = 0
+        for prompt in scenario.prompts:
+            batch = batches.records[batches.batch_by_start[prompt.given]]
+            elsewhere += bool(prompt.record) and prompt.record not in batch
         if elsewhere:
             sentences.append(
                 f"{elsewhere} records share their prefix with one of another batch, whose model "

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Tokens
 from auditor.plugins.options import ShareOrAll
-from auditor.plugins.trainer import TrainingJob
 from auditor.training.finetune import ClippingNorm
-from auditor.training.poisson import NonPrivateControl, UnitTreatment
-from auditor.training.rarity import check_perplexity_bounds, compute_clipping_shares
+from auditor.training.poisson import NonPrivateControl
+from auditor.training.rarity import RarityClipping
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class NoClipping(NonPrivateControl):
 
 
 @dataclass(frozen=True)
-class NoNoise(NonPrivateControl):
+class NoNoise(RarityClipping, NonPrivateControl):
     """Fine-tune with the settings of a private training, but without noise; clip the gradients.
 
     This control makes no privacy claim.
@@ -48,29 +45,7 @@ class NoNoise(NonPrivateControl):
     title = "Clipped, no noise"
     clip: ClippingNorm = 1.0
     kappa_least: ShareOrAll = 1.0
-    lowest_perplexity: float = 0.0
-    highest_perplexity: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_perplexity_bounds(self.lowest_perplexity, self.highest_perplexity)
 
     @property
     def control_clipping_norm(self) -> float:
         return self.clip
-
-    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
-        # All records are clipped alike, so no public model is needed.
-        if self.kappa_least == 1:
-            return UnitTreatment()
-        shares = compute_clipping_shares(
-            job.public,
-            examples,
-            self.kappa_least,
-            self.lowest_perplexity,
-            self.highest_perplexity,
-        )
-        return UnitTreatment(shares=shares)
-
-    def collect_recipe_details(self) -> dict[str, float]:
-        return {**super().collect_recipe_details(), "kappa_least": self.kappa_least}

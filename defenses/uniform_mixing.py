@@ -174,9 +174,39 @@ class UniformMixture:
         public = public.to(distribution.device).double()
         return mix_public_top_k(distribution.double(), public, self.weight, self.top_k, self.tail)
 
+    @property
+    def mixes_single_tokens(self) -> bool:
+        """True if a token's mixed probability depends only on its own probability."""
+        return not self.top_k
+
     def mix_token_log_probs(self, log_probs: Tensor) -> Tensor:
         """Mix single tokens' log-probabilities, (...), in nats, over the whole vocabulary."""
         return mix_uniform(log_probs.double(), self.weight, self.vocab_size)
+
+
+class _LeastLikelyMixture(UniformMixture):
+    """Mix a model that is certain of the token that the mixed model finds least likely.
+
+    The token is chosen among those that the mixture can draw.
+    """
+
+    @property
+    def mixes_single_tokens(self) -> bool:
+        return False
+
+    def mix_next_token_distribution(self, distribution: Tensor, public: Tensor | None) -> Tensor:
+        mixed = super().mix_next_token_distribution(distribution, public)
+        # All neighbours have the same support.
+        possible = mixed.masked_fill(mixed == -math.inf, math.inf)
+        if self.top_k:
+            assert public is not None  # `UniformMixing` guarantees it
+            outside = torch.ones_like(mixed, dtype=torch.bool)
+            outside = outside.scatter(-1, _find_public_top_k(public, self.top_k), False)
+            possible = possible.masked_fill(outside, math.inf)
+        point_mass = torch.full_like(mixed, -math.inf).scatter(
+            -1, possible.argmin(-1, keepdim=True), 0.0
+        )
+        return super().mix_next_token_distribution(point_mass, public)
 
 
 class UniformMixingModel(WrappingModel):
@@ -221,13 +251,13 @@ class UniformMixingModel(WrappingModel):
         rows = self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
         if not self.mixing.top_k:
             return _UniformMixingRows(rows, self.mixing)
-        public = self._public_model_for_prompt(prompt).start(prefixes, length, prompt=prompt)
+        public = self._get_public_model(prompt).start(prefixes, length, prompt=prompt)
         return _UniformMixingRows(rows, self.mixing, public)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         public = None
         if self.mixing.top_k:
-            public = self._public_model_for_prompt(prompt).log_probs(contexts, last, prompt=prompt)
+            public = self._get_public_model(prompt).log_probs(contexts, last, prompt=prompt)
         return self.mixing.mix_next_token_distribution(
             self.model.log_probs(contexts, last, prompt=prompt), public
         )
@@ -235,13 +265,13 @@ class UniformMixingModel(WrappingModel):
     def token_log_probs(
         self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
     ) -> Tensor:
-        if self.mixing.top_k:
+        if not self.mixing.mixes_single_tokens:
             return super().token_log_probs(prefixes, suffixes, prompt=prompt)
         return self.mixing.mix_token_log_probs(
             self.model.token_log_probs(prefixes, suffixes, prompt=prompt)
         )
 
-    def _public_model_for_prompt(self, prompt: Tensor | None) -> LanguageModel:
+    def _get_public_model(self, prompt: Tensor | None) -> LanguageModel:
         """Return the public model.
 
         Raise NotApplicable if a soft prompt's width does not fit the public model.
@@ -294,31 +324,15 @@ class UniformMixingModel(WrappingModel):
         return [Neighbours(_RELATION, torch.stack(distributions, dim=-2))]
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
-        if index:
-            target = self.public
-        else:
-            target = _LeastLikelyTokenModel(self)
-        assert relation == _RELATION and target is not None
-        # with the same mixing, public model and name, but a different target
+        assert relation == _RELATION
+        # with the same public model and name, but a different target
         other = copy.copy(self)
-        other.model = target
+        if index:
+            assert self.public is not None
+            other.model = self.public
+        else:
+            other.mixing = _LeastLikelyMixture(**vars(self.mixing))
         return other
-
-    def least_likely_token_point_mass(self, distribution: Tensor, public: Tensor | None) -> Tensor:
-        """Return a distribution with all mass on the least likely token, shape (..., V), in nats.
-
-        The token is chosen among those that the mixture can draw.
-        """
-        # All neighbours have the same support.
-        possible = distribution.masked_fill(distribution == -math.inf, math.inf)
-        if self.mixing.top_k:
-            assert public is not None
-            outside = torch.ones_like(distribution, dtype=torch.bool)
-            outside = outside.scatter(-1, _find_public_top_k(public, self.mixing.top_k), False)
-            possible = possible.masked_fill(outside, math.inf)
-        return torch.full_like(distribution, -math.inf).scatter(
-            -1, possible.argmin(-1, keepdim=True), 0.0
-        )
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         if self.mixing.top_k and self.public:
@@ -332,54 +346,6 @@ class UniformMixingModel(WrappingModel):
         )
 
 
-class _LeastLikelyTokenModel(WrappingModel):
-    """Put all probability on the token that a mixed model finds least likely."""
-
-    def __init__(self, mixed: UniformMixingModel) -> None:
-        super().__init__(mixed)
-        self.mixed = mixed
-        self.name = f"the opposite of {mixed.name}"
-
-    def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        return self.mixed.row_bytes(positions) + super().row_bytes(positions)
-
-    def start(
-        self,
-        prefixes: Tensor,
-        length: int,
-        *,
-        prompt: Tensor | None = None,
-        distribution: bool = True,
-    ) -> Rows:
-        return _LeastLikelyTokenRows(self.mixed, self.mixed.start(prefixes, length, prompt=prompt))
-
-    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        mixed = self.mixed
-        public = None
-        if mixed.mixing.top_k:
-            assert mixed.public is not None
-            public = mixed.public.log_probs(contexts, last, prompt=prompt)
-        return mixed.least_likely_token_point_mass(
-            mixed.log_probs(contexts, last, prompt=prompt), public
-        )
-
-
-class _LeastLikelyTokenRows(WrappingRows):
-    rows: _UniformMixingRows
-
-    def __init__(self, mixed: UniformMixingModel, rows: Rows) -> None:
-        assert isinstance(rows, _UniformMixingRows)
-        super().__init__(rows)
-        self.mixed = mixed
-
-    def log_probs(self) -> Tensor:
-        if self.rows.public:
-            public = self.rows.public.log_probs()
-        else:
-            public = None
-        return self.mixed.least_likely_token_point_mass(self.rows.log_probs(), public)
-
-
 class _UniformMixingRows(WrappingRows):
     def __init__(self, rows: Rows, mixing: UniformMixture, public: Rows | None = None) -> None:
         super().__init__(rows)
@@ -387,12 +353,13 @@ class _UniformMixingRows(WrappingRows):
         self.public = public
 
     def log_probs(self) -> Tensor:
-        return self.mixing.mix_next_token_distribution(
-            self.rows.log_probs(), self.public.log_probs() if self.public else None
-        )
+        public = None
+        if self.public is not None:
+            public = self.public.log_probs()
+        return self.mixing.mix_next_token_distribution(self.rows.log_probs(), public)
 
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
-        if self.public is not None:
+        if not self.mixing.mixes_single_tokens:
             return super().token_log_probs(row_of_token, tokens)
         return self.mixing.mix_token_log_probs(self.rows.token_log_probs(row_of_token, tokens))
 
@@ -430,7 +397,7 @@ class UniformMixingMasked(MaskedModel):
         )
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        if self.mixing.top_k:
+        if not self.mixing.mixes_single_tokens:
             return super().token_log_probs(contexts, positions)
         return self.mixing.mix_token_log_probs(self.target.token_log_probs(contexts, positions))
 

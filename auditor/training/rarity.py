@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,10 @@ from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, compute_text_nlls
+from auditor.plugins.options import ShareOrAll
+from auditor.plugins.trainer import TrainingJob
 from auditor.training import loss_masks
+from auditor.training.poisson import PoissonTraining, UnitTreatment
 
 Normalisation = Literal["min-max", "rank"]
 
@@ -74,12 +78,6 @@ def scale_perplexities_within_bounds(
     return np.asarray(((log_perplexity - low) / (high - low)).clip(0, 1))
 
 
-def check_perplexity_bounds(lowest: float, highest: float) -> None:
-    """Raise AuditError if `compute_clipping_shares` cannot use these bounds."""
-    # highest=0 means the vocabulary size, which is not known here: any large number passes.
-    scale_perplexities_within_bounds(np.zeros(0), lowest or 1, highest or 1e9)
-
-
 def compute_clipping_shares(
     public: LanguageModel,
     examples: Sequence[Tokens],
@@ -96,3 +94,37 @@ def compute_clipping_shares(
     upper = highest or float(public.vocab_size)
     rho = scale_perplexities_within_bounds(log_perplexity, lowest or 1.0, upper)
     return (1 - (1 - kappa_least) * rho).tolist()
+
+
+@dataclass(frozen=True)
+class RarityClipping(PoissonTraining):
+    """Base class of trainings that clip the gradients of rare records hardest."""
+
+    kappa_least: ShareOrAll = 0.1
+    lowest_perplexity: float = 0.0
+    highest_perplexity: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # highest=0 means the vocabulary size, which is not known here: any large number passes.
+        scale_perplexities_within_bounds(
+            np.zeros(0), self.lowest_perplexity or 1, self.highest_perplexity or 1e9
+        )
+
+    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+        # All records are clipped alike, so no public model is needed.
+        if self.kappa_least == 1:
+            return UnitTreatment()
+        # No share is above 1, so no unit adds more than C: the noise of dp-sgd is enough (formulas
+        # B4, variant B).
+        shares = compute_clipping_shares(
+            job.public,
+            examples,
+            self.kappa_least,
+            self.lowest_perplexity,
+            self.highest_perplexity,
+        )
+        return UnitTreatment(shares=shares)
+
+    def collect_recipe_details(self) -> dict[str, float]:
+        return {**super().collect_recipe_details(), "kappa_least": self.kappa_least}

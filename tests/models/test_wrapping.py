@@ -15,7 +15,7 @@ from auditor.defenses.cp_delta import CpDeltaModel
 from auditor.defenses.invisible_ink import InkOptions, InvisibleInkModel
 from auditor.defenses.memfree import MemFreeModel, build_exact_filter
 from auditor.defenses.pmixed_model import EnsembleModel, PMixedModel, build_unmixed_projection
-from auditor.defenses.uniform_mixing import UniformMixingModel, _LeastLikelyTokenModel
+from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
@@ -84,7 +84,6 @@ def wrappers() -> Iterator[WrappingModel]:
     yield PrefixedModel(Marked(), (1,))
     yield MemFreeModel(Marked(), 2, build_exact_filter(set()))
     yield UniformMixingModel(Marked(), 0.5)
-    yield _LeastLikelyTokenModel(UniformMixingModel(Marked(), 0.5))
     yield InvisibleInkModel(two(), InkOptions(1.0, 1.0), "ink")
     yield PMixedModel(two(), 0.5, build_unmixed_projection, "pmixed")
     yield CpDeltaModel(two(), "max", (1, 2))
