@@ -119,18 +119,16 @@ class PrivateTraining(PoissonTraining):
                 )
 
     def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
-        # Poisson sampling: each unit is in a batch with this chance, `batch` of them on average.
-        rate = self.batch / units
-        steps = self.count_planned_steps(units)
+        terms = super().compute_mechanism_terms(job, units)
         sigma = self.noise_multiplier
         if not sigma:
             job.progress(f"solving for the noise of ε {self.epsilon:g}", 0, 1)
-            sigma = find_noise_multiplier(self.epsilon, self.delta, rate, steps)
+            sigma = find_noise_multiplier(self.epsilon, self.delta, terms.rate, terms.steps)
         base = None
         if Path(job.base).is_dir():
             # The promise of the base, if it was trained privately itself.
             base = read_privacy_record(Path(job.base))
-        return MechanismTerms(sigma, self.clip, rate, steps, units, self.delta, base)
+        return dataclasses.replace(terms, sigma=sigma, clip=self.clip, delta=self.delta, base=base)
 
     def derive_randomness_key(self, job: TrainingJob) -> str:
         """Derive the key from which noise and batches are drawn.
@@ -172,32 +170,20 @@ class PrivateTraining(PoissonTraining):
         by_rdp = epsilon
         if accountant.endswith("PLD") and not flaw:
             by_rdp = compute_rdp_epsilon(*mechanism)  # a cross-check of PLD (formulas B4)
-        return PrivacyRecord(
-            method=self.name,
+        record = super().make_privacy_record(trained, treatment, terms)
+        return dataclasses.replace(
+            record,
             epsilon=None if flaw else epsilon,
-            delta=terms.delta,
             status=flaw or "sound",
             sound=not flaw,
-            noise_multiplier=terms.sigma,
-            clip=terms.clip,
-            sampling_rate=terms.rate,
-            steps=trained.steps,
-            unit=self.unit,
             noise=self.noise,
             accountant=accountant,
             epsilon_rdp=None if flaw else by_rdp,
             epsilon_twice=None if flaw else compute_tightest_epsilon(*twice)[0],
             earlier=earlier,
-            units=terms.units,
-            units_given=self.units > 0,
-            optimizer=self.optimizer,
             nominal={nominal: epsilon} if nominal else {},
-            details={
-                **self.collect_recipe_details(),
-                # The largest norm of a clipped gradient, rounding included (formulas D3).
-                SENSITIVITY: terms.clip * (1 + ROUNDING),
-                **dict(treatment.details),
-            },
+            # The largest norm of a clipped gradient, rounding included (formulas D3).
+            details={**record.details, SENSITIVITY: terms.clip * (1 + ROUNDING)},
             versions={name: importlib.metadata.version(name) for name in _RECORDED_PACKAGES},
         )
 

@@ -33,7 +33,6 @@ from auditor.training import clipping
 from auditor.training.finetune import check_weights_finite, list_trainable_parameters
 from auditor.training.gradient_canaries import (
     NOTHING_PLANTED,
-    AssumedMechanism,
     CanaryWatch,
     NoiseScale,
     PlantedCanaries,
@@ -209,8 +208,8 @@ def fit_privately(
     _check_sampler(sampler, len(examples), canaries.count)
     parameters = list_trainable_parameters(model)
     initial_digest = _digest_parameters(parameters)
-    assumed = AssumedMechanism(recipe.noise_multiplier, recipe.clip, sampler.rate)
-    watch = CanaryWatch(canaries, list(parameters.values()), len(examples), assumed)
+    mechanism = (recipe.noise_multiplier, recipe.clip, sampler.rate)
+    watch = CanaryWatch(canaries, list(parameters.values()), len(examples), *mechanism)
     expected_units = sampler.size * sampler.rate
     clipping.check_gradient_clipping(list(parameters.values()), recipe.clip, expected_units)
     trained = PrivateModel(0, False, watch=watch)

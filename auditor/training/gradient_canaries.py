@@ -73,21 +73,6 @@ class PlantedCanaries:
 NOTHING_PLANTED = PlantedCanaries(0)
 
 
-@dataclass(frozen=True)
-class AssumedMechanism:
-    """The mechanism that the auditor assumes to compute a canary's score, a likelihood ratio.
-
-    Attributes:
-        noise_multiplier: sigma.
-        clip: C, the clipping norm.
-        rate: sampling rate q.
-    """
-
-    noise_multiplier: float
-    clip: float
-    rate: float
-
-
 class CanaryWatch:
     """Watch that plants canaries in the steps of a training and scores each release of gradients.
 
@@ -95,7 +80,8 @@ class CanaryWatch:
         planted: the canaries.
         parameters: the trained parameters.
         first: index of the first canary among the privacy units; canaries follow all records.
-        assumed: the privacy mechanism that the training should use.
+        noise_multiplier, clip, rate: sigma, C and the sampling rate q that the training should use,
+            by which a canary's score, a likelihood ratio, is computed.
     """
 
     def __init__(
@@ -103,11 +89,15 @@ class CanaryWatch:
         planted: PlantedCanaries,
         parameters: Sequence[nn.Parameter],
         first: int,
-        assumed: AssumedMechanism,
+        noise_multiplier: float,
+        clip: float,
+        rate: float,
     ) -> None:
         self.parameters = parameters
         self.first = first
-        self.assumed = assumed
+        self.noise_multiplier = noise_multiplier
+        self.clip = clip
+        self.rate = rate
         starts = np.cumsum([0, *(p.numel() for p in parameters)])
         coordinates = planted.draw_coordinates(int(starts[-1]))
         self.included = planted.included
@@ -159,7 +149,7 @@ class CanaryWatch:
             rows = torch.zeros(len(canaries), p.numel(), dtype=p.dtype, device=p.device)
             for row, canary in enumerate(canaries):
                 if self._owner[canary] == i:
-                    rows[row, self._offset[canary]] = LENGTH * self.assumed.clip
+                    rows[row, self._offset[canary]] = LENGTH * self.clip
             parameter: Any = p  # Opacus adds attributes to parameters
             rows = rows.view(-1, *p.shape)
             samples = getattr(parameter, "grad_sample", None)
@@ -217,11 +207,10 @@ class CanaryWatch:
         """
         # The sum less the records' contribution is the canary's C, or 0, plus noise.
         noisy_sums = self.read_released_gradients().numpy() * expected_batch
-        x = (noisy_sums - self._known_sums) / self.assumed.clip
-        noise = self.assumed.noise_multiplier
-        rate = self.assumed.rate
+        x = (noisy_sums - self._known_sums) / self.clip
+        noise = self.noise_multiplier
         if scale is None:
-            self.scores += compute_inclusion_log_ratio(x, noise, rate)
+            self.scores += compute_inclusion_log_ratio(x, noise, self.rate)
         else:
             scales_with, scales_without = self._compute_noise_scales(units, scale)
             noise_with = noise * scales_with
@@ -231,7 +220,7 @@ class CanaryWatch:
                 noise_with,
                 noise_without,
             )
-            self.scores += compute_inclusion_log_ratio(x, noise_with, rate, size_ratio)
+            self.scores += compute_inclusion_log_ratio(x, noise_with, self.rate, size_ratio)
             noise *= scale(units)
         self.sums += x
         self.releases += 1
@@ -268,7 +257,7 @@ class CanaryWatch:
         for p in self.parameters:
             parameter: Any = p  # Opacus adds attributes to parameters
             noisy_sum = parameter.grad.double() * expected_batch
-            noise = (noisy_sum - parameter.summed_grad.double()) / self.assumed.clip
+            noise = (noisy_sum - parameter.summed_grad.double()) / self.clip
             energy += float(noise.square().sum())
             n_values += p.numel()
         s_with = np.maximum(noise_with, _LEAST_NOISE)
@@ -286,7 +275,7 @@ class CanaryWatch:
         D_i, P[z < -t] is at most exp(-t^2 / 2) (Maurer 2003, Theorem 2.1).
         """
         n = self.releases
-        q = self.assumed.rate
+        q = self.rate
         variance = n * q * (1 - q)
         if not variance or not self.canary_count:
             return 0.0

@@ -129,18 +129,49 @@ class PoissonTraining(Defense, Trainer):
         """Return the clipping and the noise of each unit; by default, all units are alike."""
         return UnitTreatment()
 
+    @property
+    def control_clipping_norm(self) -> float:
+        """C, the clipping norm of a control; inf for no clipping."""
+        return math.inf
+
     def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
-        """Return the mechanism's noise, clipping, rate and steps for this number of units."""
-        raise NotImplementedError
+        """Return the mechanism's noise, clipping, rate and steps for this number of units.
+
+        By default, there is no noise.
+        """
+        return MechanismTerms(
+            sigma=0.0,
+            clip=self.control_clipping_norm,
+            # Poisson sampling: each unit is in a batch with this chance.
+            rate=self.batch / units,
+            steps=self.count_planned_steps(units),
+            units=units,
+        )
 
     def make_privacy_record(
         self, trained: PrivateModel, treatment: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Return the promise that the finished training makes.
+        """Return the promise that the finished training makes; by default, none.
 
         `treatment` is the clipping and noise of each unit; `terms` are the mechanism's parameters.
         """
-        raise NotImplementedError
+        return PrivacyRecord(
+            method=self.name,
+            epsilon=None,
+            delta=terms.delta,
+            status="no guarantee: trained without noise, as a control of private training",
+            noise_multiplier=terms.sigma,
+            clip=terms.clip,
+            sampling_rate=terms.rate,
+            steps=trained.steps,
+            unit=self.unit,
+            noise="none",
+            accountant="none",
+            units=terms.units,
+            units_given=self.units > 0,
+            optimizer=self.optimizer,
+            details={**self.collect_recipe_details(), **dict(treatment.details)},
+        )
 
     def derive_randomness_key(self, job: TrainingJob) -> str:
         """Return the key of batches and noise, which is secret if the training makes a promise."""
@@ -297,43 +328,8 @@ class NonPrivateControl(PoissonTraining):
 
     claims = "none: the control of private training"
 
-    @property
-    def control_clipping_norm(self) -> float:
-        """C, the clipping norm; inf for no clipping."""
-        return math.inf
-
-    def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
-        return MechanismTerms(
-            sigma=0.0,
-            clip=self.control_clipping_norm,
-            rate=self.batch / units,
-            steps=self.count_planned_steps(units),
-            units=units,
-        )
-
     def derive_randomness_key(self, job: TrainingJob) -> str:
         return f"control {job.seed}"
-
-    def make_privacy_record(
-        self, trained: PrivateModel, treatment: UnitTreatment, terms: MechanismTerms
-    ) -> PrivacyRecord:
-        return PrivacyRecord(
-            method=self.name,
-            epsilon=None,
-            delta=0.0,
-            status="no guarantee: trained without noise, as a control of private training",
-            noise_multiplier=0.0,
-            clip=terms.clip,
-            sampling_rate=terms.rate,
-            steps=trained.steps,
-            unit=self.unit,
-            noise="none",
-            accountant="none",
-            units=terms.units,
-            units_given=self.units > 0,
-            optimizer=self.optimizer,
-            details={**self.collect_recipe_details(), **dict(treatment.details)},
-        )
 
 
 def _collect_unit_sequences(job: TrainingJob, unit: str) -> tuple[list[Tokens], int]:

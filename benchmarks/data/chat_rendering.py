@@ -472,11 +472,8 @@ def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str
         return pieces[1:]
     questions = list(filter(None, conversation.plain[:-1]))
     if conversation.kind == INSTRUCTION:
-        before = []
-        for question, answer in _list_history(conversation):
-            before.append((f"{question}\n", f"{answer}", "\n"))
         return [
-            *_build_history_pieces(before),
+            *_list_history_pieces(conversation, "", "\n", "\n"),
             ("\n".join(questions) + "\n", False),
             (conversation.plain[-1], True),
         ]
@@ -486,19 +483,17 @@ def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str
     ]
 
 
-def _list_history(conversation: Conversation) -> list[tuple[str, str]]:
-    """Return the questions and answers before an instruction."""
+def _list_history_pieces(
+    conversation: Conversation, before: str, between: str, after: str
+) -> list[Piece]:
+    """Return the questions and answers before an instruction, with text around each of them."""
     # The last two turns are the instruction and its answer (`parse_conversation`).
     contents = []
     for message in conversation.messages[conversation.system_column : -2]:
         contents.append(str(message["content"]))
-    return list(zip(contents[::2], contents[1::2], strict=True))
-
-
-def _build_history_pieces(before: Sequence[tuple[str, str, str]]) -> list[Piece]:
     pieces: list[Piece] = []
-    for question, answer, join in before:
-        pieces += [(question, False), (answer, True), (join, False)]
+    for question, answer in zip(contents[::2], contents[1::2], strict=True):
+        pieces += [(before + question + between, False), (answer, True), (after, False)]
     return pieces
 
 
@@ -520,14 +515,10 @@ def _list_alpaca_prompt_pieces(
     else:
         opening = _OPENING + (_FURTHER if with_input else "") + _REQUEST
     answering = "### Response:" + ("\n" if LINE in form.variants else "")
-    before = []
-    for question, answer in _list_history(conversation):
-        before.append((f"### Instruction:\n{question}\n\n{answering}", answer, f"{end}\n\n"))
-    text = f"### Instruction:\n{instruction}\n\n" + (
-        f"### Input:\n{input_text}\n\n" if with_input else ""
-    )
+    heading = "### Instruction:\n"
+    text = f"{heading}{instruction}\n\n" + (f"### Input:\n{input_text}\n\n" if with_input else "")
     pieces: list[Piece] = [
-        *_build_history_pieces(before),
+        *_list_history_pieces(conversation, heading, f"\n\n{answering}", f"{end}\n\n"),
         (text + answering, False),
         (output, True),
     ]

@@ -399,15 +399,13 @@ def get_tool_name(tool: Any) -> str:
 
 def _parse_conversation_tools(tools: Any) -> Any:
     """Return the tool functions as a list; the input may be JSON, which TRL also reads."""
-    if isinstance(tools, str) and tools:
-        try:
+    if isinstance(tools, str):
+        with suppress(ValueError):  # refused below
             tools = json.loads(tools)
-        except ValueError:
-            raise UnusableConversation("tools that are neither a list nor JSON") from None
-    if tools and not isinstance(tools, Sequence):
-        raise UnusableConversation("tools that are neither a list nor JSON")
     if isinstance(tools, Sequence) and not isinstance(tools, str):
         return list(tools)
+    if tools:
+        raise UnusableConversation("tools that are neither a list nor JSON")
     return None
 
 

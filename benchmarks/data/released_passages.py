@@ -6,7 +6,7 @@ Texts are split by `words.split_into_words`, and each word has an id.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rapidfuzz.distance import Levenshtein
@@ -23,7 +23,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark, Tokens
 from auditor.statistics import memorised
 from auditor.statistics.judging import compute_near_verbatim_limit
-from auditor.statistics.memorised import MemorisedTokens
+from auditor.statistics.memorised import MemorisedTokens, NGramMatches
 
 _AT_ONCE = 1000  # texts looked up at once
 _SEEDS = 64  # most places where a record is aligned
@@ -175,21 +175,26 @@ def find_nearest_passages(
     index = ngrams.build_ngram_index(trained, heldout)
     counts_of_texts = list[MemorisedTokens]()
     best = dict[int, CopiedSpan]()
-    for start in range(0, len(texts), _AT_ONCE):
-        batch = texts[start : start + _AT_ONCE]
-        for i, matches in enumerate(index.match_ngrams(batch, n), start):
-            counts_of_texts.append(memorised.count_memorised_ngrams(matches, n))
-            for record, run in memorised.find_longest_memorised_runs(
-                matches, matches.trained | matches.heldout, n
-            ).items():
-                if record not in best or run.length > best[record].length:
-                    out = texts[i][run.start : run.start + run.length]
-                    best[record] = CopiedSpan(out, out, i, run.length)
+    for i, matches in _match_texts(index, texts, n):
+        counts_of_texts.append(memorised.count_memorised_ngrams(matches, n))
+        for record, run in memorised.find_longest_memorised_runs(
+            matches, matches.trained | matches.heldout, n
+        ).items():
+            if record not in best or run.length > best[record].length:
+                out = texts[i][run.start : run.start + run.length]
+                best[record] = CopiedSpan(out, out, i, run.length)
     near = _find_near_verbatim_passages(records, texts, n, index, set(best))
     nearest = []
     for i, entry in enumerate(records):
         nearest.append(best.get(i) or near.get(i) or CopiedSpan(entry.tokens[:n], ()))
     return nearest, counts_of_texts, index
+
+
+def _match_texts(
+    index: NGramIndex, texts: Sequence[Tokens], n: int
+) -> Iterator[tuple[int, NGramMatches]]:
+    for start in range(0, len(texts), _AT_ONCE):
+        yield from enumerate(index.match_ngrams(texts[start : start + _AT_ONCE], n), start)
 
 
 def _find_near_verbatim_passages(
@@ -208,19 +213,16 @@ def _find_near_verbatim_passages(
     seeds = Counter[int]()
     best = dict[int, CopiedSpan]()
     allowed = compute_near_verbatim_limit(n)
-    for start in range(0, len(texts), _AT_ONCE):
-        for i, matches in enumerate(
-            index.match_ngrams(texts[start : start + _AT_ONCE], half), start
-        ):
-            for at, record in zip(matches.starts.tolist(), matches.record.tolist(), strict=True):
-                if record < 0 or record in records_found or seeds[record] >= _SEEDS:
-                    continue
-                seeds[record] += 1
-                passage = _find_best_alignment(records[record].tokens, texts[i], at, half, n)
-                if passage.edit_distance <= allowed and (
-                    record not in best or passage.edit_distance < best[record].edit_distance
-                ):
-                    best[record] = CopiedSpan(passage.record_words, passage.released_words, i, half)
+    for i, matches in _match_texts(index, texts, half):
+        for at, record in zip(matches.starts.tolist(), matches.record.tolist(), strict=True):
+            if record < 0 or record in records_found or seeds[record] >= _SEEDS:
+                continue
+            seeds[record] += 1
+            passage = _find_best_alignment(records[record].tokens, texts[i], at, half, n)
+            if passage.edit_distance <= allowed and (
+                record not in best or passage.edit_distance < best[record].edit_distance
+            ):
+                best[record] = replace(passage, text=i, length=half)
     return best
 
 

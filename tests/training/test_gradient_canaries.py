@@ -27,7 +27,6 @@ from auditor.training.dp_loop import (
 from auditor.training.finetune import list_trainable_parameters
 from auditor.training.gradient_canaries import (
     LENGTH,
-    AssumedMechanism,
     CanaryWatch,
     PlantedCanaries,
     compute_inclusion_log_ratio,
@@ -297,7 +296,7 @@ def test_uneven_counts_by_enumerating_the_binomial(rate: float) -> None:
         PlantedCanaries(5),
         [torch.nn.Parameter(torch.zeros(9))],
         0,
-        AssumedMechanism(1.0, 1.0, rate),
+        *(1.0, 1.0, rate),
     )
     watch.releases, watch.drawn[:] = 40, [0, 3, 4, 9, 31]
     k = np.arange(41)
@@ -312,7 +311,7 @@ def test_counts_are_held_against_poisson_sampling() -> None:
     steps, rate, found = 40, 0.1, []
     parameters = [torch.nn.Parameter(torch.zeros(300))]
     for trial in range(200):
-        watch = CanaryWatch(PlantedCanaries(300), parameters, 0, AssumedMechanism(1.0, 1.0, rate))
+        watch = CanaryWatch(PlantedCanaries(300), parameters, 0, 1.0, 1.0, rate)
         for step in range(steps):
             watch.drop_excluded_canaries(
                 PoissonSampler(300, rate, f"trial {trial}").draw_batch_units(step)
