@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,45 +59,33 @@ def quantise_model_weights(model: Any, type: str) -> None:
 
     Raise AuditError if the type is mixed and the model's layers are not named like Llama's.
     """
-    for matrix, matrix_type in list_matrix_types(model, type):
-        # File rows run along the inputs.
-        if matrix.is_transposed:
-            weight = matrix.data.T
-        else:
-            weight = matrix.data
+    for _, weight, matrix_type in list_matrix_types(model, type):
         # Contiguous, because llama.cpp reads by address and ignores strides.
         values = weight.float().cpu().contiguous().numpy()
         weight.copy_(torch.from_numpy(round_gguf_rows(values, matrix_type)))
 
 
-@dataclass(frozen=True)
-class GgufWeightMatrix:
-    """Hold a weight matrix of a model.
+def list_matrix_types(model: Any, type: str) -> Iterator[tuple[str, Tensor, str]]:
+    """Yield the name and the weights of each matrix, and its type in a file of type `type`.
 
-    is_transposed: whether the model stores the matrix as (in, out).
+    The weights are (out, in), because rows in a file run along the inputs.
     """
-
-    name: str
-    data: Tensor
-    is_transposed: bool
-
-
-def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
-    """Yield each weight matrix of the model, with the type that it has in a file of type `type`."""
-    transposed = set()
+    transposed = set()  # stored as (in, out)
     for layer in model.modules():
         if isinstance(layer, Conv1D):
             transposed.add(id(layer.weight))
-    matrices = []
+    matrices = {}
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and not name.endswith(_POSITIONS):
-            matrices.append(GgufWeightMatrix(name, parameter.data, id(parameter) in transposed))
+            matrices[name] = parameter.data
+            if id(parameter) in transposed:
+                matrices[name] = parameter.data.T
     common_type, higher_type = MIXED.get(type, (type, type))
     higher_names = set[str]()
     if type in MIXED:
-        higher_names = _select_higher_bit_tensors(model, [matrix.name for matrix in matrices])
-    for matrix in matrices:
-        yield matrix, higher_type if matrix.name in higher_names else common_type
+        higher_names = _select_higher_bit_tensors(model, list(matrices))
+    for name, weight in matrices.items():
+        yield name, weight, higher_type if name in higher_names else common_type
 
 
 def _select_higher_bit_tensors(model: Any, names: list[str]) -> set[str]:

@@ -196,7 +196,8 @@ class PMixedModel(EnsembleModel):
         distributions: (..., 1 + n, V), in nats, the public distribution p0 first. If only n < N
         members are given, the mean over these n members replaces that over all N.
         """
-        log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
+        log_p0 = distributions[..., :1, :]
+        log_p = distributions[..., 1:, :]
         radii, shares = torch.tensor(
             list(self.shares.items()), dtype=torch.float64, device=distributions.device
         ).T
@@ -384,7 +385,8 @@ def _tabulate_mixing_weights(
     If all radii are equal, `sizes` is 1. distributions: (..., 1 + N, V), in nats, the public
     distribution first.
     """
-    public, members = distributions[..., :1, :], distributions[..., 1:, :]
+    public = distributions[..., :1, :]
+    members = distributions[..., 1:, :]
     weights = []
     for radius in projection.radii_by_subset_size():
         weights.append(projection.mixing_weights_within_radius(members, public, radius))
@@ -411,8 +413,9 @@ def _check_radii(
         members: (..., N, V) probabilities of the members.
         weights: (..., sizes, N) mixing weights with which the model answers.
     """
-    alpha, sizes = promised.alpha, max(len(promised.radii_by_subset_size()), weights.shape[-2])
-    for radius, size in zip(promised.radii[:sizes], range(sizes), strict=True):
+    alpha = promised.alpha
+    sizes = max(len(promised.radii_by_subset_size()), weights.shape[-2])
+    for size, radius in enumerate(promised.radii[:sizes]):
         weight = weights[..., min(size, weights.shape[-2] - 1), :, None]
         with np.errstate(divide="ignore"):
             mixed, log_public = np.log(weight * members + (1 - weight) * public), np.log(public)
@@ -464,7 +467,8 @@ class _PMixedDrawRows(Rows):
             raise AuditError(
                 f"expected ancestral decoding, got {decoding}: PMixED's claim covers no other"
             )
-        model, distribution = self.model, self.public.log_probs()
+        model = self.model
+        distribution = self.public.log_probs()
         # Channel 0 draws the token, channel 1 the size of the subset, channel 2 the member. Channel
         # 1 is -1 for a draw that no budget pays for (`View._uniform_draws_of_query`): the public
         # model answers it. Rounding may leave the last sum below 1.

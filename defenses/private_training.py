@@ -147,13 +147,33 @@ class PrivateTraining(PoissonTraining):
         job: TrainingJob,
         terms: MechanismTerms,
     ) -> Callable[[int, float], None]:
-        # The target epsilon covers only these steps, not those of a base.
-        has_target = not self.noise_multiplier and not terms.base
-        if has_target:
-            target_epsilon = self.epsilon
-        else:
-            target_epsilon = math.inf
-        return _Progress(job, terms, target_epsilon, not self.promises)
+        """Return a callback that shows the loss and the epsilon so far, updated once a second.
+
+        Epsilon is computed by a quick method that gives an upper bound.
+        """
+        most_epsilon = math.inf
+        # The noise was solved for all steps with a tighter bound, but not for those of a base.
+        if not self.noise_multiplier and not terms.base:
+            most_epsilon = self.epsilon
+        symbol = "ε"
+        if not self.promises:
+            symbol = "nominal ε"
+        earlier = tuple(map(dataclasses.astuple, _list_private_trainings(terms.base)))
+        last_update = -math.inf
+        epsilon = 0.0
+
+        def show_progress(steps: int, loss: float) -> None:
+            nonlocal last_update, epsilon
+            if time.monotonic() - last_update > 1:
+                bound = compute_quick_rdp_epsilon(
+                    terms.sigma, terms.rate, steps, terms.delta, earlier
+                )
+                epsilon = min(bound, most_epsilon)
+                last_update = time.monotonic()
+            description = f"training, loss {loss:.3f}, {symbol} ≤ {epsilon:.2f}"
+            job.progress(description, steps, terms.steps)
+
+        return show_progress
 
     def make_privacy_record(
         self, trained: PrivateModel, treatment: UnitTreatment, terms: MechanismTerms
@@ -237,38 +257,3 @@ def _list_private_trainings(base: PrivacyRecord | None) -> tuple[Mechanism, ...]
     if base is None:
         return ()
     return (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
-
-
-class _Progress:
-    """Display the loss and the epsilon so far, updated once a second.
-
-    Epsilon is computed by a quick method that gives an upper bound; at most `target_epsilon` is
-    shown.
-    """
-
-    def __init__(
-        self,
-        job: TrainingJob,
-        terms: MechanismTerms,
-        target_epsilon: float,
-        nominal: bool,
-    ) -> None:
-        self.job = job
-        self.terms = terms
-        self.target_epsilon = target_epsilon
-        self.symbol = "nominal ε" if nominal else "ε"
-        self.earlier = tuple(map(dataclasses.astuple, _list_private_trainings(terms.base)))
-        self.last_update = -math.inf
-        self.epsilon = 0.0
-
-    def __call__(self, steps: int, loss: float) -> None:
-        terms = self.terms
-        if time.monotonic() - self.last_update > 1:
-            bound = compute_quick_rdp_epsilon(
-                terms.sigma, terms.rate, steps, terms.delta, self.earlier
-            )
-            # The noise was solved for all steps with a tighter bound.
-            self.epsilon = min(bound, self.target_epsilon)
-            self.last_update = time.monotonic()
-        description = f"training, loss {loss:.3f}, {self.symbol} ≤ {self.epsilon:.2f}"
-        self.job.progress(description, steps, terms.steps)

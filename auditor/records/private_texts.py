@@ -6,12 +6,12 @@ tokens, which `decode` turns into text.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -75,13 +75,13 @@ def write_secret_texts(
         disk.open_atomic_replacement(folder / TEXTS) as scratch,
         open(scratch, "w", encoding="utf-8", newline="\n") as file,
     ):
-        file.writelines(
-            json.dumps(line) + "\n" for line in _list_secret_texts(secrets, guesses, decode)
-        )
-        file.writelines(json.dumps(line) + "\n" for line in _list_extracted_records(out, decode))
+        for secret, text in itertools.chain(
+            _list_secret_texts(secrets, guesses, decode), _list_extracted_records(out, decode)
+        ):
+            file.write(json.dumps({"secret": secret, **asdict(text)}) + "\n")
 
 
-def _list_extracted_records(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
+def _list_extracted_records(out: Out, decode: Decode) -> Iterator[tuple[str, SecretText]]:
     """Yield the records extracted in generations, as secrets without a prefix.
 
     The suffix is the extracted part, and the guess is the whole generation.
@@ -97,19 +97,13 @@ def _list_extracted_records(out: Out, decode: Decode) -> Iterator[dict[str, Any]
         text_by_row = {}
         for row, (_, generation) in parts_by_row.items():
             text_by_row[row] = decode(generation)
-        yield {
-            "secret": alias,
-            **asdict(
-                SecretText(
-                    alias, "", (decode(longest),), text_by_row, tuple(parts_by_row), decoded=True
-                )
-            ),
-        }
+        pieces = (decode(longest),)
+        yield alias, SecretText(alias, "", pieces, text_by_row, tuple(parts_by_row), decoded=True)
 
 
 def _list_secret_texts(
     secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Guesses]], decode: Decode
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[tuple[str, SecretText]]:
     for secret in secrets:
         tokens_by_row = {}
         for row, guesses_by_id in guesses.items():
@@ -122,23 +116,22 @@ def _list_secret_texts(
             row_texts[row] = decode_added_text(decode, context, tokens)
         if wording is None:
             prefix = decode(secret.prefix)
+            pieces = tuple(decode_token_texts(decode, context, secret.suffix))
         else:
             prefix = wording.prefix
-        pieces = (
-            decode_token_texts(decode, context, secret.suffix)
-            if wording is None
-            else wording.suffix_text_by_token
-        )
+            pieces = tuple(wording.suffix_text_by_token)
         # Different tokens may spell the same text: a reader sees a verbatim guess.
         verbatim_rows = tuple(
             row
             for row, tokens in tokens_by_row.items()
             if tokens == secret.suffix or row_texts[row] == "".join(pieces)
         )
-        text = SecretText(
-            secret.alias, prefix, tuple(pieces), row_texts, verbatim_rows, decoded=wording is None
+        yield (
+            secret.id,
+            SecretText(
+                secret.alias, prefix, pieces, row_texts, verbatim_rows, decoded=wording is None
+            ),
         )
-        yield {"secret": secret.id, **asdict(text)}
 
 
 def decode_added_text(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ training set or excluded from the loss. The checks work on token ids and labels.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from auditor.core.arrays import Bools
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
+from auditor.training import loss_masks
 
 _MAX_ROWS = 200_000  # most rows of a training set to read
 _SEPARATOR = -1  # not a token
-_PROMPTS = ("prompt_ids", "prompt_input_ids")  # TRL's; the second before 1.16
-_COMPLETIONS = ("completion_ids", "chosen_ids", "rejected_ids")  # TRL's, each after the prompt
-_SIDES = ("chosen", "rejected")  # TRL's NAME_input_ids; NAME_labels (ORPO, CPO) cover the prompt
+PROMPTS = ("prompt_ids", "prompt_input_ids")  # TRL's; the second before 1.16
+SIDES = ("chosen", "rejected", "completion")  # of TRL's preference rows; the last is KTO's
 _ASSISTANT = "assistant_masks"  # TRL's masks are 1 for tokens with a loss
 _COMPLETION = "completion_mask"
 
@@ -105,23 +105,44 @@ def _extract_row_sequences(
     if row.get("input_ids") is not None:
         tokens = np.asarray(row["input_ids"], dtype=np.int32).ravel()
         return [(tokens, _read_learnt_mask(row, len(tokens), masks))]
-    prompt = next((list(row[name]) for name in _PROMPTS if row.get(name) is not None), [])
     sequences = []
-    for side in _SIDES:
-        if row.get(f"{side}_labels") is not None:
-            tokens = np.asarray(row[f"{side}_input_ids"], dtype=np.int32).ravel()
-            has_loss = np.asarray(row[f"{side}_labels"]).ravel() != -100
-            if side in sides_with_prompts:
-                has_loss = np.ones(len(tokens), bool)
-            sequences.append((tokens[window], has_loss[window]))
-    if sequences:
-        return sequences
-    for name in (*_COMPLETIONS, *(f"{side}_input_ids" for side in _SIDES)):
-        if row.get(name) is not None:
-            tokens = np.array([*prompt, *row[name]], dtype=np.int32)
-            has_loss = np.arange(len(tokens)) >= len(prompt)
-            sequences.append((tokens[window], has_loss[window]))
+    for side, ids, labels in list_preference_sides(row, lambda name, ids: np.ravel(ids).tolist()):
+        tokens = np.array(ids, dtype=np.int32)
+        has_loss = np.ravel(labels) != loss_masks.IGNORED
+        if side in sides_with_prompts:
+            has_loss[:] = True
+        sequences.append((tokens[window], has_loss[window]))
     return sequences
+
+
+def list_preference_sides(
+    row: Mapping[str, Any], read_ids: Callable[[str, Any], list[int]]
+) -> Iterator[tuple[str, list[int], Any]]:
+    """Yield (side, token ids, labels) for each sequence of TRL's preference row, with its prompt.
+
+    TRL 1.16 stores sequences in two ways:
+
+    - DPO and KTO: `prompt_ids`, which precede `chosen_ids` and `rejected_ids`. A KTO row has
+      `completion_ids` with a label instead.
+    - ORPO and CPO: `chosen_input_ids` with `chosen_labels`, which include the prompt.
+
+    Args:
+        read_ids: returns the token ids in a column, from its name and value.
+    """
+    prompt: list[int] = []
+    for name in PROMPTS:
+        if not prompt and row.get(name) is not None:
+            prompt = read_ids(name, row[name])
+    for side in SIDES:
+        for name in (f"{side}_ids", f"{side}_input_ids"):
+            if row.get(name) is not None:
+                ids = read_ids(name, row[name])
+                labels = row.get(f"{side}_labels")
+                if labels is None:
+                    yield side, [*prompt, *ids], [loss_masks.IGNORED] * len(prompt) + ids
+                else:
+                    yield side, ids, labels
+                break
 
 
 def _read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
@@ -142,7 +163,7 @@ def _read_learnt_mask(
     masks: Sequence[str],
 ) -> Bools:
     if row.get("labels") is not None:
-        return np.asarray(row["labels"]).ravel() != -100
+        return np.ravel(row["labels"]) != loss_masks.IGNORED
     has_loss = np.ones(length, bool)
     # TRL folds all masks into the labels: a token has a loss if every mask marks it.
     for name in masks:

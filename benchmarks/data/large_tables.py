@@ -1,7 +1,7 @@
 """Sample a table that is too large to tokenise: count all rows in one pass, and read only a sample.
 
 This is done only with --limit, for JSONL, CSV and Parquet. The pass reads the file in blocks, which
-workers can share. It needs memory for the sample and 16 bytes per row, plus 16 bytes per row each
+workers can share. It needs memory for the sample and 24 bytes per row, plus 16 bytes per row each
 for --group-column and --user-column.
 """
 
@@ -260,8 +260,6 @@ def sample_large_table(
     where: how error messages start. columns: columns to read. counting: holds earlier results.
     Return None if all rows must be read. Raise AuditError at the first unusable row.
     """
-    if path.suffix.lower() not in _SUFFIXES or not path.is_file():
-        return None
     try:
         if where not in counting.counted:
             unread = _count_large_table(where, path, order, counting.hash_blocks)
@@ -286,11 +284,9 @@ def _count_large_table(
     head = _read_large_table_head(where, path)
     if head is None or (layout := _find_table_layout(head)) is None:
         return None
-    if order.user_column is not None and order.user_column not in head.columns:
+    labels = list(filter(None, (order.group_column, order.user_column)))
+    if not set(head.columns).issuperset(labels):
         return None
-    if order.group_column is not None and order.group_column not in head.columns:
-        return None
-    labels = [name for name in (order.group_column, order.user_column) if name is not None]
     of_row = layout if layout in columns.PLAIN else columns.CHAT
     # A row of JSONL may have a column that no row before it has.
     is_open = path.suffix.lower() == ".jsonl" and layout not in columns.PLAIN
@@ -307,8 +303,6 @@ def _count_large_table(
 
 def is_large_text_table(where: str, path: Path) -> bool:
     """Return whether a file is a large table of texts, not conversations, by its leading rows."""
-    if path.suffix.lower() not in _SUFFIXES or not path.is_file():
-        return False
     try:
         head = _read_large_table_head(where, path)
     except (NotStreamable, ValueError, OSError):
@@ -325,10 +319,12 @@ def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
 
 
 def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
-    """Return the first rows of a large table; None if the table is small.
+    """Return the first rows of a large table; None for small tables and other formats.
 
     These rows show which columns hold the records and other texts.
     """
+    if path.suffix.lower() not in _SUFFIXES or not path.is_file():
+        return None
     objects: list[dict[str, Any]]
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
@@ -377,13 +373,9 @@ def _choose_sample(scan: BlockCounts, order: SamplingOrder, texts: tuple[str, ..
     texts: names of the text columns. Raise NotStreamable if the table lacks a required row: the
     caller then reads the whole table to report the missing row.
     """
-    of_row = np.empty(0, np.int64)  # only needed with numbers: it takes memory
-    if scan.numbers:
-        distinct, first, of_row, copies = np.unique(
-            scan.hashes, return_index=True, return_inverse=True, return_counts=True
-        )
-    else:
-        distinct, first, copies = np.unique(scan.hashes, return_index=True, return_counts=True)
+    distinct, first, of_row, copies = np.unique(
+        scan.hashes, return_index=True, return_inverse=True, return_counts=True
+    )
     if columns.REPEATS in scan.numbers:
         copies = np.zeros(len(distinct), np.int64)
         np.add.at(copies, of_row, scan.numbers[columns.REPEATS])

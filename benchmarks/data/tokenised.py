@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from auditor.benchmarks.data import tables
-from auditor.benchmarks.data.conversation_rows import CHOSEN, REJECTED, UNWANTED, WANTED
+from auditor.benchmarks.data.conversation_rows import CHOSEN, UNWANTED, WANTED
 from auditor.benchmarks.data.data_records import (
     DataRecord,
     RecordSource,
@@ -30,10 +31,11 @@ from auditor.core.nouns import Pair, Tokens
 from auditor.core.plan_parts import DataPlan
 from auditor.models.trained_length import TrainedLength, read_trainer_arguments
 from auditor.plugins.benchmark import Benchmark
+from auditor.training import preflight
+from auditor.training.loss_masks import IGNORED
 
 IDS = "input_ids"
 LABELS = "labels"
-IGNORED = -100  # label without a loss, as in torch's cross entropy
 # Masks of TRL, which replace labels.
 COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = (
     "completion_mask",
@@ -42,17 +44,22 @@ COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = (
 _LENGTHS = ("seq_lengths", "seq_lens")  # of the texts packed into a row
 _ATTENTION = "attention_mask"
 _POSITIONS = "position_ids"
-# Sides of preferences, with their groups.
-_SIDES = {
-    "chosen": CHOSEN,
-    "rejected": REJECTED,
-    "completion": None,
-}
-_PROMPTS = ("prompt_ids", "prompt_input_ids")  # of TRL 1.16, and before
-_SIDE_IDS = tuple(f"{side}{ending}" for side in _SIDES for ending in ("_ids", "_input_ids"))
+_SIDE_IDS = tuple(
+    f"{side}{ending}" for side in preflight.SIDES for ending in ("_ids", "_input_ids")
+)
 _LABEL = "label"  # of KTO's completions: whether it is wanted
-_COLUMNS = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS, *_PROMPTS, *_SIDE_IDS, _LABEL)
-_COLUMNS = (*_COLUMNS, *(f"{side}_{LABELS}" for side in _SIDES), "prompt", "completion")
+_COLUMNS = (
+    IDS,
+    LABELS,
+    *_MASKS,
+    *_LENGTHS,
+    _ATTENTION,
+    _POSITIONS,
+    *preflight.PROMPTS,
+    *_SIDE_IDS,
+    _LABEL,
+)
+_COLUMNS = (*_COLUMNS, *(f"{side}_{LABELS}" for side in preflight.SIDES), "prompt", "completion")
 # Groups, if prompts had a loss or if that is unknown.
 _PROMPT = "prompt"
 _COMPLETION = "completion"
@@ -306,11 +313,7 @@ def _list_row_sides(
 ) -> Iterator[tuple[_Groups, dict[str, Any]]]:
     """Yield the groups of a row's tokens, and the columns with its token ids and labels.
 
-    A preference row yields its chosen and its rejected sequence. TRL 1.16 stores these in two ways:
-
-    - DPO and KTO: `prompt_ids`, which precede `chosen_ids` and `rejected_ids`. A KTO row has
-      `completion_ids` with a label instead.
-    - ORPO and CPO: `chosen_input_ids` with `chosen_labels`, which include the prompt.
+    A preference row yields its chosen and its rejected sequence.
 
     learns_prompts: whether prompts of chosen sequences count toward the loss.
     """
@@ -318,25 +321,14 @@ def _list_row_sides(
         names = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
         yield _Groups(), {name: values[name] for name in names if name in values}
         return
-    given_prompt: Any = next((values[name] for name in _PROMPTS if name in values), [])
-    prompt = _require_tokenised_whole_numbers(where, _PROMPTS[0], given_prompt)
-    for side, group in _SIDES.items():
-        name = next((name for name in (f"{side}_ids", f"{side}_input_ids") if name in values), None)
-        if name is None:
-            continue
-        ids = _require_tokenised_whole_numbers(where, name, values[name])
-        if group is None:
+    read_ids = partial(_require_tokenised_whole_numbers, where)
+    for side, ids, labels in preflight.list_preference_sides(values, read_ids):
+        group = side  # CHOSEN or REJECTED
+        if side == "completion":
             groups: dict[Any, str] = {True: WANTED, False: UNWANTED}
             group = groups.get(values.get(_LABEL), "")
-        labels = values.get(f"{side}_{LABELS}")
-        if labels is None:
-            yield (
-                _Groups(group),
-                {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]},
-            )
-        else:
-            before = _PROMPT if learns_prompts and group == CHOSEN else None
-            yield _Groups(group, before), {IDS: ids, LABELS: labels}
+        before = _PROMPT if learns_prompts and side == CHOSEN else None
+        yield _Groups(group, before), {IDS: ids, LABELS: labels}
 
 
 def _split_tokenised_row_into_texts(

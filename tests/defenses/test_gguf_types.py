@@ -37,7 +37,7 @@ def llama(layers: int = 8, tied: bool = False) -> LlamaForCausalLM:
 
 
 def named(model: LlamaForCausalLM, type: str, kind: str) -> set[str]:
-    return {one.name for one, own in gguf_types.list_matrix_types(model, type) if own == kind}
+    return {name for name, _, own in gguf_types.list_matrix_types(model, type) if own == kind}
 
 
 def test_a_mixed_type_gives_more_bits_to_the_layers_that_llama_cpp_favours() -> None:
@@ -113,7 +113,7 @@ def test_matrices_are_those_of_a_file_that_llama_cpp_quantises(type: str, tmp_pa
         {t.name: t for t in gguf.GGUFReader(path).tensors} for path in (source, out)
     )
     model = llama(30, tied=True)
-    own = {one.name: kind for one, kind in gguf_types.list_matrix_types(model, type)}
+    own = {name: kind for name, _, kind in gguf_types.list_matrix_types(model, type)}
     for name, tensor in written.items():
         if (part := name.split(".")[-2]) not in NAMES or (
             name.startswith("blk") and int(name.split(".")[1]) > 3
