@@ -2,11 +2,14 @@
 alarms.
 
     python -m validation.trust.fresh_values [--seed 0] [--out FOLDER]   (six minutes on one core)
+    python -m validation.trust.fresh_values --runs RUN [RUN ...]   (finished runs of both attacks)
 
 A small GPT-NeoX (2 layers of width 128, one token per character) is trained on public records,
 then on private records of the same kinds with new card, IBAN, telephone and social security
 numbers. The results are the shares of members found at 5% and at 1%, next to those of membership
 with as many non-members, and the false alarms among 2,290 unseen values, with exact intervals.
+With --runs, they are those of runs of one target with `--attack identifiers` and `--attack
+membership`: a record is found if one of its values is, by Bonferroni's correction.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from auditor.attacks.identifiers import Identifiers, RanksOfValues
 from auditor.core.nouns import Secret, Wording
@@ -24,6 +28,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
+from auditor.statistics import rank_tests, roc
 from validation.harness import Page, run, share
 
 COPIES, MEMBERS_EACH, FALSE_ALARMS = (1, 4, 16), 40, 2290
@@ -217,9 +222,73 @@ def write_false_alarms(page: Page, folder: Path, tokenizer: Any) -> None:
         page.row(kind, n, *(share(k, n) for k in hits), int(ranks.listed[mask].sum()))
 
 
-def main(seed: int = 0, out: Path = Path("fresh-values"), power_only: bool = False) -> None:
+def read_ranked_values(folder: Path) -> pd.DataFrame:
+    """Return secret, copies (0: a non-member) and p of each value that a run ranked."""
+    rows = []
+    for line in (folder / "observations.jsonl").read_text().splitlines():
+        observed = json.loads(line)
+        if not observed["cell"].endswith("/identifiers"):
+            continue
+        values = observed["values"]
+        for i in range(sum(name.startswith("kind_") for name in values)):
+            if values[f"kind_{i}"] >= 0:
+                numbers = [[values[f"{name}_{i}"]] for name in ("above", "tied", "alternatives")]
+                p = rank_tests.compute_rank_p_values(*map(np.array, numbers))[0]
+                rows.append((observed["secret"], p))
+    ranked = pd.DataFrame(rows, columns=["secret", "p"])
+    return ranked.merge(read_copies(folder), on="secret")
+
+
+def read_copies(folder: Path) -> pd.DataFrame:
+    """Return secret and copies (0: a non-member) of each record of a run."""
+    table = pd.read_parquet(folder / "secrets.parquet")
+    known = table[table["member"].notna() & table["repeats"].notna()]
+    copies = known.groupby("secret")["repeats"].first().astype(int)
+    return copies.rename("copies").reset_index()
+
+
+def read_membership_scores(folder: Path, score: str) -> pd.Series:
+    """Return each record's membership score in a run, keyed by secret; empty without the attack."""
+    table = pd.read_parquet(folder / "secrets.parquet")
+    return table[table["quantity"] == f"membership_score_{score}"].set_index("secret")["value"]
+
+
+def write_tables_of_runs(page: Page, folders: tuple[Path, ...]) -> None:
+    """Write false alarms among non-members' values, then records found by number of copies."""
+    ranked = pd.concat([read_ranked_values(folder) for folder in folders])
+    page.head("unseen values", *(f"p <= {level:.0%}" for level in LEVELS))
+    fresh = ranked[ranked["copies"] == 0]
+    page.row(len(fresh), *(share(int((fresh["p"] <= x).sum()), len(fresh)) for x in LEVELS))
+    page.say()
+    grouped = ranked.groupby("secret")["p"]
+    records = pd.DataFrame({"p": grouped.min() * grouped.count()})
+    records["copies"] = ranked.groupby("secret")["copies"].first()
+    for score in ("ez_mia", "zlib"):
+        scores = pd.concat([read_membership_scores(folder, score) for folder in folders])
+        copies = pd.concat([read_copies(folder) for folder in folders]).drop_duplicates("secret")
+        others = scores[scores.index.isin(copies["secret"][copies["copies"] == 0])].to_numpy()
+        for level in LEVELS:
+            limit = roc.compute_conformal_threshold(others, level)
+            records[f"{score}, {level:.0%}"] = scores.reindex(records.index) > limit
+    for level in LEVELS:
+        records[f"rank, {level:.0%}"] = records["p"] <= level
+    columns = [name for name in records if name not in ("p", "copies")]
+    page.head("copies", *columns)
+    for count, group in records[records["copies"] > 0].groupby("copies"):
+        page.row(count, *(share(int(group[name].sum()), len(group)) for name in columns))
+
+
+def main(
+    seed: int = 0,
+    out: Path = Path("fresh-values"),
+    power_only: bool = False,
+    runs: tuple[Path, ...] = (),
+) -> None:
     from transformers import AutoTokenizer
 
+    if runs:
+        write_tables_of_runs(Page(), runs)
+        return
     if not (out / "model").is_dir():
         train_models(out, seed)
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
