@@ -99,10 +99,7 @@ class LabSite(Site):
 
     def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
         """Train and return reference models. `spec` is the number of models."""
-        count = parse_reference_model_count(spec)
-        return self.shared.get_or_make(
-            "references", (self.subject, count), lambda: self.lab.reference_models(count)
-        )
+        return self.lab.reference_models(parse_reference_model_count(spec))
 
     @cached_property
     def model(self) -> LanguageModel:
@@ -116,11 +113,9 @@ class LabSite(Site):
 
         None if the plan has no mitigation.
         """
-        if (trainer := self.mitigation) is None:
+        if self.mitigation is None:
             return None
-        return self.shared.get_or_make(
-            "mitigated", self.subject, lambda: self.lab.model_trained_by_trainer(trainer)
-        )
+        return self.lab.model_trained_by_trainer(self.mitigation)
 
     @property
     def undefended_trained_model(self) -> TrainedModel:
@@ -160,38 +155,25 @@ class LabSite(Site):
         return "whole" in control.needs and self.recipe.is_target_trained_like_members
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
-        key = (self.subject, defense.required_member_count)
-        return self.shared.get_or_make(
-            "ensemble", key, lambda: self.lab.ensemble(defense.required_member_count)
-        )
+        return self.lab.ensemble(defense.required_member_count)
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         assert isinstance(defense, Trainer)  # only trainers need the input "trained"
-        return self.shared.get_or_make(
-            "trained",
-            (self.subject, defense),
-            lambda: self.lab.model_trained_by_trainer(defense),
-        )
+        return self.lab.model_trained_by_trainer(defense)
 
     def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
-        return self.shared.get_or_make(
-            "whole", self.subject, self.lab.model_with_adapter_on_all_records
-        )
+        return self.lab.model_with_adapter_on_all_records()
 
     def training_seconds(self, defense: Defense | None, building: float) -> float:
         if isinstance(defense, UnlearningBaseline):
             return building
         seconds = self.lab.parts.seconds
+        # Includes the public model, the base of all other models.
+        trainer = self.mitigation if defense is None else defense
+        if isinstance(trainer, Trainer):
+            return seconds["public"] + self.lab.training_seconds_of_trainer(trainer)
         if defense is None:
-            mitigation = self.mitigation
-            # Includes the public model, the base of all other models.
-            return seconds["public"] + (
-                self.lab.training_seconds_of_trainer(mitigation)
-                if mitigation
-                else seconds["target"]
-            )
-        if isinstance(defense, Trainer):
-            return seconds["public"] + self.lab.training_seconds_of_trainer(defense)
+            return seconds["public"] + seconds["target"]
         if self.recipe.is_target_trained_like_members:
             single_adapter = "target"
         else:

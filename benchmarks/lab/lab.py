@@ -23,8 +23,6 @@ from transformers import PreTrainedTokenizerFast
 from auditor.benchmarks.canaries import manifests
 from auditor.benchmarks.lab.lab_folders import (
     digest_lab_cache,
-    name_ensemble_suffix,
-    name_trained_model_folder,
 )
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, require_small_lab_recipe
 from auditor.benchmarks.lab.lab_secrets import cut_lab_secrets
@@ -38,13 +36,7 @@ from auditor.benchmarks.lab.lab_training import (
 from auditor.benchmarks.lab.parts_cache import LabParts, Progress
 from auditor.core.disk import find_cache_folder
 from auditor.core.nouns import Tokens, select_evenly_spaced
-from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import LoraEnsemble, load_adapter_model
-from auditor.models.references import ReferenceModels
-from auditor.models.shards import WHOLE, read_shard_record_list, record_digests
 from auditor.plugins.benchmark import Benchmark
-from auditor.plugins.defense import TrainedModel
-from auditor.plugins.trainer import Trainer, TrainingJob
 
 # Allowed numbers of reference models: each record is in half of them, so at least 2 have it and 2
 # lack it.
@@ -67,12 +59,11 @@ _FOUNDATIONS = (
 )
 
 
-class Lab(Benchmark):
+class Lab(LabTraining, Benchmark):
     """Synthetic mails, patient notes and payments: train, attack and defend on the spot."""
 
     name = "lab"
     recipe_kind: ClassVar[type[BaseLabRecipe]] = LabRecipe
-    training_kind: ClassVar[type[LabTraining]] = LabTraining
     ensemble_limit = 60  # every token queries all members
     marks_all = True
     # Sized for the lab; flags and plans set the sizes of papers.
@@ -143,7 +134,7 @@ class Lab(Benchmark):
             / digest_lab_cache(self.recipe, texts, self._further_package_versions())
         )
         self.progress = progress or (lambda description, n_done, total: None)
-        self._models: dict[str, HuggingFaceModel] = {}
+        self._loaded: dict[str, tuple[str, Any]] = {}
         self.parts = LabParts(
             self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._add_lab_note, self.progress
         )
@@ -215,8 +206,9 @@ class Lab(Benchmark):
         included canary is a separate record.
         """
         recipe = self.recipe
-        build = partial(self.training.write_audit_canary_manifest, public=self.lab_public_model)
-        self.coined = self.parts.load_or_build("audit-canaries", build, load_audit_canary_manifest)
+        self.coined = self.parts.load_or_build(
+            "audit-canaries", self.write_audit_canary_manifest, load_audit_canary_manifest
+        )
         # The digest in the folder's name leaves them out: the recipe and the public model determine
         # them.
         self.texts = dataclasses.replace(
@@ -240,128 +232,9 @@ class Lab(Benchmark):
         """Return all training records that are not attacked, including the known pairs."""
         return [
             *super().unattacked_training_tokens,
-            *self.training.tokenise_lab_texts(self.texts.others),
+            *self.tokenise_lab_texts(self.texts.others),
         ]
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         copies = Counter(self.texts.private_text_copies() if members else self.texts.nonmembers)
-        yield from zip(self.training.tokenise_lab_texts(list(copies)), copies.values(), strict=True)
-
-    # --- models, trained on demand ---
-
-    @property
-    def training(self) -> LabTraining:
-        return self.training_kind(
-            self.recipe, self.texts, self.tokenizer, self.folder, self.progress
-        )
-
-    def lab_public_model(self) -> HuggingFaceModel:
-        """Return the model trained only on public text."""
-        return self._load_or_build_model(
-            PUBLIC, self.training.train_public_model, "lab public model"
-        )
-
-    def lab_target_model(self) -> HuggingFaceModel:
-        """Return the attacked model: the public model fine-tuned on the private records."""
-        # Built first: the training loads it from the folder.
-        self.lab_public_model()
-        return self._load_or_build_model("target", self.training.train_target_model, "lab target")
-
-    def model_retrained_without_forgotten(self) -> HuggingFaceModel:
-        """Return the public model fine-tuned on all private records except the forgotten ones."""
-        self.lab_public_model()
-        build = partial(self.training.train_without_forgotten, forgotten=self.cut.forgotten_texts)
-        return self._load_or_build_model("retrained", build, "lab model without them")
-
-    def _load_or_build_model(self, part: str, build: Any, name: str) -> HuggingFaceModel:
-        if part not in self._models:
-            self._models[part] = self.parts.load_or_build(
-                part, build, lambda path: self.training.load_lab_model(path, name)
-            )
-        return self._models[part]
-
-    def ensemble(self, count: int | None = None) -> LoraEnsemble:
-        """Return an ensemble of LoRA adapters on the public model, one per shard.
-
-        count: number of shards (None: the recipe's).
-        """
-        public = self.lab_public_model()
-        count = count or self.recipe.members
-
-        def load(path: Path) -> LoraEnsemble:
-            return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
-
-        return self.parts.load_or_build(
-            "ensemble",
-            partial(self.training.train_ensemble_members, count=count),
-            load,
-            name_ensemble_suffix(dataclasses.replace(self.recipe, members=count)),
-        )
-
-    def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
-        """Return a model with a LoRA adapter on all records, trained like the ensemble's members.
-
-        If the attacked model was trained in this way, this is the attacked model.
-        """
-        if self.recipe.is_target_trained_like_members:
-            return self.lab_target_model()
-        public = self.lab_public_model()
-
-        def load(path: Path) -> HuggingFaceModel:
-            return load_adapter_model(public, path / WHOLE)
-
-        return self.parts.load_or_build(
-            "whole",
-            self.training.train_adapter_on_all_records,
-            load,
-            name_ensemble_suffix(self.recipe),
-        )
-
-    def reference_models(self, count: int) -> ReferenceModels:
-        """Return `count` models trained like the attacked one, but on half of the attacked records.
-
-        Each model omits a different half.
-        """
-        # A model's folder lists its records by digest, never their text.
-        public = self.lab_public_model()
-        name_of = {record_digests([text])[0]: id for id, text in self.cut.texts.items()}
-        attacked = {secret.id for secret in self.secrets}
-
-        def model(folder: Path) -> HuggingFaceModel:
-            if self.recipe.private_rank:
-                return load_adapter_model(public, folder)
-            return self.training.load_lab_model(folder, "lab reference")
-
-        def load(path: Path) -> ReferenceModels:
-            folders = sorted(path.glob("reference-*"))
-            listed = (read_shard_record_list(folder) or () for folder in folders)
-            saw = (
-                frozenset(name_of[name] for name in names if name in name_of) & attacked
-                for names in listed
-            )
-            return ReferenceModels(tuple(map(model, folders)), tuple(saw))
-
-        build = partial(self.training.train_reference_models, count=count)
-        references = self.parts.load_or_build(f"references-{count}", build, load)
-        references.check_records_seen_by_references(attacked, "the lab")
-        return references
-
-    def model_trained_by_trainer(self, trainer: Trainer) -> TrainedModel:
-        """Return the public model fine-tuned by this trainer on private records, with its claim."""
-
-        def build(path: Path) -> None:
-            self.training.train_and_record(trainer, path, self.lab_training_job(trainer, path))
-
-        load = partial(self.training.load_model_of_trainer, trainer)
-        return self.parts.load_or_build(name_trained_model_folder(trainer), build, load)
-
-    def lab_training_job(self, trainer: Trainer, path: Path) -> TrainingJob:
-        """Return the job for this trainer to train a model into the folder `path`."""
-        public = self.lab_public_model()
-        if trainer.unlearns:
-            self.lab_target_model()
-        return self.training.lab_training_job(trainer, path, public, self.cut.forgotten_texts)
-
-    def training_seconds_of_trainer(self, trainer: Trainer) -> float:
-        """Return the time in seconds that this trainer needed."""
-        return self.parts.seconds[name_trained_model_folder(trainer)]
+        yield from zip(self.tokenise_lab_texts(list(copies)), copies.values(), strict=True)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,24 +18,33 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.canaries import audit_canaries, manifests
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
+from auditor.benchmarks.lab.lab_folders import name_ensemble_suffix, name_trained_model_folder
 from auditor.benchmarks.lab.lab_recipe import (
     TRAINING,
     BaseLabRecipe,
     LabRecipe,
     require_small_lab_recipe,
 )
+from auditor.benchmarks.lab.lab_secrets import LabSecrets
 from auditor.benchmarks.lab.lab_texts import (
     PRIVATE_KINDS,
     LabTexts,
     make_fake_texts,
 )
-from auditor.benchmarks.lab.parts_cache import Progress
+from auditor.benchmarks.lab.parts_cache import LabParts, Progress, T
 from auditor.core import threads
-from auditor.core.nouns import Tokens
+from auditor.core.nouns import Secret, Tokens
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.lora import LoraEnsemble, load_adapter_model
 from auditor.models.precision import CPU, has_native_bfloat16
-from auditor.models.shards import WHOLE, record_digests, write_shard_record_list
+from auditor.models.references import ReferenceModels
+from auditor.models.shards import (
+    WHOLE,
+    read_shard_record_list,
+    record_digests,
+    write_shard_record_list,
+)
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import (
     RECORD,
@@ -72,11 +81,13 @@ MANIFEST = "manifest.json"
 _HELDOUT = 120
 
 
-@dataclass(frozen=True)
 class LabTraining:
-    """Train the models of a lab on its texts with its recipe.
+    """Train the models of a lab on its texts with its recipe, each into a folder.
 
     folder: the lab's folder. It has the models from which a training starts.
+    parts: cache of the trained models.
+    secrets: attacked records.
+    cut: all records, cut into prefixes and suffixes.
     kinds: functions that make private text.
     together: maximum number of adapters trained at once; with 0, the number that trains fastest.
     threads: maximum number of threads of a training (None: all). A step of the small lab takes 33
@@ -92,11 +103,152 @@ class LabTraining:
     tokenizer: PreTrainedTokenizerFast
     folder: Path
     progress: Progress
+    parts: LabParts
+    secrets: Sequence[Secret]
+    cut: LabSecrets
+    # by role: the name of the part that was loaded last, and what was loaded
+    _loaded: dict[str, tuple[str, Any]]
 
     @property
     def public_model_folder(self) -> Path:
         """The folder of the public model, from which all fine-tuning starts."""
         return self.folder / PUBLIC
+
+    # --- models, trained on demand ---
+
+    def lab_public_model(self) -> HuggingFaceModel:
+        """Return the model trained only on public text."""
+        return self._load_or_train_model(PUBLIC, self.train_public_model, "lab public model")
+
+    def lab_target_model(self) -> HuggingFaceModel:
+        """Return the attacked model: the public model fine-tuned on the private records."""
+        # Built first: the training loads it from the folder.
+        self.lab_public_model()
+        return self._load_or_train_model("target", self.train_target_model, "lab target")
+
+    def model_retrained_without_forgotten(self) -> HuggingFaceModel:
+        """Return the public model fine-tuned on all private records except the forgotten ones."""
+        self.lab_public_model()
+        return self._load_or_train_model(
+            "retrained", self.train_without_forgotten, "lab model without them"
+        )
+
+    def _load_or_train_model(
+        self, part: str, build: Callable[[Path], None], name: str
+    ) -> HuggingFaceModel:
+        return self._load_or_build_once(part, build, lambda path: self._load_lab_model(path, name))
+
+    def _load_or_build_once(
+        self,
+        part: str,
+        build: Callable[[Path], None],
+        load: Callable[[Path], T],
+        version: str = "",
+        role: str = "",
+    ) -> T:
+        """Load a part, unless it was the last part loaded in this role; build it if it is missing.
+
+        role: role of the part; "" for its name.
+        """
+        role = role or part
+        if self._loaded.get(role, ("",))[0] != part + version:
+            # Remove the last part first, so that memory never holds two.
+            self._loaded.pop(role, None)
+            self._loaded[role] = (
+                part + version,
+                self.parts.load_or_build(part, build, load, version),
+            )
+        loaded: T = self._loaded[role][1]
+        return loaded
+
+    def ensemble(self, count: int | None = None) -> LoraEnsemble:
+        """Return an ensemble of LoRA adapters on the public model, one per shard.
+
+        count: number of shards (None: the recipe's).
+        """
+        public = self.lab_public_model()
+        count = count or self.recipe.members
+
+        def load(path: Path) -> LoraEnsemble:
+            return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
+
+        build = partial(self.train_ensemble_members, count=count)
+        version = name_ensemble_suffix(replace(self.recipe, members=count))
+        return self._load_or_build_once("ensemble", build, load, version)
+
+    def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
+        """Return a model with a LoRA adapter on all records, trained like the ensemble's members.
+
+        If the attacked model was trained in this way, this is the attacked model.
+        """
+        if self.recipe.is_target_trained_like_members:
+            return self.lab_target_model()
+        public = self.lab_public_model()
+
+        def build(path: Path) -> None:
+            texts = self.texts.private_text_copies()
+            self._train_adapters("adapter on all data", "lora", [(path / WHOLE, texts)])
+
+        def load(path: Path) -> HuggingFaceModel:
+            return load_adapter_model(public, path / WHOLE)
+
+        return self._load_or_build_once("whole", build, load, name_ensemble_suffix(self.recipe))
+
+    def reference_models(self, count: int) -> ReferenceModels:
+        """Return `count` models trained like the attacked one, but on half of the attacked records.
+
+        Each model omits a different half.
+        """
+        # A model's folder lists its records by digest, never their text.
+        public = self.lab_public_model()
+        name_of = {record_digests([text])[0]: id for id, text in self.cut.texts.items()}
+        attacked = {secret.id for secret in self.secrets}
+
+        def model(folder: Path) -> HuggingFaceModel:
+            if self.recipe.private_rank:
+                return load_adapter_model(public, folder)
+            return self._load_lab_model(folder, "lab reference")
+
+        def load(path: Path) -> ReferenceModels:
+            folders = sorted(path.glob("reference-*"))
+            listed = (read_shard_record_list(folder) or () for folder in folders)
+            saw = (
+                frozenset(name_of[name] for name in names if name in name_of) & attacked
+                for names in listed
+            )
+            return ReferenceModels(tuple(map(model, folders)), tuple(saw))
+
+        build = partial(self.train_reference_models, count=count)
+        references = self._load_or_build_once(f"references-{count}", build, load, role="references")
+        references.check_records_seen_by_references(attacked, "the lab")
+        return references
+
+    def model_trained_by_trainer(self, trainer: Trainer) -> TrainedModel:
+        """Return the public model fine-tuned by this trainer on private records, with its claim."""
+
+        def build(path: Path) -> None:
+            job = self.lab_training_job(trainer, path)
+            trainer.check(job)
+            record = {
+                "configuration": {"method": trainer.name},
+                "finished": True,
+                "told": list(trainer.train(job)),
+            }
+            # Clear the checkpoint only after writing the record: a build that stops before resumes
+            # there.
+            (path / RECORD).write_text(json.dumps(record, indent=1))
+            job.checkpoint.clear()
+
+        load = partial(self.load_model_of_trainer, trainer)
+        return self._load_or_build_once(
+            name_trained_model_folder(trainer), build, load, role="trained"
+        )
+
+    def training_seconds_of_trainer(self, trainer: Trainer) -> float:
+        """Return the time in seconds that this trainer needed."""
+        return self.parts.seconds[name_trained_model_folder(trainer)]
+
+    # --- trainings ---
 
     def train_public_model(self, path: Path) -> None:
         recipe = require_small_lab_recipe(self.recipe)
@@ -141,11 +293,11 @@ class LabTraining:
             model = self._fit_on_private_texts(texts, "target")
         model.save_pretrained(path)
 
-    def train_without_forgotten(self, path: Path, forgotten: Sequence[str]) -> None:
-        """Train a model like the attacked one, but without the texts in `forgotten`."""
-        excluded = set(forgotten)
+    def train_without_forgotten(self, path: Path) -> None:
+        """Train a model like the attacked one, but without the texts to forget."""
+        forgotten = set(self.cut.forgotten_texts)
         self.train_target_model(
-            path, [text for text in self.texts.private_text_copies() if text not in excluded]
+            path, [text for text in self.texts.private_text_copies() if text not in forgotten]
         )
 
     def train_ensemble_members(self, path: Path, count: int) -> None:
@@ -153,11 +305,6 @@ class LabTraining:
         for index, texts in enumerate(self.texts.texts_by_ensemble_member(count)):
             folders.append((get_member_folder(path, index), texts))
         self._train_adapters("ensemble member", "lora", folders)
-
-    def train_adapter_on_all_records(self, path: Path) -> None:
-        self._train_adapters(
-            "adapter on all data", "lora", [(path / WHOLE, self.texts.private_text_copies())]
-        )
 
     def train_reference_models(self, path: Path, count: int) -> None:
         folders = []
@@ -171,13 +318,8 @@ class LabTraining:
             model.save_pretrained(folder)
             write_shard_record_list(folder, texts)
 
-    def write_audit_canary_manifest(
-        self, path: Path, public: Callable[[], HuggingFaceModel]
-    ) -> None:
-        """Write the manifest of the audit canaries to `path`.
-
-        public: loads the public model, which some kinds of canaries need.
-        """
+    def write_audit_canary_manifest(self, path: Path) -> None:
+        """Write the manifest of the audit canaries to `path`."""
         recipe = self.recipe
         kind, count, seed = recipe.audit_kind, recipe.audit_canaries, recipe.seed
         texts = audit_canaries.make_audit_canary_texts(
@@ -188,46 +330,30 @@ class LabTraining:
             texts=list(make_fake_texts(seed + 2, count, self.kinds))
             if kind in audit_canaries.BEGUN
             else (),  # fresh texts of no person
-            model=public() if kind in audit_canaries.BY_MODEL else None,
+            model=self.lab_public_model() if kind in audit_canaries.BY_MODEL else None,
         )
         manifest = audit_canaries.make_audit_canary_manifest(kind, texts, recipe.audit_times, seed)
         manifests.write_canary_manifest(path / MANIFEST, manifest)
 
     # --- trainers ---
 
-    def train_and_record(self, trainer: Trainer, path: Path, job: TrainingJob) -> None:
-        """Train a model and write its training record.
-
-        Raise AuditError if the trainer rejects the job.
-        """
-        trainer.check(job)
-        record = {
-            "configuration": {"method": trainer.name},
-            "finished": True,
-            "told": list(trainer.train(job)),
-        }
-        # Clear the checkpoint only after writing the record: a build that stops before resumes
-        # there.
-        (path / RECORD).write_text(json.dumps(record, indent=1))
-        job.checkpoint.clear()
-
-    def lab_training_job(
-        self, trainer: Trainer, path: Path, public: HuggingFaceModel, forgotten: Sequence[str]
-    ) -> TrainingJob:
-        """Build the training job of a trainer.
+    def lab_training_job(self, trainer: Trainer, path: Path) -> TrainingJob:
+        """Return the job for this trainer to train a model into the folder `path`.
 
         An unlearning starts from the attacked model and trains all parameters. Any other training
         starts from the public model. It trains all parameters if `trainer.whole` is true or if the
         attacked model was trained in this way. Otherwise it trains a new adapter, like that of the
         attacked model.
-
-        forgotten: texts to unlearn.
         """
         recipe = self.recipe
+        public = self.lab_public_model()
         base = self.public_model_folder
         rank = recipe.private_rank
+        forgotten: list[str] = []
         if trainer.unlearns:
+            self.lab_target_model()
             base = self.folder / "target"
+            forgotten = self.cut.forgotten_texts
         if trainer.whole or trainer.unlearns:
             rank = 0
         plain = isinstance(trainer, FineTuning)  # as the target is trained
@@ -264,7 +390,7 @@ class LabTraining:
             ),
             half=torch.bfloat16 if plain and has_native_bfloat16(CPU) else None,
             heldout=tuple(self._training_records(heldout)),
-            forget=tuple(self._training_records(forgotten)) if trainer.unlearns else (),
+            forget=tuple(self._training_records(forgotten)),
         )
 
     def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
@@ -295,7 +421,7 @@ class LabTraining:
 
     # --- shared steps ---
 
-    def load_lab_model(self, path: Path, name: str) -> HuggingFaceModel:
+    def _load_lab_model(self, path: Path, name: str) -> HuggingFaceModel:
         return HuggingFaceModel(AutoModelForCausalLM.from_pretrained(path), self.tokenizer, name)
 
     def _merge_adapter(self, adapter: Path) -> Any:

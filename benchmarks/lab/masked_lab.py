@@ -167,4 +167,4 @@ class MaskedLab:
         # The mask's id is the last: it was added after all other tokens.
         loss = MaskedLoss(recipe.share, len(self.lab.tokenizer), end=0, noise=noise)
         sizes: dict[str, Any] = {"rate": rate, "batch": recipe.batch, "block": recipe.block}
-        self.lab.training.fit(model, texts, description, epochs=epochs, loss=loss, **sizes)
+        self.lab.fit(model, texts, description, epochs=epochs, loss=loss, **sizes)

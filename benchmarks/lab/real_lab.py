@@ -22,7 +22,6 @@ from auditor.benchmarks.lab import smollm2
 from auditor.benchmarks.lab.lab import PRIVATE_DEFAULTS, Lab
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
 from auditor.benchmarks.lab.lab_texts import LabTexts, draw_fake_date, make_private_lab_texts
-from auditor.benchmarks.lab.lab_training import LabTraining
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
 
@@ -146,25 +145,15 @@ class RealLabRecipe(BaseLabRecipe):
         return 0
 
 
-class RealLabTraining(LabTraining):
-    """Train as in the small lab, but from a pretrained public model."""
-
-    kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
-    threads = None
-    together = 1  # one fills two cores, and 49,152 logits a token fill the memory
-
-    @property
-    def public_model_folder(self) -> Path:
-        return smollm2.find_smollm2_folder()
-
-
 class RealLab(Lab):
     """SmolLM2-135M-Instruct, fine-tuned on synthetic conversations: a real model to train, attack
     and defend."""
 
     name = "lab-smollm2"
     recipe_kind = RealLabRecipe
-    training_kind = RealLabTraining
+    kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
+    threads = None
+    together = 1  # one fills two cores, and 49,152 logits a token fill the memory
     ensemble_limit = 20
     framed = True
     attack_defaults = MappingProxyType(
@@ -203,12 +192,16 @@ class RealLab(Lab):
     def _set_heldout_texts(self) -> None:
         """Set the complete answers of non-members as held-out texts."""
         texts = self.texts.nonmembers
-        self.heldout = tuple(self.training.tokenise_lab_texts(texts))
-        self.heldout_given = tuple(self.training.untrained_leading_token_counts(texts))
+        self.heldout = tuple(self.tokenise_lab_texts(texts))
+        self.heldout_given = tuple(self.untrained_leading_token_counts(texts))
+
+    @property
+    def public_model_folder(self) -> Path:
+        return smollm2.find_smollm2_folder()
 
     @cached_property
     def _loaded_public_model(self) -> HuggingFaceModel:
-        return self.training.load_lab_model(smollm2.find_smollm2_folder(), smollm2.NAME)
+        return self._load_lab_model(self.public_model_folder, smollm2.NAME)
 
     def lab_public_model(self) -> HuggingFaceModel:
         """Return the pretrained model, which was not trained on any text of the lab."""

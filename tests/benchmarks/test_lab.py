@@ -154,7 +154,7 @@ def test_half_of_each_count_is_to_be_forgotten_and_kept_from_who_never_saw_it(
     monkeypatch.setattr(
         LabTraining, "train_target_model", lambda self, path, texts: trained.append(list(texts))
     )
-    built.training.train_without_forgotten(tmp_path, built.cut.forgotten_texts)
+    built.train_without_forgotten(tmp_path)
     assert Counter(trained[0]) == Counter(
         text for text in built.texts.private_text_copies() if text not in lost
     )

@@ -391,7 +391,7 @@ def trained(trainer: PrivateTraining, lab: Lab) -> TrainedModel:
         job = lab.lab_training_job(trainer, Path(folder))
         trainer.check(job)
         trainer.train(job)
-        return lab.training.load_model_of_trainer(trainer, Path(folder))
+        return lab.load_model_of_trainer(trainer, Path(folder))
 
 
 def rows_of(
