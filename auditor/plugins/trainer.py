@@ -148,13 +148,15 @@ class TrainingSummary:
     """Summary of a finished training, from `training.json` in the model's folder.
 
     `told` holds the trainer's notes; `tokens_before` and `tokens_after` the tokens that precede and
-    follow every record in the training, or None if they are unknown.
+    follow every record in the training, or None if they are unknown; `data` the digest of the
+    records, or None for a private training.
     """
 
     method: str
     told: tuple[str, ...] = ()
     tokens_before: Tokens | None = None
     tokens_after: Tokens | None = None
+    data: str | None = None
 
 
 def read_training_summary(folder: Path) -> TrainingSummary | None:
@@ -166,6 +168,7 @@ def read_training_summary(folder: Path) -> TrainingSummary | None:
             tuple(map(str, record.get("told", ()))),
             _read_tokens(record, TOKENS_BEFORE),
             _read_tokens(record, TOKENS_AFTER),
+            record["configuration"].get("data"),
         )
         return summary if record["finished"] else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -190,7 +193,7 @@ def _read_tokens(record: dict[str, Any], field: str) -> Tokens | None:
 
 
 class TrainerCheckpoint:
-    """A file with the state of an interrupted training.
+    """A file with the state of an interrupted training, or of a tuned attack.
 
     It is replaced atomically, and only its owner can read it. When `save` returns, the state is on
     disk. The state includes the key of the noise in private training. If the key were lost, the
@@ -213,13 +216,16 @@ class TrainerCheckpoint:
                     raise error.__context__ from None
                 raise
 
-    def load(self) -> dict[str, Any] | None:
-        """Return the last saved state, or None. Raise AuditError if the file is unreadable."""
+    def load(self, device: Any = "cpu") -> dict[str, Any] | None:
+        """Load the last saved state to a device. Raise AuditError if the file is unreadable.
+
+        Return None if no state was saved.
+        """
         if not self.path.is_file():
             return None
         try:
             # weights_only: unpickling runs no code of the file's author.
-            state: dict[str, Any] = torch.load(self.path, weights_only=True, map_location="cpu")
+            state: dict[str, Any] = torch.load(self.path, weights_only=True, map_location=device)
         except Exception as error:  # torch raises a dozen classes, all about the file
             raise AuditError(
                 f"cannot read the checkpoint {str(self.path)!r}: {type(error).__name__}"

@@ -25,7 +25,6 @@ from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX
 from auditor.runs import scoring
 from auditor.runs.audit import Audit
-from auditor.runs.cell_work import Workplace
 from auditor.runs.cells import TargetRun, list_target_cells
 from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.runs.target import Target
@@ -329,10 +328,8 @@ def _count_ready_units(units: Sequence[Unit], vocab_size: int) -> int:
 
 def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
     targets = Targets(audit)
-    place = Workplace(audit, targets)
-    place.set_current_target(targets.undefended)
-    engine.set_work_context(place, lambda: place)  # in this process: a check has no workers
-    return TargetRun(audit, targets.undefended, place, engine, PerSecretCollector(audit.folder))
+    engine.set_work_context(targets, lambda: targets)  # in this process: a check has no workers
+    return TargetRun(audit, targets.undefended, targets, engine, PerSecretCollector(audit.folder))
 
 
 def _score_units(target_run: TargetRun) -> None:
@@ -347,15 +344,18 @@ def _score_units(target_run: TargetRun) -> None:
 
 
 def _read_references(target_run: TargetRun) -> list[LanguageModel]:
-    """Run the secrets' texts through the probes' reference models.
+    """Run the secrets' texts through the reference model, if a probe reads it.
 
-    Return all models that have read the texts, including the target.
+    Return the target model and the reference model.
     """
-    target = target_run.target
-    references = _list_probed_references(target_run.audit, target_run.place, target)
-    for reference in references:
-        _read_ahead(reference, target.secrets, whole_texts=False)
-    return [target.model, *references]
+    models = [target_run.target.model]
+    methods = target_run.audit.selection.methods
+    if any(isinstance(method, Probe) and method.without_reference for method in methods):
+        view = target_run.targets.get_shared_view(target_run.target.name, WHITE_BOX.name)
+        if view.reference is not None:
+            _read_ahead(view.reference, target_run.target.secrets, whole_texts=False)
+            models.append(view.reference)
+    return models
 
 
 def _mark_recited_records(target_run: TargetRun) -> dict[str, bool]:
@@ -410,16 +410,6 @@ def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
             cell.ask_ahead()
         except NotApplicable:
             continue  # the cell's finding will state the reason
-
-
-def _list_probed_references(audit: Audit, place: Workplace, target: Target) -> list[LanguageModel]:
-    reference = place.get_shared_view(target.name, WHITE_BOX.name).reference
-    asks = any(
-        isinstance(method, Probe) and method.without_reference for method in audit.selection.methods
-    )
-    if asks and reference is not None:
-        return [reference]
-    return []
 
 
 def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bool) -> None:

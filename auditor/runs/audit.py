@@ -6,7 +6,6 @@ workers get only a `RunContext`. The run folder belongs to the main process.
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 
 from auditor.benchmarks.data.ngrams import build_ngram_index
-from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Challenge, Pair, PrefixToken, Secret
 from auditor.core.plan_fields import AUTO
@@ -30,6 +28,7 @@ from auditor.models.references import ReferenceModels
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
+from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.records.folder import RunFolder
 from auditor.runs import generations, packed_rows, personal_data
@@ -47,37 +46,6 @@ from auditor.runs.target import (
 )
 
 State = dict[str, Any]
-
-
-def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> None:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    disk.replace_atomically(folder.attack_state_path(cell), buffer.getvalue())
-
-
-def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
-    """Load an attack's state that `save_attack_state` wrote; return None if no state was written.
-
-    The state is what the attack tuned, such as a soft prompt. Raise AuditError for an unreadable
-    file.
-
-    Args:
-        folder: folder of the run.
-        cell: name of the state, made of the attack's name and of its access.
-    """
-    path = folder.attack_state_path(cell)
-    if not path.exists():
-        return None
-    try:
-        # weights_only: a pickle in somebody else's folder could run code.
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-    except Exception as error:  # torch raises a dozen types, all about the file
-        raise AuditError(
-            f"{path}: expected what an attack tuned, got a file that cannot be read"
-        ) from error
-    if not isinstance(state, dict):
-        raise AuditError(f"{path}: expected what an attack tuned, got {type(state).__name__}")
-    return state
 
 
 @dataclass(frozen=True)
@@ -346,9 +314,9 @@ class Audit(RunContext):
         """
         key = (attack.name, attack.fitted_state_name(view))
         if key not in self._tuned:
-            name = "-".join(key)
             fits = self.site.shared.fits
-            state = load_attack_state(self.folder, name)
+            saved = TrainerCheckpoint(self.folder.attack_state_path("-".join(key)))
+            state = saved.load(target.model.device)
             if state is None:
                 # The key holds all inputs of the state. A defense may depend on the number of draws
                 # in its cells: a different number then gives a different model to tune on.
@@ -366,7 +334,7 @@ class Audit(RunContext):
                 )
                 # `or`: an empty state needed no tuning, so making it again costs nothing.
                 state = fits.get(sweep_key) or attack.fit(view, self.challenge.known)
-                save_attack_state(self.folder, name, state)
+                saved.save(state)
                 fits[sweep_key] = state
             self._tuned[key] = state
         return self._tuned[key]

@@ -18,14 +18,13 @@ from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query
 from auditor.core.plan import Plan
 from auditor.gate.comparability import digest_comparable_secrets
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import SETTINGS, ClaimTokenMeter, View
+from auditor.plugins.view import ClaimTokenMeter
 from auditor.records.folder import batch_finished_secrets
 from auditor.runs import plan_weights
 from auditor.runs.audit import RunContext
 from auditor.runs.lab_site import make_site
 from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
-from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 
 _AT_ONCE = 16  # secrets between two writes to the run folder
@@ -49,34 +48,6 @@ class CellWorkResult(Generic[Answer]):
     seconds: float
 
 
-class Workplace:
-    """The target model that a run currently attacks, with one view for each access setting."""
-
-    def __init__(self, scene: RunContext, targets: Targets) -> None:
-        self.scene = scene
-        self.targets = targets
-        self._target: Target | None = None
-        self._views: dict[str, View] = {}
-
-    def set_current_target(self, target: Target) -> None:
-        """Make an already built target the current target."""
-        self._target = target
-        self._views = {}
-
-    def get_shared_view(self, target: str, setting: str) -> View:
-        """Return the one view that all attacks and probes use on this target in this setting.
-
-        A view is the attacker's access to a model. Attacks with the same sampling recipe therefore
-        draw their samples only once. `target` and `setting` are names.
-        """
-        if self._target is None or self._target.name != target:
-            self.set_current_target(self.targets.find_or_build_target(target))
-        assert self._target is not None  # the id just taken
-        if setting not in self._views:
-            self._views[setting] = self.scene.make_target_view(self._target, SETTINGS[setting])
-        return self._views[setting]
-
-
 @dataclass(frozen=True)
 class CellWork(Generic[Asked, Answer]):
     """Queries of a cell, to run in this process or on a worker.
@@ -96,7 +67,7 @@ class CellWork(Generic[Asked, Answer]):
     portion: ClassVar[int] = 64
 
     def process_items(
-        self, place: Workplace, items: Sequence[Asked]
+        self, place: Targets, items: Sequence[Asked]
     ) -> Iterator[CellWorkResult[Answer]]:
         view = place.get_shared_view(self.key.target, self.key.setting)
         draws = dict(self.meter.drawn)
@@ -140,8 +111,8 @@ def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class WorkerWorkplace:
-    """Callable that builds a worker's `Workplace` from the files and plug-ins on its machine.
+class WorkerTargets:
+    """Callable that builds a worker's targets from the files and plug-ins on its machine.
 
     Args:
         plan: plan of the run.
@@ -156,8 +127,8 @@ class WorkerWorkplace:
     prefix_token: PrefixToken
     input_digests: Mapping[str, str]
 
-    def __call__(self) -> Workplace:
-        """Build the workplace.
+    def __call__(self) -> Targets:
+        """Build the targets.
 
         Raise AuditError if the worker's weights or data differ from those of the run.
         """
@@ -172,7 +143,7 @@ class WorkerWorkplace:
         )
         # In this order: `Targets` loads the model, and hub files have no digest before they are
         # downloaded.
-        place = Workplace(scene, Targets(scene))
+        targets = Targets(scene)
         digests = fingerprint_inputs(plan, site)
         for name, digest in self.input_digests.items():
             if digests.get(name) != digest:
@@ -180,4 +151,4 @@ class WorkerWorkplace:
                     f"expected every worker to read the same data as the run, but {name} differs "
                     f"on {node()}"
                 )
-        return place
+        return targets

@@ -34,7 +34,7 @@ from auditor.records.journal import CellJournal, FinishedSecrets
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.applicability import check_method_applies, select_probed_secrets
 from auditor.runs.audit import Audit, State
-from auditor.runs.cell_work import CellWork, CellWorkResult, Workplace
+from auditor.runs.cell_work import CellWork, CellWorkResult
 from auditor.runs.per_secret_results import (
     Kinds,
     PerSecretCollector,
@@ -43,6 +43,7 @@ from auditor.runs.per_secret_results import (
     make_token_decoder,
 )
 from auditor.runs.target import Target
+from auditor.runs.targets import Targets
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, name_nonmember_metric
 
@@ -56,14 +57,14 @@ class TargetRun:
     Args:
         audit: the audit.
         target: the attacked target.
-        place: provider of the target's views.
+        targets: provider of the target's views.
         engine: executor of the queries.
         collector: store of the results per secret.
     """
 
     audit: Audit
     target: Target
-    place: Workplace
+    targets: Targets
     engine: Engine
     collector: PerSecretCollector
 
@@ -80,7 +81,7 @@ class Cell(TargetRun, ABC):
 
     @property
     def view(self) -> View:
-        return self.place.get_shared_view(self.target.name, self.setting.name)
+        return self.targets.get_shared_view(self.target.name, self.setting.name)
 
     @property
     def key(self) -> CellKey:

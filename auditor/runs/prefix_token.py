@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO, NONE
@@ -208,52 +207,25 @@ def resolve_prefix_token(
         )
     if as_trained:
         return PrefixToken((), "prefix token: none: the data contain the token ids of the training")
-    if recorded is None:
-        return _choose_unrecorded_prefix(model, known, longest, canaries, framed, hurried)
-    has_room = _fits_recorded_prefix(recorded, model, longest)
-    name = describe_prefix_token(recorded, model.tokenizer)
-    if has_room:
-        return PrefixToken(recorded, f"prefix token: {name}, as {RECORD} says")
-    chosen = _choose_unrecorded_prefix(model, known, longest, canaries, framed, hurried)
-    return replace(chosen, said=f"{chosen.said}; no room for {name}, as {RECORD} says")
-
-
-def _choose_unrecorded_prefix(
-    model: LanguageModel,
-    known: Sequence[Pair],
-    longest: int,
-    canaries: Sequence[Secret],
-    framed: bool,
-    hurried: bool,
-) -> PrefixToken:
-    """Choose the prefix token by known pairs or canaries. See `resolve_prefix_token`."""
+    no_room = ""
+    if recorded is not None:
+        if not _is_vocabulary_token(recorded, model):
+            raise AuditError(
+                f"expected tokens in the vocabulary of {model.name} in its {RECORD}, got "
+                f"{', '.join(map(str, recorded))}"
+            )
+        name = describe_prefix_token(recorded, model.tokenizer)
+        if model.max_positions is None or len(recorded) + longest <= model.max_positions:
+            return PrefixToken(recorded, f"prefix token: {name}, as {RECORD} says")
+        no_room = f"; no room for {name}, as {RECORD} says"
     if known or not canaries:
-        return _choose_likeliest_prefix_token(
+        chosen = _choose_likeliest_prefix_token(
             model, known, longest, "auxiliary records", framed, hurried
         )
-    if any(secret.canary is not None and secret.canary.space is not None for secret in canaries):
-        fresh_pairs = _sample_fresh_canary_pairs(canaries, model.tokenizer)
-        return _choose_likeliest_prefix_token(
-            model, fresh_pairs, longest, "new texts of the canaries' formats"
-        )
-    # The first token is given, because a context may not be empty.
-    canary_pairs = _split_after_first_token(secret.tokens for secret in canaries)
-    return _choose_likeliest_prefix_token(
-        model, canary_pairs, longest, "canaries, those that stayed out among them"
-    )
-
-
-def _fits_recorded_prefix(recorded: Tokens, model: LanguageModel, longest: int) -> bool:
-    """Return whether the recorded prefix fits before the longest context.
-
-    Raise AuditError if the model lacks a token of it.
-    """
-    if not _is_vocabulary_token(recorded, model):
-        raise AuditError(
-            f"expected tokens in the vocabulary of {model.name} in its {RECORD}, got "
-            f"{', '.join(map(str, recorded))}"
-        )
-    return model.max_positions is None or len(recorded) + longest <= model.max_positions
+    else:
+        pairs, description = _list_canary_pairs(canaries, model.tokenizer)
+        chosen = _choose_likeliest_prefix_token(model, pairs, longest, description)
+    return replace(chosen, said=chosen.said + no_room)
 
 
 def _resolve_server_prefix(spec: str, model: LanguageModel) -> PrefixToken:
@@ -318,9 +290,12 @@ def _choose_likeliest_prefix_token(
     nll = dict.fromkeys(candidates, np.empty(0))
     best = default
     for start, end in pairwise([0, *ends]):
-        new_nll = _compute_prefix_nlls(model, candidates, pairs[start:end])
-        for prefix_token, values in new_nll.items():
-            nll[prefix_token] = np.concatenate([nll[prefix_token], values])
+        texts = []  # in a single batch
+        for prefix_token in candidates:
+            texts += [Pair(prefix_token + pair.prefix, pair.suffix) for pair in pairs[start:end]]
+        values = compute_pair_nlls(model, texts).reshape(len(candidates), -1)
+        for prefix_token, row in zip(candidates, values, strict=True):
+            nll[prefix_token] = np.append(nll[prefix_token], row)
         best = choose_likeliest_reading(default, nll, len(ends))
         if is_choice_clear(best, nll, _MARGIN, len(ends), hurried):
             break
@@ -330,9 +305,9 @@ def _choose_likeliest_prefix_token(
         f"mean loss of {len(nll[best])} {description} with it: {nll[best].mean():.3f} nats a token"
     )
     rivals = []
-    for tokens, values in nll.items():
+    for tokens, losses in nll.items():
         if tokens != best:
-            rivals.append(f"with {describe_prefix_token(tokens, words)} {values.mean():.3f}")
+            rivals.append(f"with {describe_prefix_token(tokens, words)} {losses.mean():.3f}")
     return chosen(best, "; ".join(filter(None, (basis, measured, ", ".join(rivals)))))
 
 
@@ -344,27 +319,6 @@ def _shorten_pair(pair: Pair) -> Pair:
     text = pair.tokens
     n_lead = min(_LEAD, len(text) - 1)
     return Pair(text[:n_lead], text[n_lead:])
-
-
-def _split_after_first_token(texts: Iterable[Sequence[int]]) -> list[Pair]:
-    """Return each text of at least 2 tokens, split after its first token."""
-    pairs = []
-    for text in texts:
-        if len(text) > 1:
-            pairs.append(Pair(tuple(text[:1]), tuple(text[1:])))
-    return pairs
-
-
-def _compute_prefix_nlls(
-    model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair]
-) -> dict[Tokens, Floats]:
-    """Return the nats per suffix token of each pair, of shape (pairs,), for each prefix token.
-
-    All prefix tokens are scored in a single batch.
-    """
-    texts = [Pair(first + pair.prefix, pair.suffix) for first in candidates for pair in pairs]
-    values = compute_pair_nlls(model, texts).reshape(len(candidates), len(pairs))
-    return dict(zip(candidates, values, strict=True))
 
 
 def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
@@ -462,11 +416,12 @@ def _tokenize_prefix_text(text: str, model: LanguageModel) -> Tokens:
     return tokens
 
 
-def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
-    """Sample new texts in the canaries' formats, each split after its first token.
+def _list_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> tuple[list[Pair], str]:
+    """List texts to choose by, each split after its first token, and describe them.
 
-    New texts show how the model reads a format, but not which canaries were inserted, so the choice
-    of a prefix token reveals nothing about the canaries.
+    New texts of the canaries' formats show how the model reads a format, but not which canaries
+    were inserted, so the choice of a prefix token reveals nothing about the canaries. Without
+    formats, the texts are those of all canaries.
     """
     known_canaries = list(filter(None, (secret.canary for secret in canaries)))
     texts: dict[str, None] = {}
@@ -474,7 +429,12 @@ def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> li
         noise = make_keyed_generator("prefix_token", space.format)
         for _ in range(_DRAWN):
             texts[space.draw(noise)] = None
-    for canary in known_canaries:
-        texts.pop(canary.text, None)
-    rows = encode_without_special_tokens(tokenizer, list(texts))
-    return _split_after_first_token(rows)
+    rows: Iterable[Sequence[int]] = (secret.tokens for secret in canaries)
+    description = "canaries, those that stayed out among them"
+    if texts:
+        for canary in known_canaries:
+            texts.pop(canary.text, None)
+        rows = encode_without_special_tokens(tokenizer, list(texts))
+        description = "new texts of the canaries' formats"
+    # The first token is given, because a context may not be empty.
+    return [Pair(tuple(row[:1]), tuple(row[1:])) for row in rows if len(row) > 1], description

@@ -43,11 +43,7 @@ from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
 from auditor.runs.applicability import refuse_methods_that_cannot_run
 from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, list_greedy_guesses
 from auditor.runs.audit import Audit, choose_prefix_token, count_longest_context
-from auditor.runs.cell_work import (
-    WorkerWorkplace,
-    Workplace,
-    fingerprint_inputs,
-)
+from auditor.runs.cell_work import WorkerTargets, fingerprint_inputs
 from auditor.runs.cells import TargetRun, list_target_cells
 from auditor.runs.chain_steps import CauseChains
 from auditor.runs.lab_site import make_site
@@ -151,11 +147,10 @@ def _measure_audit(
     greedy = _measure_greedy_recall(audit, targets.undefended, clock)
     records = list[TargetRecord]()
     findings = list[Finding]()
-    workplace = _prepare_workplace(plan, audit, targets, engine)
+    _prepare_engine(plan, audit, targets, engine)
     for target in targets.build_targets(clock):
-        workplace.set_current_target(target)
         records.append(
-            _measure_target(TargetRun(audit, target, workplace, engine, collector), clock, findings)
+            _measure_target(TargetRun(audit, target, targets, engine, collector), clock, findings)
         )
     collector.save_results(benchmark.secrets, benchmark.tokenizer)
     chains = CauseChains(audit.site, selection, collector)
@@ -192,9 +187,8 @@ def _measure_audit(
     return replace(result, unlearning=tuple(unlearning))
 
 
-def _prepare_workplace(plan: Plan, audit: Audit, targets: Targets, engine: Engine) -> Workplace:
-    """Return the workplace of this process, and tell the engine how workers build theirs."""
-    workplace = Workplace(audit, targets)
+def _prepare_engine(plan: Plan, audit: Audit, targets: Targets, engine: Engine) -> None:
+    """Tell the engine the targets of this process, and how workers build theirs."""
     form = audit.benchmark.text_form  # workers render conversations like the run
     if form is not None:
         plan = plan.with_fields(template=form.template, date=form.day)
@@ -203,10 +197,7 @@ def _prepare_workplace(plan: Plan, audit: Audit, targets: Targets, engine: Engin
     if engine.workers:
         fingerprints = fingerprint_inputs(plan, audit.site)
     counted = dict(audit.benchmark.counted_tables)
-    engine.set_work_context(
-        workplace, WorkerWorkplace(plan, counted, audit.prefix_token, fingerprints)
-    )
-    return workplace
+    engine.set_work_context(targets, WorkerTargets(plan, counted, audit.prefix_token, fingerprints))
 
 
 def _list_plugin_sections(

@@ -15,7 +15,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Prompt, Scenario, count_largest_lot
 from auditor.plugins.options import describe_plugin
-from auditor.plugins.view import TEXT_ONLY
+from auditor.plugins.view import SETTINGS, TEXT_ONLY, View
 from auditor.runs.audit import RunContext
 from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.runs.reporter import StageClock
@@ -34,7 +34,7 @@ from auditor.training.unlearning import train_relearned_copy
 
 
 class Targets:
-    """Builder of an audit's targets, one at a time. Only the undefended target stays in memory."""
+    """An audit's targets: the undefended one, and the one that is attacked now, with its views."""
 
     def __init__(self, scene: RunContext) -> None:
         self.scene = scene
@@ -51,6 +51,11 @@ class Targets:
             secrets=scene.benchmark.secrets,
             trained=site.undefended_trained_model,
         )
+        self._set_current_target(self.undefended)
+
+    def _set_current_target(self, target: Target) -> None:
+        self._current = target
+        self._views: dict[str, View] = {}
 
     def check_defense_claims(self) -> None:
         """Raise AuditError for impossible privacy promises and for missing baselines.
@@ -65,18 +70,27 @@ class Targets:
                     row.defense.claim(self.build_defense_scenario(row.defense), 0)
 
     def build_targets(self, clock: StageClock) -> Iterator[Target]:
+        """Yield the targets one after another; each is the current target until the next."""
         yield self.undefended
         for row in self.scene.selection.rows:
             with clock.timed_stage(f"build {row.name}"):
-                target = self.build_row_target(row)
-            yield target
+                self._set_current_target(self.build_row_target(row))
+            yield self._current
 
-    def find_or_build_target(self, name: str) -> Target:
-        """Return the target with this name. A defended target is built anew."""
-        if name == UNDEFENDED:
-            return self.undefended
-        rows = {row.name: row for row in self.scene.selection.rows}
-        return self.build_row_target(rows[name])
+    def get_shared_view(self, target: str, setting: str) -> View:
+        """Return the one view that all attacks and probes use on this target in this setting.
+
+        A target that is not the current one becomes the current target; a defended one is built
+        anew. The shared view also shares samples: attacks with equal recipes use one pass.
+        """
+        if target != self._current.name:
+            rows = {row.name: row for row in self.scene.selection.rows}
+            self._set_current_target(
+                self.undefended if target == UNDEFENDED else self.build_row_target(rows[target])
+            )
+        if setting not in self._views:
+            self._views[setting] = self.scene.make_target_view(self._current, SETTINGS[setting])
+        return self._views[setting]
 
     def build_row_target(self, row: ShownRow) -> Target:
         # Time the scenario too: in the lab it trains the defense's models.

@@ -47,6 +47,7 @@ from auditor.plugins.trainer import (
     TrainerCheckpoint,
     TrainingJob,
     TrainingRecord,
+    read_training_summary,
 )
 from auditor.records import file_digests
 from auditor.runs import making_audit_canaries
@@ -80,7 +81,8 @@ def train_model_into_folder(
                 "one"
             )
         configuration = _build_configuration(request, trainer, job)
-        if trainer.promises and _read_data_digest(request.model) == configuration["data"]:
+        base = read_training_summary(Path(request.model))
+        if trainer.promises and base and base.data == configuration["data"]:
             raise AuditError(
                 "expected a base that has not learnt these records without privacy, but "
                 f"{request.model!r} was trained on them: the promise of a training on top of "
@@ -540,14 +542,14 @@ def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
 
     The data are compared by the digest that the folder recorded.
     """
-    digest = _read_data_digest(str(folder))
-    if digest is None:
+    summary = read_training_summary(folder)
+    if summary is None or summary.data is None:
         return
     texts, units = read_unit_texts(request.data, request.text_column, request.user_column)
     records, _ = _tokenize_records(
         request, load_causal_lm(request.model, request.loading), texts, units
     )
-    if _digest_training_records(records) != digest:
+    if _digest_training_records(records) != summary.data:
         raise AuditError(
             f"{request.data!r} is not what {str(folder)!r} was trained on: other records, or other "
             "options"
@@ -595,20 +597,6 @@ def _digest_training_records(records: Sequence[TrainingRecord]) -> str:
     for record in records:
         rows.append([record.text, record.unit, *filter(None, [record.learnt])])
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-
-
-def _read_data_digest(model: str) -> str | None:
-    """Return the digest of the training records of a folder's model.
-
-    Return None if the training was private or was not recorded.
-    """
-    try:
-        digest: str | None = json.loads((Path(model) / RECORD).read_text())["configuration"].get(
-            "data"
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return digest
 
 
 def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, TokenLogProbs
+from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.records.attacked_secrets import read_answered_secret_ids
 from auditor.records.folder import RunFolder, batch_finished_secrets
 from auditor.records.journal import open_journals
-from auditor.runs import audit
 
 
 def answer(name: str, score: float = -1.5, drawn: int = 6) -> Guesses:
@@ -234,12 +234,12 @@ def test_states_come_back(folder: RunFolder) -> None:
         "loss": [0.5, math.inf],
         "on": "target",
     }
-    assert audit.load_attack_state(folder, "a/target") is None
-    audit.save_attack_state(folder, "a/target", state)
-    kept = audit.load_attack_state(RunFolder.reopen(folder.path), "a/target")
+    assert TrainerCheckpoint(folder.attack_state_path("a/target")).load() is None
+    TrainerCheckpoint(folder.attack_state_path("a/target")).save(state)
+    kept = TrainerCheckpoint(RunFolder.reopen(folder.path).attack_state_path("a/target")).load()
     assert kept is not None and torch.equal(kept["prompt"], state["prompt"])
     assert (kept["loss"], kept["on"]) == (state["loss"], state["on"])
-    assert audit.load_attack_state(folder, "a/other") is None
+    assert TrainerCheckpoint(folder.attack_state_path("a/other")).load() is None
 
 
 def test_a_state_is_there_whole_or_not_at_all(
@@ -249,15 +249,15 @@ def test_a_state_is_there_whole_or_not_at_all(
         file.write(b"half")  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
-    audit.save_attack_state(folder, "a", {"epoch": 1})
+    TrainerCheckpoint(folder.attack_state_path("a")).save({"epoch": 1})
     monkeypatch.setattr(torch, "save", dies)
     with pytest.raises(KeyboardInterrupt):
-        audit.save_attack_state(folder, "a", {"epoch": 2})
+        TrainerCheckpoint(folder.attack_state_path("a")).save({"epoch": 2})
     with pytest.raises(KeyboardInterrupt):
-        audit.save_attack_state(folder, "b", {"epoch": 2})
+        TrainerCheckpoint(folder.attack_state_path("b")).save({"epoch": 2})
     assert (
-        audit.load_attack_state(folder, "a") == {"epoch": 1}
-        and audit.load_attack_state(folder, "b") is None
+        TrainerCheckpoint(folder.attack_state_path("a")).load() == {"epoch": 1}
+        and TrainerCheckpoint(folder.attack_state_path("b")).load() is None
     )
 
 
@@ -265,7 +265,7 @@ def test_modes(folder: RunFolder) -> None:
     before = os.umask(0)
     try:
         folder.guesses.append(CELL, [answer("s1")])
-        audit.save_attack_state(folder, "a", {})
+        TrainerCheckpoint(folder.attack_state_path("a")).save({})
         other = RunFolder.create(folder.path.parent / "open", "n", {})
     finally:
         os.umask(before)
@@ -378,13 +378,13 @@ def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> No
     if what == "guesses":
         folder.guesses.append(CELL, [answer("s1")])
     else:
-        audit.save_attack_state(folder, "a", {"epoch": 1})
+        TrainerCheckpoint(folder.attack_state_path("a")).save({"epoch": 1})
     folder.discard_if_empty()
     again = RunFolder.reopen(folder.path)
     assert (
         again.guesses.finished_secrets(CELL)
         if what == "guesses"
-        else audit.load_attack_state(again, "a")
+        else TrainerCheckpoint(again.attack_state_path("a")).load()
     )
 
 

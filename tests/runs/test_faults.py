@@ -16,10 +16,10 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
+from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.records import manifest, table
 from auditor.records.folder import RunFolder
 from auditor.records.table import TABLE
-from auditor.runs import audit
 from auditor.statistics import extraction, judging
 from tests.conftest import check_command
 
@@ -73,7 +73,7 @@ def run(tmp_path: Path) -> Path:
     folder.guesses.append(cell, [Guesses(one, (Guess((1, 2), -0.5),), 1, 2) for one in ids])
     folder.observations.append(cell, [Observation("s1", {"log_p": -0.5})])
     folder.tokens.append("undefended", [TokenLogProbs("s1", (-0.25, -0.25))])
-    audit.save_attack_state(folder, "a", {"epoch": 1})
+    TrainerCheckpoint(folder.attack_state_path("a")).save({"epoch": 1})
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     distance = np.where(hit, 0, 5)
     outcome = judging.Outcome(
@@ -119,7 +119,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(
     try:
         again = RunFolder.reopen(run)
         again.plan()
-        audit.load_attack_state(again, "a")
+        TrainerCheckpoint(again.attack_state_path("a")).load()
         again.refuse_changed_weights({"model/model.safetensors": "d1"})
     except AuditError as why:
         assert "\n" not in str(why)
