@@ -5,7 +5,6 @@ This includes a blind baseline, which does not use the audited model.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -24,25 +23,26 @@ from auditor.core.secret_table import build_secret_table
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.references import ReferenceModels
 from auditor.plugins.membership_score import (
+    MembershipProbe,
+    align_record_scores,
     build_text_features,
     explain_too_few_records,
     explain_unrankable_scores,
+    map_auc_widening,
 )
 from auditor.plugins.options import ShareOrAll
 from auditor.plugins.probe import (
-    AncestralProbe,
     Observed,
     mask_members,
-    mask_repeat_counts,
     observe_in_batches,
     read_token_statistics,
     value_column,
 )
 from auditor.plugins.view import View
-from auditor.statistics import adjusted_auc, blind_classifier, membership, people, roc
+from auditor.statistics import blind_classifier, membership, people, roc
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import name_auc, name_score_column
-from auditor.statistics.strongest_score import CandidateScore, measure_membership_score
+from auditor.statistics.metrics import name_auc
+from auditor.statistics.strongest_score import measure_membership_score
 
 _SECRETS_AT_ONCE = 64
 # entries of the distribution per batch of moments: 16 MiB of float32
@@ -64,7 +64,7 @@ _STACKED = (*(name for name in SCORES if name not in ("rmia", "stacked")), _RATI
 
 
 @dataclass(frozen=True)
-class Membership(AncestralProbe):
+class Membership(MembershipProbe):
     """Measure how well scores distinguish members from non-members (AUC, TPR at 1% and 0.1% FPR).
 
     A blind baseline does not use the audited model.
@@ -79,14 +79,10 @@ class Membership(AncestralProbe):
     """
 
     name = "membership"
-    page = "how-to/membership"
-    measures = "membership"
-    needs = ("likelihood",)
     quick: ClassVar[Mapping[str, Any]] = {"lowercase": False}  # no second reading of each text
     without_reference: ClassVar[Mapping[str, Any]] = {"score": "min_k_plus"}
     # EZ-MIA needs ranks, which not all models give
     without_distributions: ClassVar[Mapping[str, Any]] = {"score": "loss"}
-    least_nonmembers = roc.LEAST
     score: str = "ez_mia"
     text: Literal["suffix", "all"] = "suffix"
     k: ShareOrAll = 0.2
@@ -109,12 +105,6 @@ class Membership(AncestralProbe):
 
     def wanted_reference_models(self) -> str:
         return self.references
-
-    def check_secrets(self, secrets: Sequence[Secret]) -> None:
-        if fault := explain_too_few_records(mask_members(secrets)):
-            raise AuditError(
-                f"--attack {self.name} {fault}: give --nonmembers FILE, records like the data"
-            )
 
     # --- each secret ---
 
@@ -315,7 +305,7 @@ class Membership(AncestralProbe):
         added = self._score_references(observations, member, group)
         usable = []
         for name in _STACKED:
-            scores = added.get(name, _align_record_scores(name, observations))
+            scores = added.get(name, align_record_scores(name, observations))
             if np.isfinite(scores).all() and not self._unusable_reason(name, scores, observations):
                 usable.append(scores)
         if usable:
@@ -359,13 +349,13 @@ class Membership(AncestralProbe):
         member = mask_members(secrets)
         if shortage := explain_too_few_records(member):
             raise NotApplicable(shortage)
-        main = _align_record_scores(self.score, observations)
+        main = self.compute_main_scores(observations)
         if fault := self._unusable_reason(self.score, main, observations):
             raise NotApplicable(f"{SCORES[self.score]} {fault}")
-        widen = _map_auc_widening(observations, member)
+        widen = map_auc_widening(observations, member)
         scores_by_name = {
-            **self._target_free_baseline_scores(observations),
-            **self._select_usable_scores(observations),
+            **self.select_baselines(observations),
+            **self.select_usable_scores(observations),
         }
         measured = measure_membership_score("", main, member, widen[self.score], SCORES[self.score])
         for name, scores in scores_by_name.items():
@@ -382,36 +372,22 @@ class Membership(AncestralProbe):
         """
         if "user" not in build_secret_table(secrets).columns:
             return ()
-        if "reference" in self._select_usable_scores(observations):
+        if "reference" in self.select_usable_scores(observations):
             chosen = "reference"
         else:
             chosen = self.score
-        scores = {people.INFERENCE: _align_record_scores(chosen, observations)}
-        if "reference_alone" in self._target_free_baseline_scores(observations):
-            scores[people.INFERENCE_CONTROL] = _align_record_scores("reference_alone", observations)
+        scores = {people.INFERENCE: align_record_scores(chosen, observations)}
+        if "reference_alone" in self.select_baselines(observations):
+            scores[people.INFERENCE_CONTROL] = align_record_scores("reference_alone", observations)
         return people.measure_user_inference(
             secrets, scores, f"mean of {SCORES[chosen]} over a person's records"
         )
 
-    def _target_free_baseline_scores(
-        self, observations: Sequence[Observation]
-    ) -> dict[str, Floats]:
-        """Return the scores of the blind classifier and of the reference model.
-
-        Neither queries the audited model.
-        """
-        baselines = {}
-        for name in ("blind", "reference_alone"):
-            scores = _align_record_scores(name, observations)
-            if not explain_unrankable_scores(scores):
-                baselines[name] = scores
-        return baselines
-
-    def _select_usable_scores(self, observations: Sequence[Observation]) -> dict[str, Floats]:
+    def select_usable_scores(self, observations: Sequence[Observation]) -> dict[str, Floats]:
         """Return the scores that can rank the records, in the order of the table of scores."""
         usable = {}
         for name in SCORES:
-            scores = _align_record_scores(name, observations)
+            scores = align_record_scores(name, observations)
             if not self._unusable_reason(name, scores, observations):
                 usable[name] = scores
         return usable
@@ -422,50 +398,18 @@ class Membership(AncestralProbe):
         """Return why a score cannot rank the records; "" if it can."""
         # All differences are 0. (NaN is true: `explain_unrankable_scores` reports a missing
         # score.)
-        if name in _OF_REFERENCE and not _align_record_scores("reference", observations).any():
+        if name in _OF_REFERENCE and not align_record_scores("reference", observations).any():
             return "says nothing: the reference is the target itself"
         return explain_unrankable_scores(scores)
 
-    def main_number_by_repeats(
-        self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, Measurement]:
-        """Return the main AUC, for the members with each repeat count against all non-members."""
-        main = _align_record_scores(self.score, observations)
-        member = mask_members(secrets)
-        widen = _map_auc_widening(observations, member)[self.score]
-        return {
-            str(r): roc.estimate_auc(name_auc(""), main[mask], main[~member], widen=widen)
-            for r, mask in mask_repeat_counts(secrets).items()
-            if mask.sum() >= roc.LEAST
-        }
+    def compute_main_scores(self, observations: Sequence[Observation]) -> Floats:
+        return align_record_scores(self.score, observations)
 
-    def per_secret_values(
-        self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, Floats]:
-        """Return each secret's scores, from which all numbers of the probe can be computed."""
-        main = _align_record_scores(self.score, observations)
-        sound = self._select_usable_scores(observations)
-        columns = {"": main, **self._target_free_baseline_scores(observations), **sound}
-        return {name_score_column(name): scores for name, scores in columns.items()}
+    def describe_score(self, name: str) -> str:
+        return SCORES[name]
 
-    def membership_candidates(
-        self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, CandidateScore]:
-        """Return all scores of the audited model that can rank the records, keyed by name."""
-        member = mask_members(secrets)
-        widen = _map_auc_widening(observations, member)
-        usable = self._select_usable_scores(observations)
-        weights = adjusted_auc.weigh_scored_records(
-            usable,
-            self._target_free_baseline_scores(observations),
-            build_text_features(secrets, observations),
-            member,
-            value_column(observations, "group").astype(int),
-        )
-        return {
-            name: CandidateScore(scores, SCORES[name], widen[name], weights.get(name))
-            for name, scores in usable.items()
-        }
+    def main_score_widening(self, observations: Sequence[Observation], member: Bools) -> float:
+        return map_auc_widening(observations, member)[self.score]
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         member = mask_members(secrets)
@@ -489,7 +433,7 @@ class Membership(AncestralProbe):
                 f"{related} records are near-duplicates, or of one document, person or prompt: in "
                 "one fold"
             )
-        if "blind" not in self._target_free_baseline_scores(observations):
+        if "blind" not in self.select_baselines(observations):
             sentences.append(
                 "no blind baseline: too few unrelated records to fit a classifier, so whether "
                 "members and non-members differ in kind is not known"
@@ -506,7 +450,7 @@ class Membership(AncestralProbe):
         for name in SCORES:
             if name in observations[0].values:
                 if fault := self._unusable_reason(
-                    name, _align_record_scores(name, observations), observations
+                    name, align_record_scores(name, observations), observations
                 ):
                     reasons[name] = f"not applicable: it {fault}"
             elif name == "lowercase" and not self.lowercase:
@@ -534,8 +478,8 @@ class Membership(AncestralProbe):
     def _target_free_baseline_notes(
         self, observations: Sequence[Observation], member: Bools
     ) -> Iterator[str]:
-        widen = _map_auc_widening(observations, member)
-        for name, scores in self._target_free_baseline_scores(observations).items():
+        widen = map_auc_widening(observations, member)
+        for name, scores in self.select_baselines(observations).items():
             m = roc.estimate_auc(name_auc(name), scores[member], scores[~member], widen=widen[name])
             if m.low <= 0.5:
                 continue
@@ -564,23 +508,6 @@ class Membership(AncestralProbe):
             elif count < membership.SHADOWS:
                 shared = ", LiRA's deviations shared by all records"
             yield f"RMIA and LiRA by {count} reference models, {kind}{shared}"
-
-
-def _map_auc_widening(observations: Sequence[Observation], member: Bools) -> Mapping[str, float]:
-    """Return the factor that widens each score's AUC interval, keyed by score name.
-
-    The factor exceeds 1 if a score is from a classifier that learns from the other records, because
-    such scores depend on each other.
-    """
-    cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
-        member, value_column(observations, "group").astype(int)
-    )
-    return defaultdict(lambda: 1.0, blind=cross_fit, stacked=cross_fit)
-
-
-def _align_record_scores(name: str, observations: Sequence[Observation]) -> Floats:
-    """Return the score `name` of each record, of shape (records,); NaN if a record has none."""
-    return Observed(observations).find_column(name)[0]
 
 
 def _stack_reference_columns(observations: Sequence[Observation], name: str) -> Floats:

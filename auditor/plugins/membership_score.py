@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,94 @@ _SIZES = ("characters", "compressed_bytes")  # of the entire text, for the blind
 
 
 @dataclass(frozen=True)
-class MembershipScore(AncestralProbe):
+class MembershipProbe(AncestralProbe):
+    """Base class of probes that score each record's membership."""
+
+    measures = "membership"
+    needs = ("likelihood",)
+    least_nonmembers = roc.LEAST
+    page = "how-to/membership"
+
+    def compute_main_scores(self, observations: Sequence[Observation]) -> Floats:
+        """Return the score of each record from which the main AUC is computed, (records,)."""
+        raise NotImplementedError
+
+    def select_usable_scores(self, observations: Sequence[Observation]) -> dict[str, Floats]:
+        """Return the scores that can rank the records, keyed by name."""
+        raise NotImplementedError
+
+    def describe_score(self, name: str) -> str:
+        """Return the title of a score."""
+        raise NotImplementedError
+
+    def check_secrets(self, secrets: Sequence[Secret]) -> None:
+        if reason := explain_too_few_records(mask_members(secrets)):
+            raise AuditError(
+                f"--attack {self.name} {reason}: give --nonmembers FILE, records like the data"
+            )
+
+    def select_baselines(self, observations: Sequence[Observation]) -> dict[str, Floats]:
+        """Return the scores of the blind classifier and of the reference model.
+
+        Scores that cannot rank the records are left out.
+        """
+        baselines = {}
+        for name in ("blind", "reference_alone"):
+            scores = align_record_scores(name, observations)
+            if not explain_unrankable_scores(scores):
+                baselines[name] = scores
+        return baselines
+
+    def main_number_by_repeats(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, Measurement]:
+        """Return the main AUC, for the members with each repeat count against all non-members."""
+        main = self.compute_main_scores(observations)
+        member = mask_members(secrets)
+        widen = self.main_score_widening(observations, member)
+        return {
+            str(count): roc.estimate_auc(name_auc(""), main[mask], main[~member], widen=widen)
+            for count, mask in mask_repeat_counts(secrets).items()
+            if mask.sum() >= roc.LEAST
+        }
+
+    def main_score_widening(self, observations: Sequence[Observation], member: Bools) -> float:
+        """Return the factor that widens the interval of the main AUC."""
+        return 1.0
+
+    def per_secret_values(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, Floats]:
+        """Return each secret's scores, from which all numbers of the probe can be computed."""
+        columns = {
+            "": self.compute_main_scores(observations),
+            **self.select_baselines(observations),
+            **self.select_usable_scores(observations),
+        }
+        return {name_score_column(name): scores for name, scores in columns.items()}
+
+    def membership_candidates(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, CandidateScore]:
+        """Return all scores of the audited model that can rank the records, keyed by name."""
+        member = mask_members(secrets)
+        widen = map_auc_widening(observations, member)
+        usable = self.select_usable_scores(observations)
+        weights = adjusted_auc.weigh_scored_records(
+            usable,
+            self.select_baselines(observations),
+            build_text_features(secrets, observations),
+            member,
+            value_column(observations, "group").astype(int),
+        )
+        return {
+            name: CandidateScore(scores, self.describe_score(name), widen[name], weights.get(name))
+            for name, scores in usable.items()
+        }
+
+
+@dataclass(frozen=True)
+class MembershipScore(MembershipProbe):
     """Base class of membership scores. A subclass only defines `name` and `score_records`.
 
     The base class computes AUC and rates, AUC by number of copies, a baseline that does not use the
@@ -41,10 +129,6 @@ class MembershipScore(AncestralProbe):
     alongside the built-in scores.
     """
 
-    measures = "membership"
-    needs = ("likelihood",)
-    least_nonmembers = roc.LEAST
-    page = "how-to/membership"
     quick = None
 
     def score_records(
@@ -64,12 +148,6 @@ class MembershipScore(AncestralProbe):
         It is the plug-in's name (`tail-loss`) with underscores.
         """
         return self.name.replace("-", "_")
-
-    def check_secrets(self, secrets: Sequence[Secret]) -> None:
-        if reason := explain_too_few_records(mask_members(secrets)):
-            raise AuditError(
-                f"--attack {self.name} {reason}: give --nonmembers FILE, records like the data"
-            )
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
@@ -111,59 +189,22 @@ class MembershipScore(AncestralProbe):
         scores = value_column(observations, _SCORE)
         if reason := explain_unrankable_scores(scores):
             raise NotApplicable(f"{self.name} {reason}")
-        results = measure_membership_score("", scores, member, note=self._score_title)
+        results = measure_membership_score("", scores, member, note=self.describe_score(""))
         results += measure_membership_score(self.score_name, scores, member)
-        blind = value_column(observations, "blind")
-        if not np.isnan(blind).any():
-            widen = blind_classifier.compute_cross_fit_deviation_factor(
-                member, value_column(observations, "group").astype(int)
-            )
+        for name, blind in self.select_baselines(observations).items():
+            widen = map_auc_widening(observations, member)[name]
             results.append(
-                roc.estimate_auc(name_auc("blind"), blind[member], blind[~member], widen=widen)
+                roc.estimate_auc(name_auc(name), blind[member], blind[~member], widen=widen)
             )
         return results
 
-    def main_number_by_repeats(
-        self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, Measurement]:
-        member = mask_members(secrets)
-        scores = value_column(observations, _SCORE)
-        return {
-            str(count): roc.estimate_auc(name_auc(""), scores[mask], scores[~member])
-            for count, mask in mask_repeat_counts(secrets).items()
-            if mask.sum() >= roc.LEAST
-        }
+    def compute_main_scores(self, observations: Sequence[Observation]) -> Floats:
+        return value_column(observations, _SCORE)
 
-    def per_secret_values(
-        self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, Floats]:
-        scores = value_column(observations, _SCORE)
-        values = {name_score_column(""): scores, name_score_column(self.score_name): scores}
-        blind = value_column(observations, "blind")
-        if np.isnan(blind).any():
-            return values
-        return {**values, name_score_column("blind"): blind}
+    def select_usable_scores(self, observations: Sequence[Observation]) -> dict[str, Floats]:
+        return {self.score_name: self.compute_main_scores(observations)}
 
-    def membership_candidates(
-        self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, CandidateScore]:
-        scores = value_column(observations, _SCORE)
-        blind = value_column(observations, "blind")
-        controls = {}
-        if not np.isnan(blind).any():
-            controls["blind"] = blind
-        weights = adjusted_auc.weigh_scored_records(
-            {self.score_name: scores},
-            controls,
-            build_text_features(secrets, observations),
-            mask_members(secrets),
-            value_column(observations, "group").astype(int),
-        )
-        overlap = weights.get(self.score_name)
-        return {self.score_name: CandidateScore(scores, self._score_title, overlap=overlap)}
-
-    @property
-    def _score_title(self) -> str:
+    def describe_score(self, name: str) -> str:
         return self.title or self.name
 
 
@@ -178,6 +219,23 @@ def build_text_features(secrets: Sequence[Secret], observations: Sequence[Observ
             lengths.append(value_column(observations, size))
     texts = build_secret_table(secrets).texts
     return blind_classifier.build_text_features(texts, np.column_stack(lengths))
+
+
+def map_auc_widening(observations: Sequence[Observation], member: Bools) -> Mapping[str, float]:
+    """Return the factor that widens each score's AUC interval, keyed by score name.
+
+    The factor exceeds 1 if a score is from a classifier that learns from the other records, because
+    such scores depend on each other.
+    """
+    cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
+        member, value_column(observations, "group").astype(int)
+    )
+    return defaultdict(lambda: 1.0, blind=cross_fit, stacked=cross_fit)
+
+
+def align_record_scores(name: str, observations: Sequence[Observation]) -> Floats:
+    """Return the score `name` of each record, of shape (records,); NaN if a record has none."""
+    return Observed(observations).find_column(name)[0]
 
 
 def explain_unrankable_scores(scores: Floats) -> str:
