@@ -81,10 +81,7 @@ class ExtractionProbability(DistributionProbe):
 
     name = "extraction-probability"
     measures = "probability"
-    means = (
-        "extraction_probability",
-        "extraction_probability_ancestral",
-    )
+    means = ("extraction_probability", "extraction_probability_ancestral")
     quick: ClassVar[Mapping[str, Any]] = {}
     n: str = "1,10,100,1000,10000"
     p: str = "0.1,0.9"
@@ -189,68 +186,37 @@ class ExtractionProbability(DistributionProbe):
         member = mask_members(secrets)
         exact = _has_exact_probability(observations)
         measured = list[Measurement]()
-        ends = _list_log_prob_columns(observations)
-        table = build_secret_table(secrets)
-        lengths = suffix_lengths_note(table.lengths[member, 1])
-        one_sample = ", ".join(filter(None, ("one sample", lengths)))
-        for end, log_p in ends:
-            name = f"extraction_probability{end}"
-            any_of_1 = compute_any_sample_probability(log_p, 1)
-            measured += measure_baselined_probability(
-                name, any_of_1, member, one_sample, excess=exact
-            )
-        for n, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), ends):
-            # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, since p may be far
-            # below the resolution of 1 - p.
-            name = f"expected_any_of_{n}{end}"
-            any_of_n = compute_any_sample_probability(log_p, n)
-            measured += measure_baselined_probability(name, any_of_n, member, lengths, excess=False)
-        extracted = self._mask_extracted_secrets(secrets, observations)
-        for n, p, (end, log_p) in itertools.product(
-            self.any_of_n_sample_counts(), self.discoverability_levels(), ends
-        ):
-            name = f"discoverable_{n}_{p:g}{end}"
-            reached = _mask_discoverable_secrets(log_p, n, p)
-            measured += measure_baselined_share(name, reached, member)
-        for name, reached in extracted.items():
-            note = f"and above the threshold that non-members set at alpha {self.alpha:g}"
-            measured += measure_baselined_share(name, reached, member, note)
-        ancestral = np.exp(value_column(observations, "log_p_ancestral")[member])
-        note = "one sample from the untruncated distribution"
-        measured.append(
-            compute_mean_probability("extraction_probability_ancestral", ancestral, note)
-        )
-        if _has_rank_bits(observations):
-            # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix more
-            # likely (formulas C3).
-            bound = np.exp2(-value_column(observations, "rank_bits"))
-            # The difference of two upper bounds is not a bound, so there is no excess.
-            measured += measure_baselined_probability(
-                "rank_bound", bound, member, _CEILING, excess=False
-            )
-        if self.bracket:
-            measured += self._measure_shares(member, observations)
+        for name, values in self.per_secret_values(secrets, observations).items():
+            note = self._describe_number(name, build_secret_table(secrets).lengths[member, 1])
+            if values.dtype == bool:
+                measured += measure_baselined_share(name, values, member, note)
+            elif name == _ANCESTRAL:
+                measured.append(compute_mean_probability(name, values[member], note))
+            else:
+                # The difference of two upper bounds is not a bound, so there is no excess.
+                measured += measure_baselined_probability(
+                    name, values, member, note, excess=exact and name == "extraction_probability"
+                )
         if member.all() or not exact:
             return measured
         return [*measured, self._conformal_extracted_share(secrets, observations)]
 
-    def _measure_shares(
-        self, member: Bools, observations: Sequence[Observation]
-    ) -> Iterator[Measurement]:
-        """Yield the mean of each bound, and the share of bounds that are 1/`one_in` or more."""
+    def _describe_number(self, name: str, lengths: NDArray[Any]) -> str:
+        """Return the note of a measurement; `lengths` are those of the members' suffixes."""
+        of_lengths = suffix_lengths_note(lengths)
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
-        near = f"at least: {width}; one sample of this decoding"
-        window = f"the likeliest of each secret, after the text before it; {_CEILING}"
-        for name, p in self._bound_brackets(observations).items():
-            note = ""
-            if name == _NEAR:
-                note = near
-            elif name.startswith("window_bound"):
-                note = window
-            if name != "rank_bound":  # every row has it
-                yield from measure_baselined_probability(name, p, member, note, excess=False)
-        for name, reached in self._mask_one_in_n(observations).items():
-            yield from measure_baselined_share(name, reached, member)
+        notes = {
+            "extracted_": f"and above the threshold that non-members set at alpha {self.alpha:g}",
+            _ANCESTRAL: "one sample from the untruncated distribution",
+            "extraction_probability": ", ".join(filter(None, ("one sample", of_lengths))),
+            "expected_any_of_": of_lengths,
+            "rank_bound": _CEILING,
+            _NEAR: f"at least: {width}; one sample of this decoding",
+            "window_bound": f"the likeliest of each secret, after the text before it; {_CEILING}",
+        }
+        if "_1_in_" in name:
+            return ""
+        return next((note for start, note in notes.items() if name.startswith(start)), "")
 
     def _bound_brackets(self, observations: Sequence[Observation]) -> dict[str, Floats]:
         """Return bounds on each secret's probability, (secrets,), keyed by measurement name.
@@ -356,18 +322,21 @@ class ExtractionProbability(DistributionProbe):
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Floats | Bools]:
         numbers = dict[str, Floats | Bools]()
-        for end, log_p in _list_log_prob_columns(observations):
+        ends = _list_log_prob_columns(observations)
+        counts = self.any_of_n_sample_counts()
+        for end, log_p in ends:
             numbers[f"extraction_probability{end}"] = compute_any_sample_probability(log_p, 1)
-            for n in self.any_of_n_sample_counts():
-                numbers[f"expected_any_of_{n}{end}"] = compute_any_sample_probability(log_p, n)
-                for p in self.discoverability_levels():
-                    reached = _mask_discoverable_secrets(log_p, n, p)
-                    numbers[f"discoverable_{n}_{p:g}{end}"] = reached
+        for n, (end, log_p) in itertools.product(counts, ends):
+            # 1 - (1 - p)^n (formulas A4), by log1p, since p may be far below the resolution of
+            # 1 - p.
+            numbers[f"expected_any_of_{n}{end}"] = compute_any_sample_probability(log_p, n)
+        for n, p, (end, log_p) in itertools.product(counts, self.discoverability_levels(), ends):
+            numbers[f"discoverable_{n}_{p:g}{end}"] = _mask_discoverable_secrets(log_p, n, p)
         numbers |= self._mask_extracted_secrets(secrets, observations)
-        numbers["extraction_probability_ancestral"] = np.exp(
-            value_column(observations, "log_p_ancestral")
-        )
+        numbers[_ANCESTRAL] = np.exp(value_column(observations, "log_p_ancestral"))
         if _has_rank_bits(observations):
+            # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix more
+            # likely (formulas C3).
             numbers["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         if self.bracket:
             numbers |= self._bound_brackets(observations)
@@ -414,6 +383,7 @@ class ExtractionProbability(DistributionProbe):
 
 _CEILING = "no temperature, top-k or top-p makes one sample more likely than this"
 _NEAR = "near_verbatim_probability"
+_ANCESTRAL = "extraction_probability_ancestral"
 
 
 def suffix_lengths_note(lengths: Sequence[int] | NDArray[Any]) -> str:

@@ -91,26 +91,18 @@ class NearVerbatim(DistributionProbe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = mask_members(secrets)
-        near, most, verbatim = (
-            compute_any_sample_probability(value_column(observations, name), 1) for name in _BOUNDS
-        )
         width = f"within {self.distance} token edits, {self.beams} beams; one sample"
-        # The difference of two bounds on the same side is not a bound, so there is no excess.
-        measured = [
-            *measure_baselined_probability(
-                NEAR_PROBABILITY, near, member, f"lower bound: {width}", excess=False
-            ),
-            *measure_baselined_probability(
-                name_upper_bound_metric(NEAR_PROBABILITY),
-                most,
-                member,
-                f"upper bound, with all that the beams dropped: {width}",
-                excess=False,
-            ),
-            *measure_baselined_probability(
-                "extraction_probability", verbatim, member, "one sample"
-            ),
-        ]
+        notes = (
+            f"lower bound: {width}",
+            f"upper bound, with all that the beams dropped: {width}",
+            "one sample",
+        )
+        measured = list[Measurement]()
+        columns = self.per_secret_values(secrets, observations).items()
+        for (name, p), note in zip(columns, notes, strict=True):
+            # The difference of two bounds on the same side is not a bound, so there is no excess.
+            excess = name == "extraction_probability"
+            measured += measure_baselined_probability(name, p, member, note, excess=excess)
         if not member.all():
             measured.append(self._measure_calibrated_share(secrets, observations))
         return measured
@@ -138,7 +130,7 @@ class NearVerbatim(DistributionProbe):
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, list[float]]:
+    ) -> dict[str, Floats]:
         names = (
             NEAR_PROBABILITY,
             name_upper_bound_metric(NEAR_PROBABILITY),
@@ -147,7 +139,7 @@ class NearVerbatim(DistributionProbe):
         values = {}
         for name, field in zip(names, _BOUNDS, strict=True):
             log_p = value_column(observations, field)
-            values[name] = compute_any_sample_probability(log_p, 1).tolist()
+            values[name] = compute_any_sample_probability(log_p, 1)
         return values
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
