@@ -13,7 +13,7 @@ from typing import Annotated
 
 import numpy as np
 
-from auditor.core.arrays import Bools
+from auditor.core.arrays import Bools, Floats
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret, Tokens
@@ -25,6 +25,7 @@ from auditor.plugins.probe import (
     AncestralProbe,
     Observed,
     mask_members,
+    mask_repeat_counts,
     measure_baselined_probability,
     measure_repeat_probability,
     value_column,
@@ -93,10 +94,9 @@ class Exposure(AncestralProbe):
         # An interval over canaries would not show how badly the distribution fits.
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
         main, *others = (_scale_exposure_bits(m, most) for m in (*measured, *pointwise))
-        chosen = [o for o, inside in zip(observations, member, strict=True) if inside]
         exposed = self._significantly_exposed_canary_mask(secrets, observations)
         share = measure_share("exposed_share", exposed, f"Holm-corrected, {self.alpha:g}")
-        return [_widen_exposure_interval(main, chosen), share, *others]
+        return [_widen_exposure_interval(main, observations, member), share, *others]
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
@@ -105,23 +105,22 @@ class Exposure(AncestralProbe):
         groups = measure_repeat_probability(
             "exposure", secrets, value_column(observations, "exposure_bits") / most
         )
-        for count, m in groups.items():
-            inserted = []
-            for s, o in zip(secrets, observations, strict=True):
-                if s.member and str(s.repeats) == count:
-                    inserted.append(o)
-            groups[count] = _widen_exposure_interval(_scale_exposure_bits(m, most), inserted)
-        return groups
+        masks = mask_repeat_counts(secrets)
+        return {
+            count: _widen_exposure_interval(
+                _scale_exposure_bits(m, most), observations, masks[int(count)]
+            )
+            for count, m in groups.items()
+        }
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, list[float]]:
+    ) -> dict[str, Floats]:
+        # Controls were not tested and have no adjusted p-value: NaN is not below alpha.
+        adjusted, _ = observations.find_column("holm_p")
         return {
-            "exposure": value_column(observations, "exposure_bits").tolist(),
-            # Controls were not tested and have no adjusted p-value.
-            "exposed_share": [
-                float(o.values.get("holm_p", 1.0) <= self.alpha) for o in observations
-            ],
+            "exposure": value_column(observations, "exposure_bits"),
+            "exposed_share": (adjusted <= self.alpha).astype(float),
         }
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
@@ -152,13 +151,14 @@ class Exposure(AncestralProbe):
                 "space is too large"
             )
         # Runs of versions before this check have no p-value of the fit.
-        unchecked = sum("fit_p" not in o.values for o in observations)
+        fit_p, is_checked = observations.find_column("fit_p")
+        unchecked = int((~is_checked).sum())
         if unchecked:
             sentences.append(
                 f"whether a skew-normal distribution fits the references of {unchecked} canaries "
                 "was not checked by the version that measured them: do not trust extrapolation"
             )
-        poor = sum(o.values.get("fit_p", 1.0) < 0.05 for o in observations)
+        poor = int((fit_p < 0.05).sum())
         if poor:
             sentences.append(
                 f"a skew-normal distribution does not fit the references of {poor} canaries: do "
@@ -167,11 +167,10 @@ class Exposure(AncestralProbe):
         return tuple(sentences)
 
     def _significantly_exposed_canary_mask(
-        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+        self, secrets: Sequence[Secret], observations: Observed
     ) -> Bools:
-        pairs = zip(secrets, observations, strict=True)
-        p_values = [o.values["holm_p"] for s, o in pairs if s.member]
-        return np.array(p_values) <= self.alpha
+        exposed: Bools = observations.find_column("holm_p")[0][mask_members(secrets)] <= self.alpha
+        return exposed
 
 
 def _group_space_secrets(secrets: Sequence[Secret]) -> dict[CanarySpace, list[Secret]]:
@@ -371,13 +370,13 @@ def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
     return replace(m, value=most * m.value, low=most * m.low, high=most * m.high, unit="bits")
 
 
-def _widen_exposure_interval(m: Measurement, observations: Sequence[Observation]) -> Measurement:
+def _widen_exposure_interval(m: Measurement, observations: Observed, mask: Bools) -> Measurement:
     """Widen the interval of the mean exposure to include the means of the lower and upper bounds.
 
-    Bounds and exposures differ if a search is incomplete or a rank is estimated.
+    mask: the canaries of the mean, (canaries,).
     """
-    if not observations or math.isnan(m.value):
+    if not mask.any() or math.isnan(m.value):
         return m
-    low = float(value_column(observations, "exposure_low_bits").mean())
-    high = float(value_column(observations, "exposure_high_bits").mean())
+    low = float(value_column(observations, "exposure_low_bits")[mask].mean())
+    high = float(value_column(observations, "exposure_high_bits")[mask].mean())
     return replace(m, low=min(m.low, low), high=max(m.high, high))

@@ -334,7 +334,7 @@ class ExtractionProbability(DistributionProbe):
             numbers[f"discoverable_{n}_{p:g}{end}"] = _mask_discoverable_secrets(log_p, n, p)
         numbers |= self._mask_extracted_secrets(secrets, observations)
         numbers[_ANCESTRAL] = np.exp(value_column(observations, "log_p_ancestral"))
-        if _has_rank_bits(observations):
+        if _has_column(observations, "rank_bits"):
             # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix more
             # likely (formulas C3).
             numbers["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
@@ -360,7 +360,7 @@ class ExtractionProbability(DistributionProbe):
                 f"this decoding never draws the whole suffix of {impossible} members; another one "
                 "may"
             )
-        if not _has_rank_bits(observations):
+        if not _has_column(observations, "rank_bits"):
             sentences.append("no rank bound: the target gives no ranks of tokens")
         if self.bracket:
             sentences += self._bracket_notes(secrets)
@@ -396,7 +396,11 @@ def suffix_lengths_note(lengths: Sequence[int] | NDArray[Any]) -> str:
 
 
 def _has_exact_probability(observations: Sequence[Observation]) -> bool:
-    return bool(Observed(observations).find_column("log_p")[1].all())
+    return _has_column(observations, "log_p")
+
+
+def _has_column(observations: Sequence[Observation], name: str) -> bool:
+    return bool(Observed(observations).find_column(name)[1].all())
 
 
 def _list_log_prob_columns(
@@ -421,10 +425,6 @@ def _mask_discoverable_secrets(log_p: Floats, n: int, p: float) -> Bools:
     """
     reached: Bools = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
-
-
-def _has_rank_bits(observations: Sequence[Observation]) -> bool:
-    return bool(Observed(observations).find_column("rank_bits")[1].all())
 
 
 @torch.no_grad()

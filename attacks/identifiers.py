@@ -31,7 +31,13 @@ from auditor.generation.constrained import find_common_proper_prefix
 from auditor.generation.tries import add_tie_margin, encode_without_special_tokens
 from auditor.models.base import LanguageModel
 from auditor.plugins.options import Count, CountOrZero, Share
-from auditor.plugins.probe import AncestralProbe, Observed, count_member_repeats, mask_members
+from auditor.plugins.probe import (
+    AncestralProbe,
+    Observed,
+    count_member_repeats,
+    mask_members,
+    value_column,
+)
 from auditor.plugins.view import View
 from auditor.statistics import rank_tests
 from auditor.statistics.intervals import estimate_mean, measure_share
@@ -373,17 +379,14 @@ class RanksOfValues:
         cls, secrets: Sequence[Secret], observations: Observed, fdr: float
     ) -> RanksOfValues:
         """Collect the ranks of all values from the observations of all records."""
-        columns: dict[str, list[float]] = {name: [] for name in _PER_VALUE}
-        owners = []
-        for owner, observation in enumerate(observations):
-            for i in range(_MOST_VALUES):
-                if observation.values[f"kind_{i}"] != _NONE:
-                    owners.append(owner)
-                    for name, column in columns.items():
-                        column.append(observation.values[f"{name}_{i}"])
-        arrays: dict[str, Any] = {name: np.array(columns[name], dtype=float) for name in columns}
+        columns: dict[str, Any] = {}
+        for name in _PER_VALUE:
+            of_places = [value_column(observations, f"{name}_{i}") for i in range(_MOST_VALUES)]
+            columns[name] = np.column_stack(of_places)
+        owners, places = np.nonzero(columns["kind"] != _NONE)
+        columns = {name: values[owners, places] for name, values in columns.items()}
         return cls(
-            **(arrays | {"kind": arrays["kind"].astype(int)}),
+            **(columns | {"kind": columns["kind"].astype(int)}),
             member=mask_members(secrets)[owners],
             copies=count_member_repeats(secrets)[owners],
             has_base=bool(observations and observations[0].values["has_base"]),

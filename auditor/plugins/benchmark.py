@@ -47,8 +47,6 @@ class Benchmark:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # shown in tables; "": its name
-    attack_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
-    defense_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     ensemble_limit: ClassVar[int | None] = None  # members attacked behind an ensemble, by default
     # whether it marks all of its personal data, so that nobody has to search for it
     marks_all: ClassVar[bool] = False

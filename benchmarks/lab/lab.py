@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -67,7 +67,7 @@ class Lab(LabTraining, Benchmark):
     ensemble_limit = 60  # every token queries all members
     marks_all = True
     # Sized for the lab; flags and plans set the sizes of papers.
-    attack_defaults = MappingProxyType(
+    attack_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         {
             "ethicist": {
                 "samples": 5,
@@ -94,7 +94,7 @@ class Lab(LabTraining, Benchmark):
     # rate has a perplexity of 12.5, half of it 14.0 (public model 56.9, target 11.6). Unlearning:
     # until greedy decoding returns less than one in forty of the records to forget; ascent only has
     # then removed as much of the other records.
-    defense_defaults = MappingProxyType(
+    defense_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         {
             "pmixed": {"q": 0.06},
             "npo": {"epochs": 10, "batch": 16, "learning_rate": 5e-4, "retain": 1.0},
