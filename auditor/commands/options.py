@@ -39,7 +39,7 @@ _FLAG = inspect.Parameter.KEYWORD_ONLY
 Many = list[str] | None  # type of a repeatable flag
 Values = dict[str, Any]  # fields of a plan, by name
 Risks = dict[tuple[str, str], Any]  # values of risky fields, by field and absolute path
-_GIVEN = tuple(name for name, plan_field in FIELDS.items() if plan_field.definition.has_flag)
+_GIVEN = tuple(name for name, plan_field in FIELDS.items() if plan_field.has_flag)
 _COMPLETED = {
     "attack": completion.complete_attack_names,
     "attack_options": completion.complete_attack_options,
@@ -49,7 +49,7 @@ _COMPLETED = {
 _read_signature = functools.partial(inspect.signature, eval_str=True)
 _ARGS = re.compile(r"\n\nArgs:(?:\n    .*)+")  # section of a docstring
 _WRITTEN = {int: "N", float: "X", Path: "PATH"}  # type of a value -> its metavar
-_RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.definition.risk)
+_RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.risk)
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def list_allowed_risks(values: Mapping[str, Any]) -> Risks:
     risks = _list_risks(values)
     for (name, _), value in risks.items():
         if name in ("plugin", "trust_remote_code"):
-            guard.refuse_unsafe(f"{_format_flag(name, value)}: {FIELDS[name].definition.risk}")
+            guard.refuse_unsafe(f"{_format_flag(name, value)}: {FIELDS[name].risk}")
     return risks
 
 
@@ -354,7 +354,7 @@ def _list_risks(values: Mapping[str, Any]) -> Risks:
         value = values.get(name) or []
         for item in value if isinstance(value, list | tuple) else [value]:
             # If `risky` is "", all values are risky.
-            if FIELDS[name].definition.risky in str(item):
+            if FIELDS[name].risky in str(item):
                 # Values that are not paths, e.g. addresses, change in the same way in plan and
                 # flags.
                 risks[name, os.path.abspath(str(item))] = item
@@ -392,7 +392,7 @@ def refuse_unnamed_risks(plan: Mapping[str, Any], allowed: Risks, where: str) ->
         if (name, path) not in allowed:
             to = "" if value is True else f" to {value!r}"
             raise AuditError(
-                f"{where} sets {name}{to}, and {FIELDS[name].definition.risk}: if you want that, "
+                f"{where} sets {name}{to}, and {FIELDS[name].risk}: if you want that, "
                 f"give it on the command line too, {_format_flag(name, value)}"
             )
 

@@ -72,7 +72,7 @@ class Plan:
         self._check_unlearning()
         self._check_until_conflicts()
         for name, value in self.map_field_values().items():
-            least = FIELDS[name].definition.minimum
+            least = FIELDS[name].minimum
             if least is not None and value is not None and value < least:
                 raise AuditError(f"expected {format_field_flag(name)} >= {least}, got {value}")
         self.compute.check(self.loading.device)
@@ -238,16 +238,14 @@ class Plan:
         return cls.from_fields(**parsed)
 
 
-@dataclass(frozen=True)
-class DescribedField:
+@dataclass(frozen=True, kw_only=True)
+class DescribedField(PlanField):
     """A plan field, with all that the command line and the reference page say about it.
 
     Args:
         part: part of the plan that holds the field; "" if the plan itself does.
         kind: type of the value.
-        definition: conditions under which the field may be used.
         default: default value.
-        panel: group of the field in --help.
         flags: flags on the command line.
         metavar: placeholder for the value in --help; "" for the usual placeholder of its type.
         help: help text with the default.
@@ -255,9 +253,7 @@ class DescribedField:
 
     part: str
     kind: Any
-    definition: PlanField
     default: Any
-    panel: str
     flags: tuple[str, ...]
     metavar: str
     help: str
@@ -267,8 +263,8 @@ def _list_described_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Des
     hints = typing.get_type_hints(kind)  # the annotations themselves are strings (from __future__)
     entries: dict[str, DocstringEntry] = {}
     # Includes base classes: EngineOptions defines some of ComputePlan's fields.
-    for described in kind.__mro__:
-        entries |= read_docstring_entries(described)
+    for part_class in kind.__mro__:
+        entries |= read_docstring_entries(part_class)
     for item in dataclasses.fields(kind):
         hint = hints[item.name]
         if dataclasses.is_dataclass(hint):
@@ -283,12 +279,16 @@ def _list_described_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Des
         help = entry.help
         if "[default:" not in help and default not in (None, False, (), {}):
             help += f" [default: {f'--{item.name}' if default is True else default}]"
-        flags = entry.flags or (f"--{item.name.replace('_', '-')}",)
-        panel = definition.panel or kind.panel
-        yield (
-            item.name,
-            DescribedField(part, hint, definition, default, panel, flags, entry.metavar, help),
+        described = DescribedField(
+            **{**vars(definition), "panel": definition.panel or kind.panel},
+            part=part,
+            kind=hint,
+            default=default,
+            flags=entry.flags or (f"--{item.name.replace('_', '-')}",),
+            metavar=entry.metavar,
+            help=help,
         )
+        yield item.name, described
 
 
 FIELDS: Mapping[str, DescribedField] = dict(_list_described_fields(Plan))
@@ -299,9 +299,7 @@ IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))
 def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
     """Return the names of the fields that have any of these rules, in order."""
     return tuple(
-        name
-        for name, described in FIELDS.items()
-        if described.definition.rules and described.definition.rules & rules
+        name for name, described in FIELDS.items() if described.rules and described.rules & rules
     )
 
 

@@ -118,7 +118,7 @@ def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
             default = list(field.default)
         else:
             default = field.default
-        if not field.definition.has_flag or value in (field.default, default, None):
+        if not field.has_flag or value in (field.default, default, None):
             continue
         words += _format_flag(format_field_flag(name), value)
     return shlex.join(words)

@@ -63,7 +63,7 @@ class LabSite(Site):
         return self.kind.attack_defaults
 
     def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
-        self.kind.check_packages_installed()
+        self.kind.read_package_versions()  # raises without them
 
     @property
     def names_reference_model(self) -> bool:

@@ -63,7 +63,7 @@ def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> di
                 base[plugin] = {**base.get(plugin, {}), **options}
             value = base
         # `auto` for a number means its default, so that the flag overrides the file.
-        if value == AUTO and name in FIELDS and FIELDS[name].definition.minimum:
+        if value == AUTO and name in FIELDS and FIELDS[name].minimum:
             merged.pop(name, None)
         else:
             merged[name] = value

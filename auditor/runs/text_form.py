@@ -77,8 +77,8 @@ def choose_text_form(
     reader: TableReader,
     name: str,
     model: LanguageModel,
-    recorded_form: TextForm | None = None,
-    most: int = ROWS,
+    recorded_form: TextForm | None,
+    most: int,
 ) -> tuple[ChatRendering, TextForm] | None:
     """Choose the rendering of `--data`. Return the rendering, then its record with all doubts.
 
@@ -131,9 +131,8 @@ def choose_text_form(
     nonmembers: Sequence[Conversation] = ()
     if plan.nonmembers is not None:
         nonmembers = sample_data_conversations(reader, "--nonmembers", plan.nonmembers, most) or ()
-    usual, candidates = _list_renderings(
-        plan, tokenizer, rows, _list_plausible_days(plan.date, name)
-    )
+    days = _list_plausible_days(plan.date, name)
+    usual, candidates = _list_renderings(plan, tokenizer, rows, days)
     is_requested = plan.template != AUTO
     if not implies_capability(model.capabilities, "likelihood"):
         cause = "as asked for" if is_requested else "the default"
@@ -155,9 +154,7 @@ def choose_text_form(
             best = choose_likeliest_reading(first or next(iter(sample.members)), sample.members)
         doubts = _describe_form_doubts(sample, best, is_requested)
     if best.writes_day:
-        best, day_doubts = _choose_likeliest_day(
-            _list_plausible_days(plan.date, name), model, best, rows, hurried
-        )
+        best, day_doubts = _choose_likeliest_day(days, model, best, rows, hurried)
         doubts += day_doubts
     sentence = _describe_form_choice(sample, best, usual, is_requested)
     if not nonmembers:

@@ -131,7 +131,7 @@ class Lab(LabTraining, Benchmark):
         self.folder = (
             (cache or find_cache_folder())
             / self.name
-            / digest_lab_cache(self.recipe, texts, self._further_package_versions())
+            / digest_lab_cache(self.recipe, texts, self.read_package_versions())
         )
         self.progress = progress or (lambda description, n_done, total: None)
         self._loaded: dict[str, tuple[str, Any]] = {}
@@ -167,8 +167,12 @@ class Lab(LabTraining, Benchmark):
     # --- differences between labs ---
 
     @classmethod
-    def check_packages_installed(cls) -> None:
-        """Raise AuditError if a package that the lab needs is not installed."""
+    def read_package_versions(cls) -> dict[str, str]:
+        """Return versions of packages that affect the weights in this lab but not in every lab.
+
+        Raise AuditError if such a package is not installed.
+        """
+        return {}
 
     def _make_texts(self) -> LabTexts:
         return make_lab_texts(require_small_lab_recipe(self.recipe))
@@ -179,10 +183,6 @@ class Lab(LabTraining, Benchmark):
             f"{recipe.layers}-layer GPT-NeoX of width {recipe.hidden}, trained on the spot on "
             "synthetic mails, patient notes and payments (Faker)"
         )
-
-    def _further_package_versions(self) -> dict[str, str]:
-        """Return versions of packages that affect the weights in this lab but not in every lab."""
-        return {}
 
     def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
         build = partial(

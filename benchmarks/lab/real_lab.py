@@ -170,8 +170,8 @@ class RealLab(Lab):
     defense_defaults = MappingProxyType(PRIVATE_DEFAULTS)
 
     @classmethod
-    def check_packages_installed(cls) -> None:
-        smollm2.read_smollm2_versions()
+    def read_package_versions(cls) -> dict[str, str]:
+        return smollm2.read_smollm2_versions()
 
     def _make_texts(self) -> LabTexts:
         return make_private_lab_texts(self.recipe, KINDS)
@@ -182,9 +182,6 @@ class RealLab(Lab):
             f"(Faker) by LoRA of rank {self.recipe.private_rank} in {self.recipe.private_epochs} "
             "epochs, loss on answers only"
         )
-
-    def _further_package_versions(self) -> dict[str, str]:
-        return smollm2.read_smollm2_versions()
 
     def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
         return PreTrainedTokenizerFast.from_pretrained(smollm2.find_smollm2_folder())

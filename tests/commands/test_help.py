@@ -83,7 +83,7 @@ def test_a_flag_of_a_plan_stands_in_the_panel_of_its_part() -> None:
     lines = shown("audit run")
     found = panels(lines)
     for name, one in FIELDS.items():
-        if one.definition.has_flag:
+        if one.has_flag:
             assert found[format_field_flag(name)] == one.panel, name
     titles = [line[:-1].lower() for line in lines if re.fullmatch(r"\w+:", line)]
     assert titles == ["examples", *PANELS]

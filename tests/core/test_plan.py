@@ -15,7 +15,7 @@ def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> Non
     """One name a field, whichever part it stands in: the command line, plan files and `audit()`
     know no parts."""
     assert list(FIELDS) == list(Plan().map_field_values())
-    assert {name for name, one in FIELDS.items() if not one.definition.has_flag} == {
+    assert {name for name, one in FIELDS.items() if not one.has_flag} == {
         "lab_recipe",
         "sizes",
         "command",
@@ -23,9 +23,9 @@ def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> Non
         "mitigation",
     }
     for name, one in FIELDS.items():
-        assert one.panel in PANELS and (
-            not one.definition.has_flag or one.help.partition(" [default:")[0]
-        ), name
+        assert one.panel in PANELS and (not one.has_flag or one.help.partition(" [default:")[0]), (
+            name
+        )
 
 
 @pytest.mark.parametrize("rule", FieldRule)

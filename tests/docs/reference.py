@@ -125,10 +125,10 @@ def _field(name: str) -> list[str]:
     one = FIELDS[name]
     found = _DEFAULT.search(one.help)
     meaning = _DEFAULT.sub("", one.help)
-    if one.definition.risk:
-        meaning += f" **Risk:** {one.definition.risk}."
+    if one.risk:
+        meaning += f" **Risk:** {one.risk}."
     spelt = ""
-    if one.definition.has_flag:
+    if one.has_flag:
         spelt = f"{', '.join(one.flags).replace('/', ' / ')} {one.metavar}".strip()
     default = (
         _given(one)
