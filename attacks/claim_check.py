@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -161,34 +162,27 @@ class ClaimCheck(AncestralProbe):
                 _measure_checked_queries("epsilon_data_dependent", epsilon, queries, "nats", note),
                 _measure_checked_queries(f"realised_{relation}", most, queries, "nats", _PRIVATE),
             ]
-        for relation in list_claimed_relations(observations):
-            worst = _find_tightest_observation(observations, relation)
-            realised, claimed = _read_divergences(worst, relation)
-            margin = 1 - _compute_realised_ratio(realised, claimed)
+        for worst in _list_worst_texts(observations):
+            relation = worst.relation
             measured += [
                 _measure_checked_queries(
-                    f"realised_{relation}", realised, queries, "nats", _PRIVATE
+                    f"realised_{relation}", worst.realised, queries, "nats", _PRIVATE
                 ),
                 _measure_checked_queries(
-                    f"claimed_{relation}", claimed, queries, "nats", "of one query"
+                    f"claimed_{relation}", worst.claimed, queries, "nats", "of one query"
                 ),
                 _measure_checked_queries(
-                    f"margin_{relation}", margin, queries, "part of the claim", _PRIVATE
+                    f"margin_{relation}", 1 - worst.ratio, queries, "part of the claim", _PRIVATE
                 ),
             ]
         return measured
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         sentences = []
-        for relation in list_claimed_relations(observations):
-            worst = _find_tightest_observation(observations, relation)
-            if not _is_claim_violated(worst, relation):
-                realised, claimed = _read_divergences(worst, relation)
+        for worst in _list_worst_texts(observations):
+            if not worst.is_violated:
                 # below 0 only by rounding
-                margin = max(0.0, 1 - _compute_realised_ratio(realised, claimed))
-                sentences.append(
-                    f"holds with margin {margin:.1%}: {_format_divergences(worst, relation)}"
-                )
+                sentences.append(f"holds with margin {max(0.0, 1 - worst.ratio):.1%}: {worst}")
         for relation in list_unclaimed_relations(observations):
             sentences.append(
                 f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) "
@@ -209,14 +203,11 @@ class ClaimCheck(AncestralProbe):
     ) -> tuple[str, ...]:
         sentences = list_claim_faults(observations)
         alias = {secret.id: secret.alias for secret in secrets}
-        for relation in list_claimed_relations(observations):
-            worst = _find_tightest_observation(observations, relation)
-            if _is_claim_violated(worst, relation):
-                position = worst.values[f"position_{relation}"]
-                neighbour = worst.values[f"neighbour_{relation}"]
+        for worst in _list_worst_texts(observations):
+            if worst.is_violated:
                 sentences.append(
-                    f"{_format_divergences(worst, relation)}, at "
-                    f"{alias[worst.secret]}, position {position:.0f}, neighbour {neighbour:.0f}"
+                    f"{worst}, at {alias[worst.text.secret]}, position "
+                    f"{worst.read('position'):.0f}, neighbour {worst.read('neighbour'):.0f}"
                 )
         return tuple(sentences)
 
@@ -328,26 +319,41 @@ def list_claim_faults(observations: Observed) -> list[str]:
     return faults
 
 
-def _read_divergences(observation: Observation, relation: str) -> tuple[float, float]:
-    """Return the realised and the claimed divergence, in nats."""
-    return observation.values[f"realised_{relation}"], observation.values[f"claimed_{relation}"]
+@dataclass(frozen=True)
+class _WorstText:
+    """The text with the largest ratio of realised to claimed divergence, for one relation."""
+
+    relation: str
+    text: Observation
+
+    def read(self, name: str) -> float:
+        return self.text.values[f"{name}_{self.relation}"]
+
+    @property
+    def realised(self) -> float:
+        return self.read("realised")
+
+    @property
+    def claimed(self) -> float:
+        return self.read("claimed")
+
+    @property
+    def ratio(self) -> float:
+        return _compute_realised_ratio(self.realised, self.claimed)
+
+    @property
+    def is_violated(self) -> bool:
+        # NaN is not within a claim
+        return not self.realised <= self.claimed * (1 + _SLACK) + _LEAST
+
+    def __str__(self) -> str:
+        words = f"{self.relation.replace('_', ' ')}, order {self.read('order'):g}"
+        return f"{words}: {self.realised:.6g} nats realised, {self.claimed:.6g} claimed"
 
 
-def _is_claim_violated(worst: Observation, relation: str) -> bool:
-    realised, claimed = _read_divergences(worst, relation)
-    return not realised <= claimed * (1 + _SLACK) + _LEAST  # NaN is not within a claim
-
-
-def _format_divergences(worst: Observation, relation: str) -> str:
-    realised, claimed = _read_divergences(worst, relation)
-    order = worst.values[f"order_{relation}"]
-    words = f"{relation.replace('_', ' ')}, order {order:g}"
-    return f"{words}: {realised:.6g} nats realised, {claimed:.6g} claimed"
-
-
-def _find_tightest_observation(observations: Sequence[Observation], relation: str) -> Observation:
-    """Return the observation with the largest ratio of measured to claimed divergence."""
-    return max(observations, key=lambda o: _compute_realised_ratio(*_read_divergences(o, relation)))
+def _list_worst_texts(observations: Sequence[Observation]) -> Iterator[_WorstText]:
+    for relation in list_claimed_relations(observations):
+        yield max((_WorstText(relation, o) for o in observations), key=attrgetter("ratio"))
 
 
 def _compute_realised_ratio(realised: float, claimed: float) -> float:
