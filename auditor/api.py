@@ -253,7 +253,7 @@ def open_prepared_audit(
         checked_plan = make_plan({}, values)
         rows = {}
         for name, argument in {**plan, "data": data}.items():
-            if name in _ROWS and _is_memory_argument(argument):
+            if name in _ROWS and not isinstance(argument, str | Path | None):
                 rows[name] = argument
         objects = {
             **live_objects,
@@ -294,10 +294,6 @@ def _name_plan_plugins(
     if not fields["attack"]:
         raise AuditError("expected at least one attack, got none; `audit list` shows them")
     return fields
-
-
-def _is_memory_argument(argument: Any) -> bool:
-    return argument is not None and not isinstance(argument, (str, Path))
 
 
 def _check_audit_arguments(

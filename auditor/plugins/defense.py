@@ -104,8 +104,6 @@ class Defense(Configured):
     "ensemble", "trained", "whole", "records", "corpus".
     """
 
-    name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # title in tables; "": its name
     needs: ClassVar[tuple[str, ...]] = ()
     claims: ClassVar[str] = "none"  # one line for `audit list`
     # Whether it is valid only in float32, which `--dtype auto` then means.

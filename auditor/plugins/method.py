@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from auditor.core.nouns import Secret
 from auditor.core.result import Finding, OwnSection
 from auditor.plugins.options import Configured
 from auditor.plugins.view import Sampling
@@ -27,8 +28,6 @@ class Method(Configured):
         quick: its options in `audit check`; None for a method too slow for it.
     """
 
-    name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # shown in tables; "": its name
     measures: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("draw",)
     page: ClassVar[str] = "how-to/audit-your-model"  # of docs that explains it
@@ -55,6 +54,10 @@ class Method(Configured):
     def draws_samples(self) -> bool:
         """True if the method uses `--samples`; a search draws no samples."""
         return False
+
+    def has_subject_in(self, secrets: Sequence[Secret]) -> bool:
+        """Return whether any of these records contains the kind of data that is measured."""
+        return True
 
     def sampling(self) -> Sampling | None:
         """Return the decoding with which the method samples, searches or reads distributions.

@@ -11,7 +11,7 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from auditor.core.errors import AuditError, make_unknown_name_error
 
@@ -58,6 +58,9 @@ ShareOrAll = Annotated[float, Limits(0, 1, "(]")]
 
 class Configured:
     """Base class of plug-ins: frozen dataclasses whose fields are their options."""
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # shown in tables; "": its name
 
     def __post_init__(self) -> None:
         """Raise AuditError if an option has a value that its annotation excludes.

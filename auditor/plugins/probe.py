@@ -167,10 +167,6 @@ class Probe(Method):
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
         """Raise AuditError, before any query, if the probe cannot observe these secrets."""
 
-    def has_subject_in(self, secrets: Sequence[Secret]) -> bool:
-        """Return whether the probe can observe any of these records."""
-        return True
-
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         """Raise NotApplicable, before any query, if this run lacks an input of the probe.
 

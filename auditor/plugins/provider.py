@@ -48,8 +48,6 @@ class Provider(Configured):
             need.
     """
 
-    name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # shown in tables; "": its name
     takes: ClassVar[tuple[str, ...]] = ()
     unprefixed: ClassVar[bool] = False
     network: ClassVar[bool] = False

@@ -96,8 +96,6 @@ class Trainer(Configured):
         later: options that were added later, whose defaults change nothing.
     """
 
-    name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # title in tables; "": its name
     claims: ClassVar[str] = "none"  # one line for `audit list`
     promises: ClassVar[bool] = False
     adapters: ClassVar[bool] = False

@@ -42,14 +42,8 @@ class LabSite(Site):
     trains_on_demand: ClassVar[bool] = True
     relearn_rate: ClassVar[float] = 1e-4
 
-    def __init__(
-        self,
-        plan: Plan,
-        reporter: Reporter | None = None,
-        shared: SweepCache | None = None,
-        live: Mapping[str, LanguageModel] = MappingProxyType({}),
-    ) -> None:
-        super().__init__(plan, reporter, shared, live)
+    def __init__(self, plan: Plan, *more: Any) -> None:
+        super().__init__(plan, *more)
         self.recipe, self.kind = build_lab_recipe(plan), LABS[plan.target.lab]
         # The lab splits its data by its own seed, not by the seed of the run. The recipe depends on
         # the attacks too.

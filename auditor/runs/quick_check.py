@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret, select_evenly_spaced
+from auditor.core.nouns import select_evenly_spaced
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.secret_table import select_members
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import read_adapter_base
 from auditor.plugins import registry
-from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import Reporter, StageClock
@@ -98,11 +97,6 @@ def build_slow_plan(plan: Plan) -> Plan:
     )
 
 
-def _has_subject(kind: type[Attack] | type[Probe], secrets: Sequence[Secret]) -> bool:
-    """Test if these secrets contain the kind of data that an attack or probe measures."""
-    return not issubclass(kind, Probe) or kind(**(kind.quick or {})).has_subject_in(secrets)
-
-
 def _select_nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: values for name, values in options.items() if values}
 
@@ -164,7 +158,10 @@ def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     limits = list[str]()
     sample = select_evenly_spaced(site.benchmark.secrets, SAMPLE)
     substitutes = [name for name in plan.attacks.attack if known[name].instead_of_nonmembers]
-    usable = [name for name in substitutes if _has_subject(known[name], sample)]
+    usable = []
+    for name in substitutes:
+        if known[name](**(known[name].quick or {})).has_subject_in(sample):
+            usable.append(name)
     # Ranks of personal data show which records were trained on, as membership does.
     only = " and ".join(f"{name} ({known[name].measures})" for name in usable)
     is_tested = "not tested"

@@ -203,7 +203,22 @@ class Site(SiteModels):
 
     def missing_input_phrase(self, defense: Defense) -> str:
         """Return the names of this defense's missing inputs; "" if nothing is missing."""
-        return format_missing_input(defense, self.target.public)
+        ensemble = defense.ensemble_folder
+        if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
+            return "-D ensemble=DIR, a folder of member adapters"
+        if "whole" in defense.needs and find_control_adapter(Path(ensemble)) is None:
+            return (
+                "an ensemble with its control, as audit train with -D control=true makes it: "
+                f"{ensemble!r} has none"
+            )
+        if "public" in defense.needs and self.target.public is None:
+            return (
+                "--public MODEL, one that has seen no private data (of an ensemble, the base of "
+                "its members)"
+            )
+        if "trained" in defense.needs and not defense.model_folder:
+            return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
+        return ""
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
         """Raise AuditError if these models and data do not suit the defense with its options."""
@@ -213,7 +228,8 @@ class Site(SiteModels):
                 f"got {self.target.model}, which gives none: serve the defended model, and "
                 "audit that"
             )
-        check_defense_inputs_given(defense, self.target.public)
+        if phrase := self.missing_input_phrase(defense):
+            raise AuditError(f"--defense {defense.name} outside the lab needs {phrase}")
         check_controls_trained_like_defense(defense)
 
     def is_control_the_undefended_model(self, control: Defense) -> bool:
@@ -295,57 +311,15 @@ def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> Non
     )
 
 
-def format_missing_input(defense: Defense, public: str | None) -> str:
-    """Return the names of this defense's missing inputs outside the lab; "" if nothing is missing.
-
-    Args:
-        public: folder or hub id of the public model.
-    """
-    ensemble = defense.ensemble_folder
-    if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
-        return "-D ensemble=DIR, a folder of member adapters"
-    if "whole" in defense.needs and find_control_adapter(Path(ensemble)) is None:
-        return (
-            "an ensemble with its control, as audit train with -D control=true makes it: "
-            f"{ensemble!r} has none"
-        )
-    if "public" in defense.needs and public is None:
-        return (
-            "--public MODEL, one that has seen no private data (of an ensemble, the base of its "
-            "members)"
-        )
-    if "trained" in defense.needs and not defense.model_folder:
-        return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
-    return ""
-
-
-def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
-    """Raise AuditError if the user did not give an input that the defense needs.
-
-    In the lab, such inputs are made on demand.
-
-    Args:
-        public: folder or hub id of the public model; None if not given.
-    """
-    if phrase := format_missing_input(defense, public):
-        raise AuditError(f"--defense {defense.name} outside the lab needs {phrase}")
-
-
 def check_controls_trained_like_defense(defense: Defense) -> None:
     """Raise AuditError if a control was not trained like its defense.
 
     The message states the difference.
     """
     promise = promises.read_privacy_record(Path(defense.model_folder))
-    for control in (cause.row for cause in defense.cause_chain()):
-        if control is None:
-            folder = ""
-        else:
-            folder = control.model_folder
-        if folder:
-            record = promises.read_privacy_record(Path(folder))
-        else:
-            record = None
+    for control in filter(None, (cause.row for cause in defense.cause_chain())):
+        folder = control.model_folder
+        record = promises.read_privacy_record(Path(folder)) if folder else None
         if promise is None or record is None:
             continue  # `load_trained_defense` refuses a folder of a different training
         for setting, expected, other in promises.list_training_differences(promise, record):

@@ -226,7 +226,9 @@ def build_stopping_rules(
         for cell in selection.list_cell_keys():
             if _does_rule_apply(rule, cell, selection) and _may_decide_rule(rule, cell, selection):
                 n_decisions += 1
-                if not _cannot_stop_queries(rule):
+                # Rules on an epsilon bound or a membership rate stop no queries.
+                is_bound = rule.of_claim or rule.metric in BOUNDS.values()
+                if not is_bound and not find_metric(rule.metric).scores:
                     scoped.setdefault(cell, []).append(rule)
     rules_by_cell = dict[CellKey, StoppingRule]()
     for cell, rules in scoped.items():
@@ -273,14 +275,6 @@ def _is_stopping_metric(method: Attack | Probe, metric: str) -> bool:
         if metric in (name, name_nonmember_metric(name), name_excess_metric(name)):
             return True
     return False
-
-
-def _cannot_stop_queries(rule: Rule) -> bool:
-    """Test if the rule limits an epsilon bound or a membership rate.
-
-    Such a rule has no influence on when queries stop.
-    """
-    return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 
 def _may_decide_rule(rule: Rule, cell: CellKey, selection: PluginSelection) -> bool:

@@ -75,7 +75,7 @@ class LabParts:
                     )
                 if not final.is_dir():
                     _build_part(final, build)
-        self.seconds[name] = _read_build_seconds(final)
+        self.seconds[name] = float(json.loads((final / _SECONDS).read_text()))
         return load(final)
 
     def _acquire_part_lock(self, final: Path) -> AcquireReturnProxy:
@@ -119,10 +119,6 @@ def _digest_part_files(folder: Path) -> dict[str, str]:
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
     }
-
-
-def _read_build_seconds(part: Path) -> float:
-    return float(json.loads((part / _SECONDS).read_text()))
 
 
 def _is_cached_part_intact(part: Path) -> bool:
