@@ -154,8 +154,10 @@ def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Ob
 def test_rows_of_a_version_without_a_check_of_the_fit_are_read_and_named(
     exact: list[Observation],
 ) -> None:
-    older = [replace(o, values={k: v for k, v in o.values.items() if k != "fit_p"}) for o in exact]
-    mixed = [*older[:2], *exact[2:]]
+    older = Observed(
+        replace(o, values={k: v for k, v in o.values.items() if k != "fit_p"}) for o in exact
+    )
+    mixed = Observed([*older[:2], *exact[2:]])
     assert states(QUICK.notes(canaries(), older), f"{len(exact)} canaries was not checked")
     assert states(QUICK.notes(canaries(), mixed), "2 canaries was not checked")
     assert not states(QUICK.notes(canaries(), exact), "not checked")
