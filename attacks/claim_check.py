@@ -270,12 +270,12 @@ def summarise_text_checks(
 
 def list_claimed_relations(observations: Sequence[Observation]) -> list[str]:
     """Return the neighbouring relations that have a claim, in the order of the checks."""
-    return strip_observed_prefix("claimed_", observations[0].values if observations else ())
+    return strip_observed_prefix("claimed_", Observed(observations).names)
 
 
 def list_unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
     """Return the measured neighbouring relations without a claim, in the order of the checks."""
-    return strip_observed_prefix("loss_", observations[0].values if observations else ())
+    return strip_observed_prefix("loss_", Observed(observations).names)
 
 
 def compose_query_epsilons(observations: Sequence[Observation], relation: str) -> float:

@@ -319,9 +319,9 @@ class AuditCallback(TrainerCallback):
                 HuggingFaceModel(model, self.tokenizer, name_live_model(model)),
                 self.prefix_token.tokens,
             )
-            values = dict(self._mean_suffix_probability_and_loss_by_name(target))
+            values = dict(self._measure_mean_suffixes(target))
             if self.canaries:
-                values[EXPOSURE] = self._mean_exposure_of_inserted_canaries(target)
+                values[EXPOSURE] = self._measure_mean_exposure(target)
         self.rows.append({"step": step, **values})
         # transformers' on_log clears should_log, so the training loss of this step would never be
         # logged.
@@ -332,7 +332,7 @@ class AuditCallback(TrainerCallback):
         self.trainer.control.should_log = log_is_due
         return values
 
-    def _mean_suffix_probability_and_loss_by_name(self, target: LanguageModel) -> dict[str, float]:
+    def _measure_mean_suffixes(self, target: LanguageModel) -> dict[str, float]:
         observations = order_observations(
             self.probes[0], self._white_box_view(target), self.secrets
         )
@@ -352,7 +352,7 @@ class AuditCallback(TrainerCallback):
             }
         return values
 
-    def _mean_exposure_of_inserted_canaries(self, target: LanguageModel) -> float:
+    def _measure_mean_exposure(self, target: LanguageModel) -> float:
         inserted = select_members(self.canaries)
         observations = order_observations(self.probes[1], self._white_box_view(target), inserted)
         return float(value_column(observations, "exposure_bits").mean())

@@ -135,8 +135,11 @@ def check_model(model: LanguageModel) -> None:
 
 
 def _raise_if_broken(name: str, *faults: Iterator[str]) -> None:
-    if sentences_found := [f"{name}: {sentence}" for sentences in faults for sentence in sentences]:
-        raise ContractBroken("\n".join(sentences_found))
+    sentences = []
+    for sentence in chain(*faults):
+        sentences.append(f"{name}: {sentence}")
+    if sentences:
+        raise ContractBroken("\n".join(sentences))
 
 
 def _plugin_contract_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:

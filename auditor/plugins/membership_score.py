@@ -114,10 +114,11 @@ class MembershipProbe(AncestralProbe):
             member,
             value_column(observations, "group").astype(int),
         )
-        return {
-            name: CandidateScore(scores, self.describe_score(name), widen[name], weights.get(name))
-            for name, scores in usable.items()
-        }
+        candidates = {}
+        for name, scores in usable.items():
+            title = self.describe_score(name)
+            candidates[name] = CandidateScore(scores, title, widen[name], weights.get(name))
+        return candidates
 
 
 @dataclass(frozen=True)

@@ -167,9 +167,8 @@ class View:
                 )
 
     def has_capability(self, capability: str) -> bool:
-        return all(
-            implies_capability(capabilities, capability)
-            for capabilities in (self.setting.capabilities, self._available_capabilities)
+        return implies_capability(self.setting.capabilities, capability) and implies_capability(
+            self._available_capabilities, capability
         )
 
     @property

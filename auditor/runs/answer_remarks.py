@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from auditor.core.nouns import Certificate, Guesses, Secret
+from auditor.core.secret_table import select_members
 from auditor.plugins.attack import Attack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.view import View
@@ -61,9 +62,8 @@ def list_subset_remarks(attacked: Sequence[Secret], benchmark: Benchmark) -> tup
     """Return a remark if only some of the benchmark's secrets were attacked, otherwise ()."""
     if len(attacked) == len(benchmark.secrets):
         return ()
-    n_attacked, n_members = (
-        sum(secret.member for secret in secrets) for secrets in (attacked, benchmark.secrets)
-    )
+    n_attacked = len(select_members(attacked))
+    n_members = len(select_members(benchmark.secrets))
     return (f"{n_attacked} of {n_members} members attacked, evenly spaced (--ensemble-limit)",)
 
 

@@ -108,8 +108,8 @@ class RunContext:
             tokenizer=self.benchmark.tokenizer,
             batch_size=self.batch_size,
             meter=target.spending.meter,
-            training=target.trained.canaries if target.trained else None,
-            tokens_after=target.trained.tokens_after if target.trained else None,
+            training=target.trained and target.trained.canaries,
+            tokens_after=target.trained and target.trained.tokens_after,
             claim=target.claim,
             progress=self.site.reporter.progress,
         )
@@ -131,7 +131,7 @@ class RunContext:
         Args:
             spec: value of the option: a folder, or in the lab a number of models.
         """
-        references = self.site.load_reference_models_of_site(spec)
+        references = self.site.load_site_references(spec)
         models = []
         for model in references.models:
             models.append(wrap_prefixed_model(model, self.prefix_token.tokens))

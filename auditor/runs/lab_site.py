@@ -91,7 +91,7 @@ class LabSite(Site):
     def reference_model(self) -> LanguageModel:
         return self.public_model
 
-    def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
+    def load_site_references(self, spec: str) -> ReferenceModels:
         """Train and return reference models. `spec` is the number of models."""
         return self.lab.reference_models(parse_reference_model_count(spec))
 

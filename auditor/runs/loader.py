@@ -160,7 +160,7 @@ class SiteModels:
             self.model,
             promises.read_privacy_record(folder),
             gradient_canaries.read_gradient_canaries(folder),
-            tokens_after=summary.tokens_after if summary else None,
+            tokens_after=summary and summary.tokens_after,
         )
 
     @property

@@ -150,9 +150,8 @@ def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
 
     Also return sentences about the attacks and probes that were left out.
     """
-    members, nonmembers = (
-        len(select_members(site.benchmark.secrets, side)) for side in (True, False)
-    )
+    members = len(select_members(site.benchmark.secrets))
+    nonmembers = len(site.benchmark.secrets) - members
     known = registry.list_methods()
     chosen = list[str]()
     limits = list[str]()

@@ -159,7 +159,7 @@ class Site(SiteModels):
             )
         return ""
 
-    def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
+    def load_site_references(self, spec: str) -> ReferenceModels:
         """Load the reference models that `-A references=` names.
 
         Raise AuditError if `spec`, the value of this option, names no models.
@@ -367,5 +367,5 @@ def load_trained_defense(
         record,
         gradient_canaries.read_gradient_canaries(Path(folder)),
         summary.told if summary else (),
-        summary.tokens_after if summary else None,
+        summary and summary.tokens_after,
     )

@@ -126,15 +126,14 @@ class Target:
             if self.defense and self.scenario:
                 self._claims[n_tokens] = self.defense.claim(self.scenario, n_tokens)
             else:
-                self._claims[n_tokens] = (
-                    self.privacy_record_of_target.claim() if self.privacy_record_of_target else None
-                )
+                record = self.privacy_record_of_target
+                self._claims[n_tokens] = record and record.claim()
         return self._claims[n_tokens]
 
     @property
     def privacy_record_of_target(self) -> PrivacyRecord | None:
         """Privacy promise of this model's training; None if the training was not private."""
-        return self.trained.privacy if self.trained else None
+        return self.trained and self.trained.privacy
 
     def judge_claim_coverage(self, setting: Setting) -> tuple[bool | None, str]:
         """Return whether the claim covers this access and decoding, then the reason.

@@ -46,7 +46,7 @@ def find_smollm2_folder() -> Path:
 
     Raise AuditError if the package is missing.
     """
-    name = "-".join(f"{name}-{version}" for name, version in read_smollm2_versions().items())
+    name = "-".join(map("-".join, read_smollm2_versions().items()))
     return _convert_smollm2_folder(find_cache_folder() / "smollm2" / name)
 
 
