@@ -118,25 +118,21 @@ class LabTraining:
 
     def lab_public_model(self) -> HuggingFaceModel:
         """Return the model trained only on public text."""
-        return self._load_or_train_model(PUBLIC, self.train_public_model, "lab public model")
+        load = partial(self._load_lab_model, name="lab public model")
+        return self._load_or_build_once(PUBLIC, self.train_public_model, load)
 
     def lab_target_model(self) -> HuggingFaceModel:
         """Return the attacked model: the public model fine-tuned on the private records."""
         # Built first: the training loads it from the folder.
         self.lab_public_model()
-        return self._load_or_train_model("target", self.train_target_model, "lab target")
+        load = partial(self._load_lab_model, name="lab target")
+        return self._load_or_build_once("target", self.train_target_model, load)
 
     def model_retrained_without_forgotten(self) -> HuggingFaceModel:
         """Return the public model fine-tuned on all private records except the forgotten ones."""
         self.lab_public_model()
-        return self._load_or_train_model(
-            "retrained", self.train_without_forgotten, "lab model without them"
-        )
-
-    def _load_or_train_model(
-        self, part: str, build: Callable[[Path], None], name: str
-    ) -> HuggingFaceModel:
-        return self._load_or_build_once(part, build, lambda path: self._load_lab_model(path, name))
+        load = partial(self._load_lab_model, name="lab model without them")
+        return self._load_or_build_once("retrained", self.train_without_forgotten, load)
 
     def _load_or_build_once(
         self,
@@ -287,7 +283,7 @@ class LabTraining:
             texts = self.texts.private_text_copies()
         if self.recipe.private_rank:
             self._train_adapters("target", "private", [(path / WHOLE, texts)])
-            model = self._merge_adapter(path / WHOLE)
+            model = _merge_adapter(self.public_model_folder, path / WHOLE)
             shutil.rmtree(path / WHOLE)
         else:
             model = self._fit_on_private_texts(texts, "target")
@@ -360,7 +356,7 @@ class LabTraining:
 
         def to_train() -> Any:
             if plain:
-                model = self._load_model_to_train(base)
+                model = _load_model_to_train(base)
             else:
                 model = AutoModelForCausalLM.from_pretrained(base)
             torch.manual_seed(recipe.seed)  # of the adapter's random half
@@ -396,7 +392,7 @@ class LabTraining:
     def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
         """Load the model that this trainer saved in the folder `path`."""
         if (path / "adapter_config.json").is_file():
-            model = self._merge_adapter(path)
+            model = _merge_adapter(self.public_model_folder, path)
         else:
             model = AutoModelForCausalLM.from_pretrained(path)
         summary = read_training_summary(path)
@@ -423,20 +419,6 @@ class LabTraining:
 
     def _load_lab_model(self, path: Path, name: str) -> HuggingFaceModel:
         return HuggingFaceModel(AutoModelForCausalLM.from_pretrained(path), self.tokenizer, name)
-
-    def _merge_adapter(self, adapter: Path) -> Any:
-        """Return the public model with this adapter merged into its weights."""
-        from peft import PeftModel
-
-        public = AutoModelForCausalLM.from_pretrained(self.public_model_folder)
-        return PeftModel.from_pretrained(public, adapter).merge_and_unload()
-
-    def _load_model_to_train(self, folder: Path) -> Any:
-        """Load a model with eager attention.
-
-        With fused attention, the backward pass in bfloat16 on a CPU would take twice as long.
-        """
-        return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
     def _train_adapters(
         self,
@@ -465,13 +447,13 @@ class LabTraining:
         checkpoint = TrainerCheckpoint(self.folder / f"checkpoint-{digest}.pt")
         with threads.limit_torch_threads(self.threads):
             train_private_members(
-                self._load_model_to_train(self.public_model_folder),
+                _load_model_to_train(self.public_model_folder),
                 adapter,
                 [
                     MemberToTrain(
                         folder,
                         texts,
-                        self._sequences_with_loss_mask(texts),
+                        list(map(loss_masks.apply_loss_mask, self._training_records(texts))),
                         seed + i,
                         ("lab", seed, f"{description} {i + 1}"),
                     )
@@ -487,7 +469,7 @@ class LabTraining:
 
     def _fit_on_private_texts(self, texts: Sequence[str], description: str) -> Any:
         """Fine-tune all parameters of the public model on the texts, and return the model."""
-        model = self._load_model_to_train(self.public_model_folder)
+        model = _load_model_to_train(self.public_model_folder)
         recipe = self.recipe
         self.fit(
             model,
@@ -510,7 +492,7 @@ class LabTraining:
         with threads.limit_torch_threads(self.threads):
             train_packed_blocks(
                 model,
-                self._sequences_with_loss_mask(texts),
+                list(map(loss_masks.apply_loss_mask, self._training_records(texts))),
                 epochs=epochs,
                 end=0,
                 # A different `description` would give a different order, and different weights.
@@ -535,9 +517,21 @@ class LabTraining:
             map(self.recipe.untrained_leading_token_count, texts, encoded["offset_mapping"])
         )
 
-    def _sequences_with_loss_mask(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the training sequences, with masked tokens encoded as in `training.loss_masks`."""
-        return [loss_masks.apply_loss_mask(record) for record in self._training_records(texts)]
+
+def _merge_adapter(public: Path, adapter: Path) -> Any:
+    """Return the public model with this adapter merged into its weights."""
+    from peft import PeftModel
+
+    model = AutoModelForCausalLM.from_pretrained(public)
+    return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+
+
+def _load_model_to_train(folder: Path) -> Any:
+    """Load a model with eager attention.
+
+    With fused attention, the backward pass in bfloat16 on a CPU would take twice as long.
+    """
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
 
 def train_lab_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:
