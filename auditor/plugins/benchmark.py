@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,7 +94,7 @@ class Benchmark:
         number of copies is None. By default, yield only the texts that are attacked and the texts
         that the attacker knows. A benchmark that has the complete records yields all of them.
         """
-        for secret in (*self.secrets, *self.canaries):
+        for secret in itertools.chain(self.secrets, self.canaries):
             if secret.member == members:
                 yield secret.prefix + secret.suffix, secret.repeats
         if members:

@@ -144,12 +144,11 @@ class RunContext:
         the checks are added to the benchmark's notes. `models` may contain None, which is skipped.
         """
         lengths = list(map(len, self.benchmark.heldout))
-        for secret in (*self.benchmark.secrets, *self.benchmark.canaries):
-            lengths.append(sum(secret.lengths))
         # The site's model adds no prefix token, so the pairs include it.
         before = self.prefix_token.tokens
         pairs = []
-        for secret in (*self.benchmark.secrets, *self.benchmark.canaries):
+        for secret in itertools.chain(self.benchmark.secrets, self.benchmark.canaries):
+            lengths.append(sum(secret.lengths))
             pairs.append((before + secret.prefix, secret.suffix))
         prompt_rows = self.selection.longest_soft_prompt_row_count
         longest = prompt_rows + len(before) + max(lengths, default=1)

@@ -20,7 +20,7 @@ from auditor.core.plan import FIELDS, format_field_flag
 from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
-from auditor.core.secret_table import select_members
+from auditor.core.secret_table import build_secret_table, select_members
 from auditor.models.base import LanguageModel
 from auditor.models.memory import release_unused_memory
 from auditor.models.trained_length import AXOLOTL, TrainedLength, read_trained_length
@@ -86,12 +86,13 @@ def load_own_benchmark(
         benchmark.doubts += tuple(_list_character_doubts(benchmark.secrets, model))
     # If the sizes are equal, every token is in the distribution.
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
-        pairs = (
-            *((s.prefix, s.suffix) for s in benchmark.secrets),
-            *((p.prefix, p.suffix) for p in benchmark.known),
-        )
+        texts = build_secret_table(benchmark.secrets).texts
+        known = (pair.tokens for pair in benchmark.known)
         check_tokens_within_vocabulary(
-            "the data", (*itertools.chain(*pairs), *benchmark.heldout), model.vocab_size, model.name
+            "the data",
+            itertools.chain(texts, known, benchmark.heldout),
+            model.vocab_size,
+            model.name,
         )
         more = len(model.tokenizer) > model.vocab_size
         benchmark.notes += (
