@@ -21,7 +21,7 @@ from auditor.core.nouns import Claim, Observation, Query, Secret, Tokens
 from auditor.core.result import Audited, Measurement
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.weight_changes import WeightChange
-from auditor.plugins.options import require_options_at_least
+from auditor.plugins.options import Count
 from auditor.plugins.probe import DELTA, Observed, Probe, value_column
 from auditor.plugins.view import TEXT_ONLY, Sampling, View
 from auditor.statistics.audit_power import describe_detection_power, find_audit_ceiling
@@ -64,13 +64,13 @@ class EpsilonAudit(Probe):
     of = "coins"
     by: Literal["loss", "samples"] = "loss"
     score: Literal["auto", "difference", "loss", "gradient"] = "auto"
-    samples: int = 64
+    samples: Count = 64
     delta: float = 0.0
     level: float = LEVEL
     unit: Literal["record", "user"] = "record"
 
     def __post_init__(self) -> None:
-        require_options_at_least(self, 1, "samples")
+        super().__post_init__()
         check_audit_parameters(self.delta, self.level)
         if self.draws_samples and self.score == "gradient":
             raise AuditError("expected score=gradient with by=loss, got by=samples")

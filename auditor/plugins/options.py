@@ -134,13 +134,6 @@ def parse_plugin_option_value(where: str, kind: Any, value: Any) -> Any:
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a finite number", str: "text"}
 
 
-def require_options_at_least(plugin: Any, least: int, *options: str) -> None:
-    """Raise AuditError if any of these options of a plug-in is below `least`."""
-    for option in options:
-        if getattr(plugin, option) < least:
-            raise AuditError(f"expected {option} >= {least}, got {getattr(plugin, option)}")
-
-
 def get_option_defaults(cls: type) -> dict[str, Any]:
     """Return the option names and defaults of a plug-in, in order of declaration."""
     # `dataclasses.MISSING` for an option without a default.

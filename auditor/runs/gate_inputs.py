@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from auditor import __version__
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.errors import AuditError
+from auditor.core.plan import Plan
 from auditor.gate import decision_log
 from auditor.gate.decide import apply_policy, read_run
 from auditor.gate.deployed import (
@@ -22,7 +24,7 @@ from auditor.gate.deployed import (
     judge_deployed_model,
 )
 from auditor.gate.policy import Policy
-from auditor.gate.rulings import Decision, Ruling
+from auditor.gate.rulings import Decision
 from auditor.records import file_digests, result_file
 from auditor.records.manifest import MANIFEST
 from auditor.runs import plan_weights
@@ -37,10 +39,7 @@ def judge_run(
     *,
     model: str | None = None,
     progress: Said = lambda *step: None,
-    target: str | None = None,
-    setting: str | None = None,
-    attack: str | None = None,
-    attested: Ruling | None = None,
+    **scope: Any,
 ) -> Decision:
     """Apply all rules of a policy to a run. Raise AuditError if the run cannot be judged.
 
@@ -50,11 +49,7 @@ def judge_run(
         baseline: run to compare with.
         model: the judged model's current path, if the model was moved after the run.
         progress: function called with (description, done, total) while files are read.
-        target: judge only findings about this target.
-        setting: judge only findings with this access.
-        attack: judge only findings of this attack.
-        attested: ruling on whether the run matches its signed attestation; None if no attestation
-            was given.
+        scope: `target`, `setting`, `attack` and `attested` of `apply_policy`.
     """
     run = read_run(folder)
     for record in filter(None, (run, baseline)):
@@ -68,9 +63,7 @@ def judge_run(
     # comparison.
     run = replace(run, listed=run.listed.with_missing_parts_empty())
     model_match = _compare_deployed_model(run, model, progress)
-    decision = apply_policy(
-        run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested
-    )
+    decision = apply_policy(run, policy, baseline, **scope)
     file_rulings = [
         *judge_deployed_model(model_match, policy.require),
         *filter(None, (decision_log.judge_decision_edits(folder),)),
@@ -83,7 +76,11 @@ def judge_run(
 def _compare_deployed_model(
     run: RunOutcomes, model: str | None, progress: Said
 ) -> DeployedModelMatch:
-    target, places = plan_weights.locate_target(run.result.plan, run.name, model)
+    plan = Plan.from_json(run.result.plan, f"{run.name}: plan")
+    target = plan.target
+    if model is not None:
+        name = f"{target.provider}:{model}" if target.provider else model
+        plan = plan.with_fields(model=name, revision=None)
     if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
         about = target.model or target.lab
         raise AuditError(
@@ -94,6 +91,7 @@ def _compare_deployed_model(
         raise AuditError(
             f"expected --model to be the folder or the file of the judged model, got {model!r}"
         )
+    places = plan_weights.locate_role_models(plan)
     digests = file_digests.digest_model_files(places, progress)
     created_at = result_file.creation_time(run.result, run.name)
     return compare_deployed_files(

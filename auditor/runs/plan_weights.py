@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
 from auditor.core.plan_parts import (
     LoadingOptions,
-    TargetPlan,
     name_deployed_form,
     split_model_name,
 )
@@ -42,25 +41,6 @@ def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
     The former are those of `digest_plan_files`.
     """
     return digest_plan_files(plan) | site.digest_fileless_models()
-
-
-def locate_target(
-    fields: Mapping[str, Any], run: str, model: str | None
-) -> tuple[TargetPlan, Places]:
-    """Return the target fields of a finished run's plan, then the models' locations, keyed by role.
-
-    Args:
-        fields: the plan's fields.
-        run: the run's name in error messages.
-        model: the attacked model's current location, if the model was moved.
-    """
-    plan = Plan.from_json(fields, f"{run}: plan")
-    target = plan.target
-    if model is not None:
-        plan = plan.with_fields(
-            model=f"{target.provider}:{model}" if target.provider else model, revision=None
-        )
-    return target, locate_role_models(plan)
 
 
 def locate_role_models(plan: Plan) -> Places:

@@ -164,9 +164,10 @@ def list_companion_rows(
     rows = list[ShownRow]()
     models_by_role = list[UnlearnedModel]()
     # A retrained model is the baseline of all models that forget the same records.
-    shared = {}
+    retrained: dict[str, ShownRow] = {}
     if unlearning or target.before is not None:
-        shared = _name_retrained_rows(target, plan)
+        retrained = _build_retrained_rows(target, plan)
+    shared = {role: row.name for role, row in retrained.items()}
     if target.before is not None:
         rows.append(_build_companion_row(BeforeUnlearning()))
         models = {BEFORE: BeforeUnlearning.name, AFTER: UNDEFENDED}
@@ -182,13 +183,7 @@ def list_companion_rows(
             rows.append(ShownRow(name, title, RelearnedBaseline(defense), True))
             models[RELEARNED] = name
         models_by_role.append({**models, **shared})
-    never = {RETRAINED: RetrainedBaseline(), RETRAINED_RELEARNED: RetrainedBaseline(relearned=True)}
-    titles = {
-        RETRAINED: RetrainedBaseline.title,
-        RETRAINED_RELEARNED: f"{RetrainedBaseline.title}, relearned",
-    }
-    rows += [ShownRow(shared[role], titles[role], never[role], True) for role in shared]
-    return rows, tuple(models_by_role)
+    return [*rows, *retrained.values()], tuple(models_by_role)
 
 
 def _check_unlearning_flags(
@@ -223,17 +218,22 @@ def _check_unlearning_flags(
                 )
 
 
-def _name_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, str]:
-    """Return the names of targets that were retrained without the records to forget.
+def _build_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, ShownRow]:
+    """Return the targets that were retrained without the records to forget, keyed by role.
 
-    They are keyed by role, and are the lab's controls or a model that the user names.
+    Return {} if the run has no such targets.
     """
     if not (plan.controls if target.uses_builtin_lab else target.retrained):
         return {}
-    return {
-        RETRAINED: "retrained",
-        **({RETRAINED_RELEARNED: "retrained-relearned"} if plan.relearn else {}),
-    }
+    rows = {RETRAINED: _build_companion_row(RetrainedBaseline())}
+    if plan.relearn:
+        rows[RETRAINED_RELEARNED] = ShownRow(
+            f"{RetrainedBaseline.name}-relearned",
+            f"{RetrainedBaseline.title}, relearned",
+            RetrainedBaseline(relearned=True),
+            True,
+        )
+    return rows
 
 
 def _build_companion_row(defense: Defense) -> ShownRow:
