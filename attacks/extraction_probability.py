@@ -320,8 +320,8 @@ class ExtractionProbability(DistributionProbe):
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
-    ) -> dict[str, Floats | Bools]:
-        numbers = dict[str, Floats | Bools]()
+    ) -> dict[str, NDArray[Any]]:
+        numbers = dict[str, NDArray[Any]]()
         ends = _list_log_prob_columns(observations)
         counts = self.any_of_n_sample_counts()
         for end, log_p in ends:

@@ -150,15 +150,15 @@ class TrainingSummary:
     records, or None for a private training.
     """
 
-    method: str
+    method: str = ""
     told: tuple[str, ...] = ()
     tokens_before: Tokens | None = None
     tokens_after: Tokens | None = None
     data: str | None = None
 
 
-def read_training_summary(folder: Path) -> TrainingSummary | None:
-    """Return the summary in a model's folder, or None if it is missing or unfinished."""
+def read_training_summary(folder: Path) -> TrainingSummary:
+    """Return the summary in a model's folder; an empty one if it is missing or unfinished."""
     try:
         record = json.loads((folder / RECORD).read_text())
         summary = TrainingSummary(
@@ -168,9 +168,11 @@ def read_training_summary(folder: Path) -> TrainingSummary | None:
             _read_tokens(record, TOKENS_AFTER),
             record["configuration"].get("data"),
         )
-        return summary if record["finished"] else None
+        if record["finished"]:
+            return summary
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        pass
+    return TrainingSummary()
 
 
 def read_recorded_prefix(folder: Path) -> Tokens | None:
@@ -178,10 +180,7 @@ def read_recorded_prefix(folder: Path) -> Tokens | None:
 
     Return None if they are unknown.
     """
-    summary = read_training_summary(folder)
-    if summary is None:
-        return None
-    return summary.tokens_before
+    return read_training_summary(folder).tokens_before
 
 
 def _read_tokens(record: dict[str, Any], field: str) -> Tokens | None:

@@ -108,11 +108,12 @@ class RunContext:
             tokenizer=self.benchmark.tokenizer,
             batch_size=self.batch_size,
             meter=target.spending.meter,
-            training=target.trained and target.trained.canaries,
-            tokens_after=target.trained and target.trained.tokens_after,
             claim=target.claim,
             progress=self.site.reporter.progress,
         )
+        if target.trained is not None:
+            view.training = target.trained.canaries
+            view.tokens_after = target.trained.tokens_after
         # A budget pays only for text: reads by white-box access are not charged.
         if target.query_budget_of_defense is not None and setting is TEXT_ONLY:
             attacks = self.selection.list_defense_attacks(target.defense)

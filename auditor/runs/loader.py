@@ -155,12 +155,11 @@ class SiteModels:
         if "model" in self.live:
             return TrainedModel(self.model, None)
         folder = Path(str(self.target.model))
-        summary = read_training_summary(folder)
         return TrainedModel(
             self.model,
             promises.read_privacy_record(folder),
             gradient_canaries.read_gradient_canaries(folder),
-            tokens_after=summary and summary.tokens_after,
+            tokens_after=read_training_summary(folder).tokens_after,
         )
 
     @property

@@ -353,10 +353,9 @@ def load_trained_defense(
     is_variant = isinstance(defense, Variant)
     trainer_record = summary if is_variant else record
     if trainer_record is None or trainer_record.method != defense.name:
-        if trainer_record:
+        actual = f"no {RECORD if is_variant else promises.FILE}"
+        if trainer_record is not None and trainer_record.method:
             actual = f"a model trained by {trainer_record.method}"
-        else:
-            actual = f"no {RECORD if is_variant else promises.FILE}"
         raise AuditError(
             f"expected {folder!r} to be trained by audit train {defense.name}, got {actual}"
         )
@@ -366,6 +365,6 @@ def load_trained_defense(
         model,
         record,
         gradient_canaries.read_gradient_canaries(Path(folder)),
-        summary.told if summary else (),
-        summary and summary.tokens_after,
+        summary.told,
+        summary.tokens_after,
     )

@@ -126,14 +126,17 @@ class Target:
             if self.defense and self.scenario:
                 self._claims[n_tokens] = self.defense.claim(self.scenario, n_tokens)
             else:
-                record = self.privacy_record_of_target
-                self._claims[n_tokens] = record and record.claim()
+                self._claims[n_tokens] = None
+                if (record := self.privacy_record_of_target) is not None:
+                    self._claims[n_tokens] = record.claim()
         return self._claims[n_tokens]
 
     @property
     def privacy_record_of_target(self) -> PrivacyRecord | None:
         """Privacy promise of this model's training; None if the training was not private."""
-        return self.trained and self.trained.privacy
+        if self.trained is None:
+            return None
+        return self.trained.privacy
 
     def judge_claim_coverage(self, setting: Setting) -> tuple[bool | None, str]:
         """Return whether the claim covers this access and decoding, then the reason.

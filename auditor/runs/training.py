@@ -81,8 +81,8 @@ def train_model_into_folder(
                 "one"
             )
         configuration = _build_configuration(request, trainer, job)
-        base = read_training_summary(Path(request.model))
-        if trainer.promises and base and base.data == configuration["data"]:
+        learnt = read_training_summary(Path(request.model)).data
+        if trainer.promises and learnt == configuration["data"]:
             raise AuditError(
                 "expected a base that has not learnt these records without privacy, but "
                 f"{request.model!r} was trained on them: the promise of a training on top of "
@@ -543,7 +543,7 @@ def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
     The data are compared by the digest that the folder recorded.
     """
     summary = read_training_summary(folder)
-    if summary is None or summary.data is None:
+    if summary.data is None:
         return
     texts, units = read_unit_texts(request.data, request.text_column, request.user_column)
     records, _ = _tokenize_records(

@@ -400,7 +400,7 @@ class LabTraining:
             HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"),
             promises.read_privacy_record(path),
             gradient_canaries.read_gradient_canaries(path),
-            summary.told if summary else (),
+            summary.told,
         )
 
     def _training_records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:

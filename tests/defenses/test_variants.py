@@ -303,7 +303,7 @@ class TestEarlyStop:
             silent,
         )
         assert states(told, "5 records")
-        assert read_training_summary(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
+        assert read_training_summary(tmp_path / "out").told == told[1:]
 
 
 class TestFewerParameters:
