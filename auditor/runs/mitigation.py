@@ -27,9 +27,8 @@ from auditor.conclusions import secret_details
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.conclusions.replicates import Replicates
-from auditor.core import disk, locks
+from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import read_json_object
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Measurement
@@ -406,8 +405,10 @@ def train_mitigated_model(
     """
     out = mitigation.options.out
     configuration = mitigation.configuration()
-    finished = _read_finished_record(out, configuration)
-    if finished is not None:
+    before = training.read_matching_record(
+        out, RECORD, configuration, "belongs to another mitigation"
+    )
+    if before is not None and (finished := before.get("done")):
         return TrainingOutcome(tuple(finished["told"]), float(finished["seconds"]))
     # Write the record first: an interrupted training recognises its folder by it.
     disk.replace_atomically(
@@ -430,29 +431,6 @@ def train_mitigated_model(
     outcome = TrainingOutcome(messages, seconds)
     record = {"configuration": configuration, "done": dataclasses.asdict(outcome)}
     disk.replace_atomically(out / RECORD, json.dumps(record, indent=1), sync=True)
-    return outcome
-
-
-def _read_finished_record(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the record of a finished mitigation; None if the mitigation is not finished.
-
-    Raise AuditError if the folder's configuration differs from `configuration`.
-    """
-    if not (out / RECORD).is_file():
-        if any(path.name != locks.LOCK for path in out.iterdir()):
-            raise AuditError(
-                f"expected a new or empty folder for -o, but {str(out)!r} contains something else"
-            )
-        return None
-    record = read_json_object(out / RECORD, "a mitigation")
-    before = record.get("configuration") or {}
-    for name, value in configuration.items():
-        if before.get(name) != value:
-            raise AuditError(
-                f"{str(out)!r} belongs to another mitigation ({name}: {before.get(name)!r} there, "
-                f"{value!r} now)"
-            )
-    outcome: dict[str, Any] | None = record.get("done")
     return outcome
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,7 +89,10 @@ def train_model_into_folder(
                 "it would be false"
             )
         with locks.lock_folder(request.out, RECORD):
-            if _has_finished_training(request.out, configuration):
+            before = read_matching_record(
+                request.out, RECORD, configuration, "was trained with another configuration"
+            )
+            if before is not None and before.get("finished"):
                 job.checkpoint.clear()  # of a training killed between its end and this line
                 unless = ""
                 if trainer.promises:
@@ -599,31 +602,38 @@ def _digest_training_records(records: Sequence[TrainingRecord]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
-def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
-    """Test if the folder holds this training and the training is finished.
+def read_matching_record(
+    out: Path, file: str, configuration: Mapping[str, Any], fault: str
+) -> dict[str, Any] | None:
+    """Return the record in an output folder; None if the folder is empty.
 
-    Raise AuditError if the folder holds other files or a training with another configuration.
+    Raise AuditError if the folder holds other files, or a record of another configuration.
+
+    Args:
+        out: the output folder.
+        file: name of the record's file.
+        configuration: the configuration that the record must have.
+        fault: end of the message about another configuration.
     """
     if not any(path.name != locks.LOCK for path in out.iterdir()):
-        return False
+        return None
     try:
-        record = json.loads((out / RECORD).read_text())
+        record: dict[str, Any] = json.loads((out / file).read_text())
         before = dict(record["configuration"])
-        finished = bool(record["finished"])
     except (OSError, ValueError, KeyError, TypeError):
         raise AuditError(
             f"expected a new or empty folder for -o, but {str(out)!r} contains something else"
         ) from None
     for name in [*configuration, *before]:
-        # A private training records no digest of its records.
-        if name == "data" and finished and name not in before:
+        # A finished private training records no digest of its records.
+        if name == "data" and record.get("finished") and name not in before:
             continue
         value = configuration.get(name)
         other = before.get(name)
         if value != other:
             difference = _format_configuration_difference(name, value, other)
-            raise AuditError(f"{str(out)!r} was trained with another configuration ({difference})")
-    return finished
+            raise AuditError(f"{str(out)!r} {fault} ({difference})")
+    return record
 
 
 def _format_configuration_difference(name: str, value: Any, other: Any) -> str:
