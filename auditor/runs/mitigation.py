@@ -405,10 +405,10 @@ def train_mitigated_model(
     """
     out = mitigation.options.out
     configuration = mitigation.configuration()
-    before = training.read_matching_record(
+    earlier_record = training.read_matching_record(
         out, RECORD, configuration, "belongs to another mitigation"
     )
-    if before is not None and (finished := before.get("done")):
+    if earlier_record is not None and (finished := earlier_record.get("done")):
         return TrainingOutcome(tuple(finished["told"]), float(finished["seconds"]))
     # Write the record first: an interrupted training recognises its folder by it.
     disk.replace_atomically(

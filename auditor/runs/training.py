@@ -81,18 +81,18 @@ def train_model_into_folder(
                 "one"
             )
         configuration = _build_configuration(request, trainer, job)
-        learnt = read_training_summary(Path(request.model)).data
-        if trainer.promises and learnt == configuration["data"]:
+        base_digest = read_training_summary(Path(request.model)).data
+        if trainer.promises and base_digest == configuration["data"]:
             raise AuditError(
                 "expected a base that has not learnt these records without privacy, but "
                 f"{request.model!r} was trained on them: the promise of a training on top of "
                 "it would be false"
             )
         with locks.lock_folder(request.out, RECORD):
-            before = read_matching_record(
+            earlier_record = read_matching_record(
                 request.out, RECORD, configuration, "was trained with another configuration"
             )
-            if before is not None and before.get("finished"):
+            if earlier_record is not None and earlier_record.get("finished"):
                 job.checkpoint.clear()  # of a training killed between its end and this line
                 unless = ""
                 if trainer.promises:
@@ -619,17 +619,17 @@ def read_matching_record(
         return None
     try:
         record: dict[str, Any] = json.loads((out / file).read_text())
-        before = dict(record["configuration"])
+        recorded = dict(record["configuration"])
     except (OSError, ValueError, KeyError, TypeError):
         raise AuditError(
             f"expected a new or empty folder for -o, but {str(out)!r} contains something else"
         ) from None
-    for name in [*configuration, *before]:
+    for name in [*configuration, *recorded]:
         # A finished private training records no digest of its records.
-        if name == "data" and record.get("finished") and name not in before:
+        if name == "data" and record.get("finished") and name not in recorded:
             continue
         value = configuration.get(name)
-        other = before.get(name)
+        other = recorded.get(name)
         if value != other:
             difference = _format_configuration_difference(name, value, other)
             raise AuditError(f"{str(out)!r} {fault} ({difference})")
