@@ -10,7 +10,9 @@ that all texts share.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -39,6 +41,7 @@ _TIE = 1e-5
 _TEXTS_AT_ONCE = 10_000
 _ROWS = 4096  # live nodes at once, if memory allows
 _ROWS_BYTES = 2**30
+_COMPRESSION = 1  # the fastest level of gzip
 _MIN_TEXTS_CACHED = 20_000  # the trie of a smaller space is built as fast as it is read
 
 
@@ -125,10 +128,10 @@ def load_or_build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
     is_fast = getattr(tokenizer, "is_fast", False)
     if space.size < _MIN_TEXTS_CACHED or backend is None or not is_fast:
         return build_trie(space, tokenizer)
-    # 1 is the version of the file format: raise it with every change of `TrieLevel`.
-    recipe = repr((1, space.format, space.lists, backend.to_str()))
+    # 2 is the version of the file format: raise it with every change of `TrieLevel`.
+    recipe = repr((2, space.format, space.lists, backend.to_str()))
     key = hashlib.sha256(recipe.encode()).hexdigest()[:32]
-    path = find_cache_folder() / "tries" / f"{key}.npz"
+    path = find_cache_folder() / "tries" / f"{key}.pt.gz"
     if path.is_file():
         return _load_trie(path)
     trie = build_trie(space, tokenizer)
@@ -218,27 +221,21 @@ def _build_trie_levels(
 
 def _save_trie(path: Path, trie: Trie) -> None:
     """Write the trie atomically, because two processes may write it at the same time."""
-    arrays: dict[str, Any] = {
-        "head": np.array(trie.head, dtype=np.int64),
-        "largest": np.array(trie.largest),
-    }
-    for depth, level in enumerate(trie.levels):
-        for field in fields(TrieLevel):
-            arrays[f"{field.name}-{depth}"] = getattr(level, field.name).numpy()
-    with disk.open_atomic_replacement(path) as scratch, scratch.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+    levels = list(map(vars, trie.levels))
+    with (
+        disk.open_atomic_replacement(path) as scratch,
+        gzip.open(scratch, "wb", _COMPRESSION) as file,
+    ):
+        torch.save((trie.head, levels, trie.largest), file)
 
 
 def _load_trie(path: Path) -> Trie:
-    with np.load(path) as arrays:
-        n_levels = sum(name.startswith("nodes-") for name in arrays.files)
-        levels = []
-        for depth in range(n_levels):
-            columns = []
-            for f in fields(TrieLevel):
-                columns.append(torch.from_numpy(arrays[f"{f.name}-{depth}"]))
-            levels.append(TrieLevel(*columns))
-        return Trie(tuple(arrays["head"].tolist()), tuple(levels), int(arrays["largest"]))
+    with gzip.open(path) as file:
+        head, columns, largest = torch.load(io.BytesIO(file.read()))
+    levels = []
+    for of_level in columns:
+        levels.append(TrieLevel(**of_level))
+    return Trie(head, tuple(levels), largest)
 
 
 # --- nlls ----------------------------------------------------------------------------------------

@@ -380,9 +380,6 @@ class Cooling(Decoding):
     def group_kept_tokens(self, *_: object) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
         raise TypeError("the distribution depends on the position: use `get_step_decoding`")
 
-    def score_decoded_tokens(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        raise TypeError("the distribution depends on the position: use `get_step_decoding`")
-
 
 ANCESTRAL = Decoding()
 

@@ -127,13 +127,15 @@ class Ensemble(ABC):
 class EnsembleMemberRows:
     """Decoding rows that query only a few members of an ensemble per token.
 
-    The members change with each token, so each query reads the whole sequence again.
+    The members change with each token, so each query reads the whole sequence again. `places` maps
+    the parts of a `PermutedEnsemble` to those of the ensemble.
     """
 
     def __init__(self, ensemble: Ensemble, prefixes: Tensor, prompt: Tensor | None) -> None:
         self.ensemble = ensemble
         self.tokens = prefixes
         self.prompt = prompt
+        self.places = torch.arange(1 + ensemble.size, device=ensemble.public.device)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -142,12 +144,15 @@ class EnsembleMemberRows:
         """Extend the rows: new row i is old row parents[i] followed by tokens[i]."""
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
 
-    @torch.no_grad()
     def distributions(self, row: Tensor, part: Tensor) -> Tensor:
         """Return the next-token distribution of row row[i] under part part[i], (pairs, V) nats.
 
         Pair i consists of a row and a part of the ensemble; part 0 is the public model.
         """
+        return self._query_pairs(row, self.places[part])
+
+    @torch.no_grad()
+    def _query_pairs(self, row: Tensor, part: Tensor) -> Tensor:
         return self.ensemble.log_probs(self.tokens[row], part, 1, prompt=self.prompt)[:, 0]
 
 
@@ -240,19 +245,6 @@ class PermutedEnsemble(Ensemble):
         *,
         prompt: Tensor | None = None,
     ) -> EnsembleMemberRows:
-        member_rows = self.inner.start_member_rows(prefixes, length, prompt=prompt)
-        return _PermutedMemberRows(self, member_rows)
-
-
-class _PermutedMemberRows(EnsembleMemberRows):
-    def __init__(self, ensemble: PermutedEnsemble, members: EnsembleMemberRows) -> None:
-        super().__init__(ensemble, members.tokens, members.prompt)
-        self.places = ensemble.places
-        self.members = members
-
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.members.advance(parents, tokens)
-        self.tokens = self.members.tokens
-
-    def distributions(self, row: Tensor, part: Tensor) -> Tensor:
-        return self.members.distributions(row, self.places[part])
+        rows = self.inner.start_member_rows(prefixes, length, prompt=prompt)
+        rows.places = rows.places[self.places]
+        return rows

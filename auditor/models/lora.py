@@ -148,7 +148,7 @@ class _CachedMemberRows(EnsembleMemberRows):
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
 
     @torch.no_grad()
-    def distributions(self, row: Tensor, part: Tensor) -> Tensor:
+    def _query_pairs(self, row: Tensor, part: Tensor) -> Tensor:
         parts = self.slot.shape[1]
         # A slot has one writer: a repeated pair is read once.
         pairs, place = torch.unique(row * parts + part, return_inverse=True)
