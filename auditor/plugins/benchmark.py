@@ -18,7 +18,7 @@ from auditor.core.nouns import (
     select_evenly_spaced,
 )
 from auditor.core.result import Doubt, RecordCounts
-from auditor.core.secret_table import select_members
+from auditor.core.secret_table import SecretTable, build_secret_table, select_members
 
 
 class Benchmark:
@@ -73,6 +73,13 @@ class Benchmark:
     doubts: tuple[Doubt, ...] = ()
 
     @property
+    def subjects(self) -> SecretTable:
+        """All secrets and canaries; only a few are objects at once."""
+        if not self.canaries:
+            return build_secret_table(self.secrets)
+        return build_secret_table(itertools.chain(self.secrets, self.canaries))
+
+    @property
     def unattacked_training_tokens(self) -> Sequence[Tokens]:
         """Training records that are neither attacked nor to be forgotten, as tokens.
 
@@ -94,7 +101,7 @@ class Benchmark:
         number of copies is None. By default, yield only the texts that are attacked and the texts
         that the attacker knows. A benchmark that has the complete records yields all of them.
         """
-        for secret in itertools.chain(self.secrets, self.canaries):
+        for secret in self.subjects:
             if secret.member == members:
                 yield secret.prefix + secret.suffix, secret.repeats
         if members:

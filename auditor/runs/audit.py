@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from auditor.benchmarks.data.ngrams import build_ngram_index
@@ -46,6 +47,7 @@ from auditor.runs.target import (
 )
 
 State = dict[str, Any]
+_MOST_COMPARED = 10_000  # secrets from which a self-check chooses a few
 
 
 @dataclass(frozen=True)
@@ -144,15 +146,17 @@ class RunContext:
         The checked texts are as long as this run's longest text with its soft prompt. Remarks of
         the checks are added to the benchmark's notes. `models` may contain None, which is skipped.
         """
+        subjects = self.benchmark.subjects
         lengths = list(map(len, self.benchmark.heldout))
+        lengths.append(int(subjects.texts.lengths.max(initial=1)))
         # The site's model adds no prefix token, so the pairs include it.
         before = self.prefix_token.tokens
+        count = min(len(subjects), _MOST_COMPARED)
         pairs = []
-        for secret in itertools.chain(self.benchmark.secrets, self.benchmark.canaries):
-            lengths.append(sum(secret.lengths))
+        for secret in subjects[np.arange(count) * len(subjects) // max(1, count)]:
             pairs.append((before + secret.prefix, secret.suffix))
         prompt_rows = self.selection.longest_soft_prompt_row_count
-        longest = prompt_rows + len(before) + max(lengths, default=1)
+        longest = prompt_rows + len(before) + max(lengths)
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 # Check this first: it also configures how the model is served, on which all later

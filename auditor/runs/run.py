@@ -139,7 +139,7 @@ def _measure_audit(
     benchmark.notes += audit.personal_data_of_secrets.notes
     folder.save_secret_attributes(
         secret_details.build_attribute_columns(
-            (*benchmark.secrets, *benchmark.canaries),
+            benchmark.subjects,
             aliases.salt_fingerprint(aliases.load_alias_salt()),
             {canary.id for canary in benchmark.canaries},
         )
