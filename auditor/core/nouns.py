@@ -140,6 +140,11 @@ class Secret:
         return len(self.prefix), len(self.suffix)
 
     @property
+    def has_coin(self) -> bool:
+        """True for a canary whose insertion a coin decided."""
+        return self.canary is not None and self.canary.coin is not None
+
+    @property
     def record(self) -> str:
         """Id of the record, which all secrets from the same document share."""
         return self.document or self.id

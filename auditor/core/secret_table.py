@@ -22,7 +22,7 @@ _DTYPES: dict[str, Any] = {
     **dict.fromkeys(("member", "user_trained"), np.bool_),
     **dict.fromkeys(("canary", "wording"), object),
 }
-_UNKNOWN = -1  # represents None in a column of numbers
+UNKNOWN = -1  # represents None in a column of numbers
 _AT_ONCE = 4096  # secrets that are objects at once
 
 
@@ -138,7 +138,7 @@ class SecretTable(Sequence[Secret]):
         """Return a field of all secrets as objects, with None for an unknown number."""
         column = self.find_column(name)
         if _DTYPES[name] is np.int64:
-            column = np.where(column == _UNKNOWN, np.array(None), column)
+            column = np.where(column == UNKNOWN, np.array(None), column)
         return column.tolist()
 
     def with_columns(self, columns: dict[str, NDArray[Any]]) -> SecretTable:
@@ -159,7 +159,7 @@ def _encode_values(name: str, values: Iterable[Any]) -> NDArray[Any]:
     dtype = _DTYPES[name]
     column = np.array(list(values), object)
     if dtype is np.int64:
-        column[column == np.array(None)] = _UNKNOWN
+        column[column == np.array(None)] = UNKNOWN
     return column.astype(dtype)
 
 

@@ -58,11 +58,7 @@ def select_probed_secrets(
             "the data contain no canaries: give --canaries MANIFEST (see `audit canaries`)"
         )
     coins = probe.of == "coins"
-    chosen = tuple(
-        canary
-        for canary in benchmark.canaries
-        if (canary.canary is not None and canary.canary.coin is not None) == coins
-    )
+    chosen = tuple(canary for canary in benchmark.canaries if canary.has_coin == coins)
     if not chosen and coins:
         raise NotApplicable(
             "no coin decided which of these canaries went in: make them with canaries make --audit"

@@ -256,8 +256,7 @@ class Audit(RunContext):
         """
         canaries = []
         for item in self.benchmark.canaries:
-            has_coin = item.canary and item.canary.coin is not None
-            if self.data_fields_of_plan.canaries or has_coin:
+            if self.data_fields_of_plan.canaries or item.has_coin:
                 canaries.append(item)
         if not canaries:
             return build_secret_table(self.benchmark.secrets)

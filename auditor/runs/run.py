@@ -391,7 +391,7 @@ def _build_benchmark_record(
     repeats = Counter(str(secret.repeats) for secret in members if secret.repeats is not None)
     exposed = []
     for canary in benchmark.canaries:
-        if canary.canary is None or canary.canary.coin is None:
+        if not canary.has_coin:
             exposed.append(canary)
     canaries = sorted(Counter(canary.repeats for canary in exposed).items())
     return BenchmarkRecord(

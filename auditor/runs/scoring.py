@@ -22,7 +22,7 @@ from auditor.core.counts import format_count
 from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
-from auditor.core.secret_table import STRINGS, build_secret_table, select_members
+from auditor.core.secret_table import STRINGS, UNKNOWN, build_secret_table, select_members
 from auditor.generation.sample import (
     SuffixCandidates,
     batch_lengths,
@@ -69,13 +69,11 @@ def measure_repeat_recall(
     """
     members = select_members(secrets)
     hits = mark_greedy_hits(model, members, guesses, keep)
-    hits_by_repeats: dict[int | None, list[bool]] = {}
-    for secret, hit in zip(members, hits, strict=True):
-        hits_by_repeats.setdefault(secret.repeats, []).append(hit)
+    repeats = members.find_column("repeats")
     recall = {}
-    for repeats in sorted(hits_by_repeats, key=lambda repeats: repeats or -1):
-        share = intervals.measure_share("greedy", np.array(hits_by_repeats[repeats]))
-        recall["all" if repeats is None else str(repeats)] = share
+    for count in np.unique(repeats).tolist():
+        share = intervals.measure_share("greedy", hits[repeats == count])
+        recall["all" if count == UNKNOWN else str(count)] = share
     return recall
 
 
