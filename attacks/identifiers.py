@@ -222,7 +222,7 @@ class Identifiers(AncestralProbe):
         for kind, of_kind in ranks.mask_kinds().items():
             chosen = of_kind & member
             measured.append(measure_share(f"{RANKED}_{kind}", ranks.listed[chosen]))
-        bits = rank_tests.compute_rank_bits(ranks.p_values[member])
+        bits = -np.log2(ranks.p_values[member])
         unit = "log2(R + 1) - log2 rank, mean over values; 1.44 by chance"
         measured.append(estimate_mean("identifier_bits", bits, "bits", unit))
         return measured

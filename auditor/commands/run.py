@@ -232,7 +232,7 @@ def _reopen_requested_run(folder: Path, allowed: options.Risks) -> RunFolder | l
     from auditor.studies import sweep
 
     if (folder / sweep.SWEEP).is_file():
-        return sweep.read_sweep_points(folder)
+        return list(sweep.read_started_sweep(folder).points)
     reopened = RunFolder.reopen(folder)
     try:
         options.check_plan_has_risks(
@@ -258,7 +258,7 @@ def _print_grid_run(
     folder = resume or out or find_unused_path(f"sweep-{config.stem if config else 'flags'}")
     command = console.get_command_line()
     if resume:
-        command = sweep.read_command_that_started_sweep(resume)
+        command = sweep.read_started_sweep(resume).command
     with console.open_progress_terminal(verbose, console.resume_grid_hint(folder)) as reporter:
         failures = sweep.run_sweep_points(points, folder, reporter, command)
     places = sweep.read_study_points(folder)

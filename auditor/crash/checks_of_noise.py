@@ -411,11 +411,12 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(
             name, NO_FAULT, "at each step the noise has one size in all trainings", would
         )
-    logs = []
+    ratio = 1.0
     for steps in _group_steps(runs):
-        logs.append(np.ptp([math.log(step.scale) for step in steps]))
+        scales = [step.scale for step in steps]
+        ratio = max(ratio, max(scales) / min(scales))
     message = (
-        f"at one step the noise is up to {math.exp(max(logs)):.2f} times as large in one training "
+        f"at one step the noise is up to {ratio:.2f} times as large in one training "
         "as in another on as many records: it follows chance, as adaptive clipping's does, or the "
         "records; this test cannot say which"
     )
@@ -462,9 +463,8 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     # The last batch of few records holds a single record.
     if runs.small_training and len(dict(pairs)) < 2:
         pairs = []
-        for step in runs.small_steps:
-            if step.records and step.scale:
-                pairs.append((len(step.records), step.scale))
+        for step in runs.small_training.measured_steps:
+            pairs.append((len(step.records), step.scale))
     sizes, scales = np.array(pairs, dtype=float).reshape(-1, 2).T
     name = "batch size stays secret"
     would = "noise divided by the size of its batch"
@@ -472,13 +472,10 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "all batches had one size", would, source=PLANTED)
     # Noise divided by the batch's size has slope -1, multiplied noise slope 1; other slopes count
     # as chance.
-    x = np.log(sizes)
-    y = np.log(scales)
-    fit = stats.linregress(x, y)
+    fit = stats.linregress(np.log(sizes), np.log(scales))
+    p = 1.0
     if abs(abs(fit.slope) - 1) < 0.1:
         p = float(fit.pvalue)
-    else:
-        p = 1.0
     return judge_p_value(
         name,
         p,

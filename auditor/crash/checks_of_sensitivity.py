@@ -13,6 +13,7 @@ from scipy import stats
 from auditor.core.arrays import Bools, Floats
 from auditor.crash.reaches import (
     ChooseRecords,
+    Estimate,
     estimate_mean_reach,
     estimate_tensor_reaches,
     is_clipping_per_tensor,
@@ -143,14 +144,10 @@ def _fit_bound_above_clipping_norm(
         reach_sum += float(weights @ step.reaches) / deviation
         square += float(shares @ step.gram @ shares)
         product += float(shares @ step.gram @ step.reaches)
-    return (
-        reach_sum / share_sum,
-        math.sqrt(len(weighted)) / share_sum,
-        product**2 / square,
-    )
+    return (reach_sum / share_sum, math.sqrt(len(weighted)) / share_sum, product**2 / square)
 
 
-def _estimate_longest_reach(runs: WatchedTrainings) -> tuple[float, float] | None:
+def _estimate_longest_reach(runs: WatchedTrainings) -> Estimate | None:
     """Return the mean reach of the records with the largest gradients, and its standard error.
 
     A record's reach is the norm of its contribution to the summed gradient, in units of the noise.
@@ -288,7 +285,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     )
 
 
-def _fit_norm_rise(runs: WatchedTrainings, promised: float) -> tuple[float, float] | None:
+def _fit_norm_rise(runs: WatchedTrainings, promised: float) -> Estimate | None:
     """Estimate whether contributions both rise with the gradient's norm and exceed `promised`.
 
     One estimate is the slope, the other the excess of the mean contribution over `promised` for the
@@ -316,7 +313,7 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 
 def _fit_share_rise(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
-) -> tuple[float, float] | None:
+) -> Estimate | None:
     """Estimate whether the training clips sums of gradients instead of each record's gradient.
 
     Clipping a sum makes a record's contribution rise with the record's share of the sum. Return the

@@ -84,15 +84,12 @@ class LoopClaim:
             return claim_or_pair
         if isinstance(claim_or_pair, Mapping) and "engine" in claim_or_pair:
             stated = dict(claim_or_pair)
-            engine = stated.pop("engine")
-            delta = None
-            if with_epsilon:
-                delta = stated.get("delta")
-            claim_or_pair = _read_opacus_claim(engine, delta) | stated
-        fields = {field.name: field for field in dataclasses.fields(cls)}
+            delta = stated.get("delta") if with_epsilon else None
+            claim_or_pair = _read_opacus_claim(stated.pop("engine"), delta) | stated
+        fields = {field.name: field.default for field in dataclasses.fields(cls)}
         needed = []
-        for name, field in fields.items():
-            if field.default is dataclasses.MISSING:
+        for name, default in fields.items():
+            if default is dataclasses.MISSING:
                 needed.append(name)
         if not isinstance(claim_or_pair, Mapping):
             raise AuditError(
@@ -146,9 +143,9 @@ def _read_opacus_claim(engine: Any, delta: Any) -> dict[str, Any]:
         )
     ((noise, rate, steps),) = history
     fields = {"noise_multiplier": noise, "sample_rate": rate, "steps": steps}
-    if delta is None:
-        return fields
-    return {**fields, "epsilon": float(engine.get_epsilon(delta))}
+    if delta is not None:
+        fields["epsilon"] = float(engine.get_epsilon(delta))
+    return fields
 
 
 def compute_claimed_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:

@@ -240,8 +240,8 @@ def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> Observ
         scales[name] = (scale / noise_shares[name], free)
     # Pool again: tensors lose directions to the records' span by turns, and with them their part of
     # a mean size.
-    freedom = sum(free for _, free in scales.values())
-    unit = math.sqrt(sum(scale**2 * free for scale, free in scales.values()) / freedom) / step.scale
+    deviations, freedoms = np.array(list(scales.values())).T
+    unit = math.sqrt(np.average(deviations**2, weights=freedoms)) / step.scale
     return replace(
         step,
         scale=step.scale * unit,

@@ -22,13 +22,7 @@ from auditor.reports.decision import render_junit_xml
 
 _ORDER = (BROKEN, UNKNOWN, NO_FAULT)
 # packages whose versions a reproduction names
-_PACKAGES = (
-    "torch",
-    "transformers",
-    "opacus",
-    "trl",
-    "accelerate",
-)
+_PACKAGES = ("torch", "transformers", "opacus", "trl", "accelerate")
 _SAYS = (
     f"An honest training is called broken with a probability of at most {LEVEL:.0%}, over all "
     "checks together.",
@@ -76,9 +70,8 @@ def _describe_detectable_violation(check: LoopCheck) -> str:
 def describe_observed_loop(test: CrashTest) -> str:
     """Describe the loop's observed noise, sampling rate and steps, and the epsilon they imply."""
     loop = test.loop
-    if loop.noise_multiplier is None:
-        noise = "not seen"
-    else:
+    noise = "not seen"
+    if loop.noise_multiplier is not None:
         noise = f"{loop.noise_multiplier:.2f}"
     numbers = f"noise multiplier {noise}, sampling rate {loop.sample_rate:.3f}, {loop.steps} steps"
     if loop.epsilon is None:
@@ -205,23 +198,24 @@ def build_crash_test_document(test: CrashTest, source: str, again: str) -> Docum
         if check.verdict == BROKEN
     )
     remarks = (f"End to end: {describe_one_run_bound(test)}", *test.remarks, *_SAYS)
-    sections = [
-        Section("checks", "Checks", (Table("checks", "Every check", head, (Group("", rows),)),)),
-        *(
-            [Section("reproductions", "To paste into an issue", reproductions)]
-            if reproductions
-            else []
-        ),
+    table = Table("checks", "Every check", head, (Group("", rows),))
+    sections = [Section("checks", "Checks", (table,))]
+    if reproductions:
+        sections.append(Section("reproductions", "To paste into an issue", reproductions))
+    sections += [
         Section("claim", "The claim", (FactList("", claim),)),
         Section("again", "To see it again", (Code("", f"{again} --seed {test.seed}"),)),
         Section("reading", "How to read it", (Bullets(remarks),)),
     ]
     facts = (("Training", escaping.make_printable_line(source)), ("Took", f"{test.seconds:.0f} s"))
     verdict = f"The loop as {describe_observed_loop(test)} {_SAYS[0 if test.broken_checks else 1]}"
-    title = "Crash test of a private training"
-    headline = write_headline(test)
     return Document(
-        title, facts, headline, tuple(sections), verdict, source="Made by audit dp-loop"
+        "Crash test of a private training",
+        facts,
+        write_headline(test),
+        tuple(sections),
+        verdict,
+        source="Made by audit dp-loop",
     )
 
 
@@ -233,10 +227,9 @@ def render_crash_test_json(test: CrashTest, again: str) -> str:
     """
     checks = []
     for check in test.checks:
+        reproduction = None
         if check.verdict == BROKEN:
             reproduction = describe_reproduction(test, check, again)
-        else:
-            reproduction = None
         checks.append({**asdict(check), "reproduction": reproduction})
     report = {
         "verdict": test.verdict,

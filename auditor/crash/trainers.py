@@ -74,30 +74,25 @@ def _copy_trainer(trainer: Any, model: Any, records: Any, folder: str) -> Any:
     copied = type(trainer)(**options)
     # Users turn this off if a record's loss must not depend on the other texts of its step.
     copied.model_accepts_loss_kwargs &= trainer.model_accepts_loss_kwargs
-    usual_kinds = set()
-    for callback in copied.callback_handler.callbacks:
-        usual_kinds.add(type(callback))
-    callbacks = []
-    for callback in trainer.callback_handler.callbacks:
-        if type(callback) not in usual_kinds:
-            callbacks.append(callback)
-    for callback in usual_kinds - set(map(type, trainer.callback_handler.callbacks)):
-        copied.remove_callback(callback)  # as in the tested Trainer
+    callbacks = trainer.callback_handler.callbacks
+    usual_kinds = set(map(type, copied.callback_handler.callbacks))
+    for kind in usual_kinds - set(map(type, callbacks)):
+        copied.remove_callback(kind)  # as in the tested Trainer
     for callback in callbacks:
-        copied.add_callback(copy.deepcopy(callback))
+        if type(callback) not in usual_kinds:
+            copied.add_callback(copy.deepcopy(callback))
     return copied
 
 
 def _build_trainer_dataset(trainer: Any, records: Any) -> Any:
-    rows = []
-    for row in records:
-        rows.append({"input_ids": row["input_ids"], "labels": row["input_ids"]})
-    if type(trainer).__module__.startswith(
-        "trl."
-    ):  # it takes only a `Dataset`, and makes the labels itself
+    # it takes only a `Dataset`, and makes the labels itself
+    if type(trainer).__module__.startswith("trl."):
         from datasets import Dataset
 
         return Dataset.from_list([{"input_ids": row["input_ids"]} for row in records])
+    rows = []
+    for row in records:
+        rows.append({"input_ids": row["input_ids"], "labels": row["input_ids"]})
     return rows
 
 

@@ -54,77 +54,63 @@ class Specimen:
                 for end, factor in self.scales:
                     if name.endswith(end):
                         value.mul_(factor)
-            if (
-                self.one_hot
-            ):  # The last layer reads one number of the last norm, which is large for every token.
+            # The last layer reads one number of the last norm, which is large for every token.
+            if self.one_hot:
                 model.lm_head.weight[:, 1:] = 0
-                model.gpt_neox.embed_in.weight[:, 0] = (
-                    model.gpt_neox.embed_in.weight[:, 0].abs() + 1.2
-                )
+                model.gpt_neox.embed_in.weight[:, 0].abs_().add_(1.2)
         return model
 
     def scale_weights(self, factor: float) -> Specimen:
         """Return a copy of the specimen with all scales multiplied by this factor."""
-        return replace(self, scales=tuple((end, scale * factor) for end, scale in self.scales))
+        scales = []
+        for end, scale in self.scales:
+            scales.append((end, scale * factor))
+        return replace(self, scales=tuple(scales))
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
-        return make_crash_records(0, n, self.alike, self.lengths)
+        """Make records of token ids, each with a unique first token that identifies the record."""
+        generator = torch.Generator().manual_seed(0)
+        text = torch.randint(1, _WORDS, (max(self.lengths),), generator=generator).tolist()
+        records = []
+        for i in range(n):
+            length = self.lengths[i % len(self.lengths)]
+            words = text[:length]
+            if not self.alike:
+                words = torch.randint(1, _WORDS, (length,), generator=generator).tolist()
+            records.append({"input_ids": [_WORDS + i, *words]})
+        return records
 
 
-_IN = "input_layernorm.weight"
-_POST = "post_attention_layernorm.weight"
 _FINAL = "final_layer_norm.weight"
-_QKV = "query_key_value.weight"
-_DENSE = "attention.dense.weight"
-_UP = "h_to_4h.weight"
-_DOWN = "4h_to_h.weight"
 _EMBEDDING = "embed_in.weight"
 _HEAD = "lm_head.weight"
+_SCALED = (
+    "input_layernorm.weight",
+    "query_key_value.weight",
+    "attention.dense.weight",
+    "post_attention_layernorm.weight",
+    "h_to_4h.weight",
+    "4h_to_h.weight",
+    _EMBEDDING,
+    _HEAD,
+    _FINAL,
+)
+
+
+def _scale_all_weights(*factors: float) -> Specimen:
+    """Return a specimen whose weights, in the order of `_SCALED`, are scaled by these factors."""
+    return Specimen(tuple(zip(_SCALED, factors, strict=True)))
+
+
 SPECIMENS = (
     Specimen(alike=False),  # the last layer, its biases and the embedding, a quarter each
     Specimen(((_EMBEDDING, 0.25),)),  # the embedding
     # weights of attention and feed-forward
-    Specimen(
-        (
-            (_IN, 20),
-            (_QKV, 0.4),
-            (_DENSE, 0.4),
-            (_POST, 20),
-            (_UP, 0.4),
-            (_DOWN, 0.3),
-            (_EMBEDDING, 10),
-            (_HEAD, 20),
-            (_FINAL, 0.2),
-        )
-    ),
+    _scale_all_weights(20, 0.4, 0.4, 20, 0.4, 0.3, 10, 20, 0.2),
     # their first biases
-    Specimen(
-        (
-            (_IN, 0.001),
-            (_QKV, 0.03),
-            (_DENSE, 90),
-            (_POST, 0.01),
-            (_UP, 0.4),
-            (_DOWN, 200),
-            (_EMBEDDING, 3),
-            (_HEAD, 8),
-            (_FINAL, 0.4),
-        )
-    ),
+    _scale_all_weights(0.001, 0.03, 90, 0.01, 0.4, 200, 3, 8, 0.4),
     # the norms before them
-    Specimen(
-        (
-            (_IN, 0.08),
-            (_QKV, 400),
-            (_DENSE, 10),
-            (_POST, 0.04),
-            (_UP, 300),
-            (_DOWN, 30),
-            (_EMBEDDING, 30),
-            (_HEAD, 20),
-            (_FINAL, 0.5),
-        )
-    ),
+    _scale_all_weights(0.08, 400, 10, 0.04, 300, 30, 30, 20, 0.5),
     # one number of the last norm
     Specimen(((_FINAL, 0.01), (_HEAD, 500), (_EMBEDDING, 20)), one_hot=True),
 )
@@ -186,34 +172,11 @@ def _make_flat_specimen(log_scale: float) -> Specimen:
 
 def _compute_median_norm(specimen: Specimen) -> float:
     model = specimen.build_crash_test_model()
-    weights = {}
-    for name, value in model.named_parameters():
-        weights[name] = value.detach()
+    weights = dict[str, Tensor](model.named_parameters())
     records = specimen.make_crash_test_records(len(_COMPANY_LENGTHS))
     gradients = SpecimenRecordGradients(model, records)
     parts = gradients.record_gradients_at_weights(weights, list(range(len(records))), list(weights))
     return float(torch.cat([part.flatten(1) for part in parts.values()], 1).norm(dim=1).median())
-
-
-def make_crash_records(
-    seed: int, n: int = RECORDS, is_same_rest: bool = False, lengths: tuple[int, ...] = _LENGTHS
-) -> list[Record]:
-    """Make records of token ids, each with a unique first token that identifies the record.
-
-    is_same_rest: whether all records have the same text after the first token. lengths: numbers of
-    tokens after the first, used in turn.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    text = torch.randint(1, _WORDS, (max(lengths),), generator=generator).tolist()
-    records = []
-    for i in range(n):
-        length = lengths[i % len(lengths)]
-        if is_same_rest:
-            words = text[:length]
-        else:
-            words = torch.randint(1, _WORDS, (length,), generator=generator).tolist()
-        records.append({"input_ids": [_WORDS + i, *words]})
-    return records
 
 
 def find_row_records(ids: Tensor) -> list[int | None]:

@@ -41,10 +41,8 @@ _NEEDED = (
     "noise by a schedule",
 )
 # If one of these is inconclusive, no epsilon was observed.
-_OF_EPSILON = (
-    "one record's reach",
-    "rows are records",
-)
+_OF_EPSILON = ("one record's reach", "rows are records")
+Watch = Callable[..., tuple[TrainingTrace, Any]]  # `run_watched_training` of the tested training
 _LEAST = len(training_specimen.SPECIMENS)  # trainings, if there is time
 
 
@@ -171,25 +169,29 @@ def crash_test(
         train = trainers.wrap_trainer(train, None)
     tell(0, _LEAST + 2)
     own_seed = derive_training_seed(seed, 0)
-    first, returned = run_watched_training(train, own_seed, training_specimen.RECORDS, until)
+    watch: Watch = partial(run_watched_training, train, until=until)
+    first, returned = watch(own_seed)
     stated = LoopClaim.from_stated_claim(returned if claim is None else claim)
-    _require_noise(stated)
+    if not stated.noise_multiplier:
+        raise AuditError(
+            "expected a claim with noise, got noise_multiplier 0: no epsilon follows from it"
+        )
     # First: a training that differs under its seed can be neither replayed nor reproduced.
-    other_seed = _replay_shifted_seed(train, first, own_seed, until)
-    fewer, again = _replay_shortened_training(train, stated, first, own_seed, until)
+    other_seed = _replay_shifted_seed(watch, first, own_seed)
+    fewer, again = _replay_shortened_training(watch, stated, first, own_seed)
     # The seeds of this training and of the bound below follow those of the other trainings.
     few, few_claimed, few_error = _train_few_records(
-        train, claim, first, derive_training_seed(seed, _MOST + 1), until
+        watch, claim, first, derive_training_seed(seed, _MOST + 1), until
     )
-    company = _train_companies(train, stated, seed, until)
-    traces = _watch_further_trainings(train, first, seed, start, until, tell)
+    company = _train_companies(watch, stated, seed)
+    traces = _watch_further_trainings(watch, first, seed, start, until, tell)
     runs = WatchedTrainings(
         stated, tuple(traces), fewer, again, few, few_claimed, few_error, other_seed, company
     )
     checks = tuple(run_all_crash_test_checks(runs))
     bound = None
     if _has_time_left(start, until):
-        bound = bound_loop_epsilon(train, claim, derive_training_seed(seed, _MOST), until)
+        bound = bound_loop_epsilon(watch, claim, derive_training_seed(seed, _MOST))
     return CrashTest(
         claim=stated,
         checks=checks,
@@ -201,15 +203,8 @@ def crash_test(
     )
 
 
-def _require_noise(claim: LoopClaim) -> None:
-    if not claim.noise_multiplier:
-        raise AuditError(
-            "expected a claim with noise, got noise_multiplier 0: no epsilon follows from it"
-        )
-
-
 def _watch_further_trainings(
-    train: Train,
+    watch: Watch,
     first: TrainingTrace,
     seed: int,
     start: float,
@@ -228,21 +223,17 @@ def _watch_further_trainings(
     ):
         at = len(traces)
         tell(at + 1, _count_planned(traces) + 2)
-        training_seed = derive_training_seed(seed, at)
-        trace, _ = run_watched_training(train, training_seed, training_specimen.RECORDS, until, at)
-        traces.append(trace)
+        traces.append(watch(derive_training_seed(seed, at), training=at)[0])
     return traces
 
 
-def _replay_shifted_seed(
-    train: Train, first: TrainingTrace, seed: int, until: float
-) -> ObservedStep:
+def _replay_shifted_seed(watch: Watch, first: TrainingTrace, seed: int) -> ObservedStep:
     """Replay the training's first step with seed + 2^32, and return the step.
 
-    until: time limit. Raise AuditError if the unchanged seed does not repeat the first step.
+    Raise AuditError if the unchanged seed does not repeat the first step.
     """
     original = first.steps[0]
-    again = run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps[0]
+    again = watch(seed, most=1)[0].steps[0]
     same = original.records == again.records and original.noise.shape == again.noise.shape
     if not same or not np.allclose(
         original.noise, again.noise, rtol=1e-3, atol=1e-3 * original.scale
@@ -252,39 +243,30 @@ def _replay_shifted_seed(
             "torch's or numpy's generator, or from one seeded by torch.initial_seed()"
         )
     # On the CPU torch's generator reads only the lowest 32 bits, and numpy's gets no more.
-    return run_watched_training(train, seed + 2**32, training_specimen.RECORDS, until, most=1)[
-        0
-    ].steps[0]
+    return watch(seed + 2**32, most=1)[0].steps[0]
 
 
 def _replay_shortened_training(
-    train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
+    watch: Watch, claim: LoopClaim, first: TrainingTrace, seed: int
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
     """Replay the steps of the first training without its last record, and return the trace.
 
     If the number of records is public, the last record is replaced instead of removed. If the
     replay prints a different text, also return a replay on the original records; otherwise None.
-
-    until: time limit.
     """
+    replay = partial(watch, seed, replayed=first.released)
     n = training_specimen.RECORDS - (not claim.public_size)
-    fewer, _ = run_watched_training(
-        train, seed, n, until, replayed=first.released, other_last=claim.public_size
-    )
+    fewer, _ = replay(n, other_last=claim.public_size)
     if (fewer.printed.text, fewer.printed.early) == (first.printed.text, first.printed.early):
         return fewer, None
-    return fewer, run_watched_training(
-        train, seed, training_specimen.RECORDS, until, replayed=first.released
-    )[0]
+    return fewer, replay()[0]
 
 
-def _train_companies(
-    train: Train, claim: LoopClaim, seed: int, until: float
-) -> tuple[TrainingTrace, ...]:
+def _train_companies(watch: Watch, claim: LoopClaim, seed: int) -> tuple[TrainingTrace, ...]:
     """Run trainings on a long text among short texts; return their traces.
 
     The texts' gradients are shorter than the claimed clipping norm, so correct clipping leaves them
-    unchanged. until: time limit, as by `time.monotonic()`.
+    unchanged.
     """
     if not claim.max_grad_norm:
         return ()
@@ -292,26 +274,24 @@ def _train_companies(
     for at in range(_IN_DIVIDED_COMPANY):
         seeds.append(derive_training_seed(seed, _MOST + 2 + at))
 
-    def train_on(specimen: training_specimen.Specimen, seed: int) -> TrainingTrace:
-        return run_watched_training(
-            train, seed, training_specimen.RECORDS, until, specimen=specimen
-        )[0]
+    def run_company(specimen: training_specimen.Specimen, seed: int) -> TrainingTrace:
+        return watch(seed, specimen=specimen)[0]
 
     specimen = training_specimen.make_company_specimen(claim.max_grad_norm)
-    first = train_on(specimen, seeds[0])
+    first = run_company(specimen, seeds[0])
     # The gradients are those of the tensors that the loop trains, for example an adapter's.
     for _ in range(_COMPANY_TRIALS):
         share = _measure_company_share(first, claim.max_grad_norm)
         if 2 / 3 < share < 3 / 2:
             break
         specimen = specimen.scale_weights(share**_NORM_TO_SCALE)
-        first = train_on(specimen, seeds[0])
+        first = run_company(specimen, seeds[0])
     # A mean over the batch shortens the gradients again if nothing undoes it.
     share = measure_reach_share(first, claim)
     if share < 0.5:
         specimen = specimen.scale_weights(share**_NORM_TO_SCALE)
-        return tuple(map(partial(train_on, specimen), seeds))
-    return (first, *map(partial(train_on, specimen), seeds[1:_IN_COMPANY]))
+        return tuple(map(partial(run_company, specimen), seeds))
+    return (first, *map(partial(run_company, specimen), seeds[1:_IN_COMPANY]))
 
 
 def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
@@ -327,7 +307,7 @@ def _measure_company_share(trace: TrainingTrace, clipping_norm: float) -> float:
 
 
 def _train_few_records(
-    train: Train, stated: object, first: TrainingTrace, seed: int, until: float
+    watch: Watch, stated: object, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace | None, int | None, str]:
     """Train on one more record than a batch holds on average, so that some batches are empty.
 
@@ -338,38 +318,37 @@ def _train_few_records(
     if n > training_specimen.RECORDS // 2:
         return None, None, ""
     try:
-        few, returned = run_watched_training(train, seed, n, until, empty_draws=True)
-        if stated is not None:
-            claimed = None
-        else:
+        few, returned = watch(seed, n, empty_draws=True)
+        claimed = None
+        if stated is None:
             claimed = LoopClaim.from_stated_claim(returned, with_epsilon=False).steps
         return few, claimed, ""
     except Exception as error:
         if time.monotonic() > until:
             raise
-        return (
-            None,
-            None,
-            f"with {n} records, as on an empty batch, it raises {type(error).__name__}: {error}",
-        )
+        raised = f"{type(error).__name__}: {error}"
+        return None, None, f"with {n} records, as on an empty batch, it raises {raised}"
 
 
-def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> OneRun:
+def bound_loop_epsilon(watch: Watch, claim: object, seed: int) -> OneRun:
     """Bound epsilon by guessing which records a training read (`statistics/one_run.py`).
 
     A fair coin decides whether each record is included. The guess is "included" for the records
     that contribute most. claim: the claim about all trainings; None if this training returns its
-    claim. until: time limit.
+    claim.
     """
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
-    chosen = list(map(int, np.flatnonzero(coins)))
-    trace, returned = run_watched_training(
-        train, seed, training_specimen.RECORDS, until, chosen=chosen
-    )
+    trace, returned = watch(seed, chosen=np.flatnonzero(coins).tolist())
     stated = LoopClaim.from_stated_claim(returned if claim is None else claim, with_epsilon=False)
     # (records,): `chosen` makes the watch measure the reach of excluded records as well.
     scores = np.sum([step.reaches for step in trace.steps], axis=0)
     bound = audit_epsilon_bounds(scores, coins, stated.delta)[0]
+    ceiling = None
+    if stated.sampling == "poisson":
+        # The guesses are by sums of reaches over all steps, which show a record as a finished
+        # model does.
+        mechanism = stated.noise_multiplier, (stated.sample_rate, int(stated.steps))
+        ceiling = estimate_median_epsilon(bound.canaries, *mechanism, stated.delta, LEVEL)
     return OneRun(
         bound.epsilon,
         bound.best,
@@ -377,23 +356,7 @@ def bound_loop_epsilon(train: Train, claim: object, seed: int, until: float) -> 
         bound.canaries,
         bound.guesses,
         bound.right,
-        _estimate_bound_ceiling(bound.canaries, stated),
-    )
-
-
-def _estimate_bound_ceiling(n_records: int, claim: LoopClaim) -> float | None:
-    """Return the `ceiling` of a `OneRun`.
-
-    The guesses are by sums of reaches over all steps, which show a record as a finished model does.
-    """
-    if claim.sampling != "poisson":
-        return None
-    return estimate_median_epsilon(
-        n_records,
-        claim.noise_multiplier,
-        (claim.sample_rate, int(claim.steps)),
-        claim.delta,
-        LEVEL,
+        ceiling,
     )
 
 

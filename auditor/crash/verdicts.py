@@ -18,6 +18,7 @@ from scipy import stats
 from auditor.core.arrays import Ints
 from auditor.crash.claim import LoopClaim
 from auditor.crash.watch import ObservedStep, TrainingTrace
+from auditor.statistics.intervals import clopper_pearson
 
 LEVEL = 0.05  # probability that any check calls an honest training broken
 SHARE = LEVEL / 15  # level of each check; checks that count faults need none
@@ -140,10 +141,8 @@ class WatchedTrainings:
         if self.claim.sampling != "poisson" or rate >= 1:
             return rate, rate
         n_draws = self.first_training.n * len(self.steps_but_first_of_each_training)
-        n_reads = rate * n_draws
-        low = stats.beta.ppf(0.025, n_reads, n_draws - n_reads + 1)
-        high = stats.beta.ppf(0.975, n_reads + 1, n_draws - n_reads)
-        return max(float(low), 1e-9), float(high)
+        low, high = clopper_pearson(round(rate * n_draws), n_draws)
+        return max(low, 1e-9), high
 
     def compute_noise_epsilon(
         self, noise: float, quick: bool = False, **more: int | float | str

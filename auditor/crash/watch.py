@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,6 +39,8 @@ from auditor.crash import training_specimen
 from auditor.crash.printed_output import PrintedText
 from auditor.crash.time_limit import LONG, training_time_limit_context
 from auditor.crash.training_specimen import Record, SpecimenRecordGradients
+
+Tensors = dict[str, Tensor]  # by weight name
 
 _ROUNDING = 1e-9  # relative: below it a direction in double precision is rounding
 _SILENT = 1e-5  # of a single-precision gradient: smaller noise is rounding
@@ -100,7 +104,7 @@ class _TakenStep:
     passes: tuple[tuple[int, ...], ...]
     rate: float
     foreign: int
-    weights: dict[str, Tensor]
+    weights: Tensors
 
 
 @dataclass
@@ -124,8 +128,8 @@ class TrainingTrace:
     elsewhere: int | None = None
     returned: int | None = None
     overflowed: list[tuple[int, str]] = field(default_factory=list)
-    released: list[dict[str, Tensor]] = field(default_factory=list)
-    state: dict[str, Tensor] = field(default_factory=dict)
+    released: list[Tensors] = field(default_factory=list)
+    state: Tensors = field(default_factory=dict)
     printed: PrintedText = field(default_factory=PrintedText)
     batch_effect: float | None = None
 
@@ -148,7 +152,7 @@ class StepWatch:
         until: float,
         everyone: bool = False,
         most: int | None = None,
-        replayed: Sequence[dict[str, Tensor]] = (),
+        replayed: Sequence[Tensors] = (),
     ) -> None:
         """Create a watch of a training.
 
@@ -180,8 +184,7 @@ class StepWatch:
         """Watch the code inside the context, and always remove the hooks at its end."""
         _let_hooks_see_base_steps()
         hooks = [
-            self._model.register_forward_pre_hook(self._note_forward_records, with_kwargs=True),
-            self._model.register_forward_hook(self._record_batch_logits, with_kwargs=True),
+            self._model.register_forward_hook(self._record_forward_pass, with_kwargs=True),
             # torch calls these for every optimizer of the process, including other models'
             register_optimizer_step_pre_hook(self._record_optimizer_step),
             register_optimizer_step_post_hook(self._record_weights_after_step),
@@ -193,20 +196,31 @@ class StepWatch:
             for hook in hooks:
                 hook.remove()
 
-    def _note_forward_records(
-        self, _model: nn.Module, arguments: tuple[Any, ...], more: dict[str, Any]
+    def _record_forward_pass(
+        self, _model: nn.Module, arguments: tuple[Any, ...], more: dict[str, Any], output: Any
     ) -> None:
-        if (
-            time.monotonic() > self._until
-        ):  # if nothing can set an alarm: see `training_time_limit_context`
+        """Record which records the model read.
+
+        Also keep a batch's logits, to measure whether they depend on the rest of the batch.
+        """
+        # if nothing can set an alarm: see `training_time_limit_context`
+        if time.monotonic() > self._until:
             raise AuditError(LONG)
         ids = more.get("input_ids", arguments[0] if arguments else None)
         if not isinstance(ids, Tensor):
             return
-        while torch._C._functorch.is_functorch_wrapped_tensor(
-            ids
-        ):  # inside vmap or grad of torch.func
-            ids = torch._C._functorch.get_unwrapped(ids)
+        functorch = torch._C._functorch
+        logits = getattr(output, "logits", None)
+        if (
+            self.trace.batch_effect is None
+            and isinstance(logits, Tensor)
+            and not functorch.is_functorch_wrapped_tensor(logits)
+            and ids.shape == logits.shape[:2]
+            and len(ids) > 1
+        ):
+            self._together = ids.detach().cpu(), logits.detach().cpu()
+        while functorch.is_functorch_wrapped_tensor(ids):  # inside vmap or grad of torch.func
+            ids = functorch.get_unwrapped(ids)
         batch = ids.detach().cpu().reshape(-1, ids.shape[-1])
         rows = training_specimen.find_row_records(batch)
         known = [row for row in rows if row is not None]
@@ -222,24 +236,7 @@ class StepWatch:
         else:
             self.trace.evaluated.update(known)
 
-    def _record_batch_logits(
-        self, _model: nn.Module, arguments: tuple[Any, ...], more: dict[str, Any], output: Any
-    ) -> None:
-        """Keep the logits of a batch, to measure whether they depend on the rest of the batch."""
-        ids = more.get("input_ids", arguments[0] if arguments else None)
-        logits = getattr(output, "logits", None)
-        if (
-            not isinstance(ids, Tensor)
-            or not isinstance(logits, Tensor)
-            or ids.ndim != 2
-            or len(ids) < 2
-        ):
-            return
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(logits)
-        if self.trace.batch_effect is None and not wrapped and logits.shape[:2] == ids.shape:
-            self._together = ids.detach().cpu(), logits.detach().cpu()
-
-    def _measure_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
+    def _measure_logit_change(self, weights: Tensors, twin: nn.Module) -> float | None:
         """Return how much a record's logits change with its batch, relative to the logits' size."""
         if self._together is None:
             return None
@@ -262,7 +259,7 @@ class StepWatch:
             changes.append(float((joint - single).norm() / (single - single.mean()).norm()))
         return max(changes, default=None)
 
-    def _list_model_gradients(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    def _list_model_gradients(self, optimizer: torch.optim.Optimizer) -> Tensors:
         """Return the optimizer's gradients of the model's weights, keyed by weight name."""
         names = {id(value): name for name, value in self._model.named_parameters()}
         gradients = {}
@@ -296,15 +293,9 @@ class StepWatch:
         weights = _copy_tensors(self._model.named_parameters())
         if self.trace.batch_effect is None:
             self.trace.batch_effect = self._measure_logit_change(weights, self._gradients.twin)
-        self._taken.append(
-            _TakenStep(
-                tuple(self._read),
-                tuple(self._passes),
-                float(optimizer.param_groups[0]["lr"]),
-                self._foreign,
-                weights,
-            )
-        )
+        rate = float(optimizer.param_groups[0]["lr"])
+        read = tuple(self._read), tuple(self._passes)
+        self._taken.append(_TakenStep(*read, rate, self._foreign, weights))
         self._read = []
         self._passes = []
         self._foreign = 0
@@ -371,16 +362,15 @@ class StepWatch:
         indices = list[int]()
         counts = list[int]()
         for step in self._taken:
+            measured = sorted(set(step.records))
             if self._everyone:
                 measured = list(range(len(self._records)))
-            else:
-                measured = sorted(set(step.records))
             indices += measured
             counts.append(len(measured))
         released = self.trace.released[-1]
         gradients = torch.zeros(0, sum(value.numel() for value in released.values()))
         if indices:
-            weights = dict[str, Tensor]()
+            weights = Tensors()
             for name in self._taken[0].weights:
                 values = torch.stack([step.weights[name] for step in self._taken])
                 weights[name] = values.repeat_interleave(torch.tensor(counts), 0)
@@ -398,9 +388,8 @@ class StepWatch:
         gradients_taken = self.trace.released[index]
         released = torch.cat([value.double().flatten() for value in gradients_taken.values()])
         sizes = [value.numel() for value in gradients_taken.values()]
-        tensor_ranges = {}
-        for name, end in zip(gradients_taken, np.cumsum(sizes).tolist(), strict=True):
-            tensor_ranges[name] = (end - gradients_taken[name].numel(), end)
+        ends = itertools.accumulate(sizes, initial=0)
+        tensor_ranges = dict(zip(gradients_taken, itertools.pairwise(ends), strict=True))
         is_overflowed = bool(self.trace.overflowed) and self.trace.overflowed[0][0] <= index
         # The training is broken, and so are its weights: use finite numbers in place of later
         # values.
@@ -413,12 +402,12 @@ class StepWatch:
         total = sum(size**2 * dimensions for size, dimensions in scales.values())
         scale = (total / max(1, sum(free))) ** 0.5
         unit = scale or 1.0
-        gram_by_tensor = []
+        grams_by_tensor = []
         products_by_tensor = []
         for part, value in zip(gradients.split(sizes), released.split(sizes), strict=True):
-            gram_by_tensor.append(part.T @ part)
+            grams_by_tensor.append(part.T @ part)
             products_by_tensor.append(part.T @ value / unit)
-        grams = torch.stack(gram_by_tensor)
+        grams = torch.stack(grams_by_tensor)
         products = torch.stack(products_by_tensor)
         reaches, gram, norms = fit_reaches(grams.sum(0).numpy(), products.sum(0).numpy())
         if len(norms) and not norms.any() and not is_overflowed:
@@ -472,7 +461,7 @@ def _refuse_several_processes() -> None:
         )
 
 
-def _copy_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def _copy_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> Tensors:
     return {name: value.detach().clone() for name, value in named_tensors}
 
 
@@ -570,12 +559,12 @@ Train = Callable[..., Any]
 def run_watched_training(
     train: Train,
     seed: int,
-    n: int,
-    until: float,
+    n: int = training_specimen.RECORDS,
+    until: float = math.inf,
     training: int = 0,
     chosen: Sequence[int] | None = None,
     most: int | None = None,
-    replayed: Sequence[dict[str, Tensor]] = (),
+    replayed: Sequence[Tensors] = (),
     other_last: bool = False,
     specimen: training_specimen.Specimen | None = None,
     empty_draws: bool = False,

@@ -5,6 +5,7 @@ The functions are for uniform mixing, Renyi and concentrated DP, and pairs of di
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def convert_rdp(rdp: float, delta: float, alpha: int) -> float:
     least 0, and is 0 for divergence 0. Raise AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
-    require_minimum("rdp", rdp, 0.0)
+    require_nonnegative("rdp", rdp)
     cost = _compute_rdp_conversion_cost(delta, alpha)
     return 0.0 if rdp == 0 else max(0.0, rdp + cost)
 
@@ -71,7 +72,7 @@ def compute_bounded_range_rho(spread: float) -> float:
     See Cesar and Rogers 2021, Lemma 3.4. The Renyi divergence is D_alpha <= alpha rho at every
     order. Raise AuditError on bad input.
     """
-    require_minimum("spread", spread, 0.0)
+    require_nonnegative("spread", spread)
     return spread**2 / 8
 
 
@@ -81,7 +82,7 @@ def compute_zcdp_epsilon(rho: float, delta: float) -> float:
     See Canonne et al. 2020, Proposition 12. The result is 0 for rho 0, and inf for infinite rho.
     Raise AuditError on bad input.
     """
-    require_minimum("rho", rho, 0.0)
+    require_nonnegative("rho", rho)
     _compute_rdp_conversion_cost(delta, 2)  # raises AuditError if delta is invalid
     if rho in (0, math.inf):
         return rho
@@ -105,15 +106,20 @@ def compute_zcdp_budget(epsilon: float, delta: float) -> float:
     See `compute_zcdp_epsilon`. Raise AuditError on bad input.
     """
     require_positive("epsilon", epsilon)
+
+    def is_affordable(rho: float) -> bool:
+        return compute_zcdp_epsilon(rho, delta) <= epsilon
+
     # A rho that exceeds epsilon: its cost is more than rho itself.
-    low = 0.0
-    high = epsilon + 1
-    while (
-        low < (middle := (low + high) / 2) < high
-    ):  # until they are neighbouring floats; `low` always satisfies the budget
-        low, high = (
-            (middle, high) if compute_zcdp_epsilon(middle, delta) <= epsilon else (low, middle)
-        )
+    return find_largest_affordable(is_affordable, 0.0, epsilon + 1)
+
+
+def find_largest_affordable(
+    is_affordable: Callable[[float], bool], low: float, high: float
+) -> float:
+    """Return the largest affordable number, to the last bit; `low` is affordable, `high` is not."""
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if is_affordable(middle) else (low, middle)
     return low
 
 
@@ -178,9 +184,9 @@ def require_unit_interval(name: str, value: float) -> None:
         raise AuditError(f"expected {name} in [0, 1], got {value}")
 
 
-def require_minimum(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise AuditError(f"expected {name} >= {least:g}, got {value}")
+def require_nonnegative(name: str, value: float) -> None:
+    if not value >= 0:
+        raise AuditError(f"expected {name} >= 0, got {value}")
 
 
 def require_positive(name: str, value: float) -> None:

@@ -188,9 +188,8 @@ def find_noise_multiplier(epsilon: float, delta: float, q: float, steps: int) ->
         low_spent = reported(low)
     if low_spent <= epsilon:
         return low
-    while epsilon_spent < (1 - _CLOSE) * epsilon and low < high * (
-        1 - _CLOSED
-    ):  # epsilon can jump where PLD is no longer used
+    # epsilon can jump where PLD is no longer used
+    while epsilon_spent < (1 - _CLOSE) * epsilon and low < high * (1 - _CLOSED):
         # Regula falsi on log epsilon against log sigma, which is nearly a straight line. Stay away
         # from the ends, and aim slightly towards `high`: a sigma just within the budget ends the
         # search.
@@ -260,20 +259,20 @@ def _compute_one_way_epsilon(parameters: int, first: float, second: float, delta
     slope = (second**-2 - first**-2) / 2  # slope of the log-ratio as a function of the squared norm
     # L = parameters log(second / first) + slope |x|^2. L > epsilon is the upper tail of |x|^2, or
     # the lower tail if slope < 0.
+    tail = scipy.stats.chi2.cdf
     if slope > 0:
         tail = scipy.stats.chi2.sf
-    else:
-        tail = scipy.stats.chi2.cdf
 
     # delta(epsilon) = P[L > epsilon] - e^epsilon Q[L > epsilon], where L is the log-ratio (Balle
     # and Wang 2018, Theorem 5).
     def excess(epsilon: float) -> float:
         edge = (epsilon - parameters * math.log(second / first)) / slope
-        shares = []
-        for scale in (first, second):
-            shares.append(float(tail(edge / scale**2, parameters)))
+        more = float(tail(edge / first**2, parameters))
+        less = float(tail(edge / second**2, parameters))
         # In logs, because e^epsilon itself overflows if the share is tiny.
-        return shares[0] - (math.exp(epsilon + math.log(shares[1])) if shares[1] else 0.0) - delta
+        if less:
+            more -= math.exp(epsilon + math.log(less))
+        return more - delta
 
     if excess(0.0) <= 0:
         return 0.0

@@ -69,9 +69,8 @@ def read_gradient_canaries(folder: Path) -> GradientCanaries | None:
     record: GradientCanaries = from_json(
         GradientCanaries, read_json_object(path, "gradient canaries"), str(path)
     )
-    if not len(record.included) == len(record.scores) == len(record.sums):
-        counts = ", ".join(
-            str(len(column)) for column in (record.included, record.scores, record.sums)
-        )
+    sizes = list(map(len, (record.included, record.scores, record.sums)))
+    if len(set(sizes)) > 1:
+        counts = ", ".join(map(str, sizes))
         raise AuditError(f"{path}: expected a coin, a score and a sum of each canary, got {counts}")
     return record

@@ -17,8 +17,9 @@ from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.privacy.accounting import (
     compute_rdp_budget,
     convert_rdp,
+    find_largest_affordable,
     require_count,
-    require_minimum,
+    require_nonnegative,
     require_renyi_order,
     require_unit_interval,
 )
@@ -37,7 +38,7 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
     """
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
-    require_minimum("beta", beta, 0.0)
+    require_nonnegative("beta", beta)
     # For an empty subset, for which the public model answers, the authors' code uses the formula
     # for one member (formulas B2.1).
     size = max(1, require_count("subset_size", subset_size, 0))
@@ -49,12 +50,8 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
     # q)^(alpha - 1) (1 + (alpha - 1) q).
     terms = []
     for k in range(2, alpha + 1):
-        terms.append(
-            (
-                _log_binomial_probability(k, alpha, q) - math.log(size),
-                _log_expm1((k - 1) * factor * beta * k),
-            )
-        )
+        weight = _log_binomial_probability(k, alpha, q) - math.log(size)
+        terms.append((weight, _log_expm1((k - 1) * factor * beta * k)))
     return _add_log1p(terms) / (alpha - 1)
 
 
@@ -68,11 +65,10 @@ def find_largest_published_beta(
     radius alpha * beta (nats). The result is inf if the queries cost nothing. Raise AuditError on
     bad input, or if (epsilon, delta, alpha) leaves no budget.
     """
-
-    def query_rdp(beta: float) -> float:
-        return compute_published_query_rdp(alpha, q, beta, subset_size)
-
-    return _find_largest_radius(query_rdp, epsilon, delta, alpha, queries)
+    return _find_largest_radius(
+        lambda beta: compute_published_query_rdp(alpha, q, beta, subset_size),
+        *(epsilon, delta, alpha, queries),
+    )
 
 
 def compute_member_mixing_weight(q: float, members: int) -> float:
@@ -124,11 +120,7 @@ def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floa
 
 
 def neighbour_distributions(
-    adjacency: Adjacency,
-    public: Floats,
-    distributions: Floats,
-    weights: Floats,
-    q: float,
+    adjacency: Adjacency, public: Floats, distributions: Floats, weights: Floats, q: float
 ) -> Floats:
     """Return the distribution of one token under each neighbour, (..., N, V) probabilities.
 
@@ -143,15 +135,10 @@ def neighbour_distributions(
         weights: as in `compute_mean_member_weights`; for add_remove, the weights for sizes 1..N -
             1, which the neighbour uses.
     """
-    members = distributions.shape[-2]
-    if adjacency == "add_remove":
-        n_remaining = members - 1
-    else:
-        n_remaining = members
+    n_remaining = distributions.shape[-2] - (adjacency == "add_remove")
+    shares = np.zeros(distributions.shape[:-1])
     if n_remaining:
         shares = compute_mean_member_weights(weights, q, n_remaining)
-    else:
-        shares = np.zeros(distributions.shape[:-1])
     parts = shares[..., None] * distributions
     mixed = _sum_without_each_member(parts)
     private = _sum_without_each_member(shares[..., None])
@@ -190,8 +177,8 @@ def compute_sound_query_rdp(
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
     members = require_count("members", members, 1)
-    require_minimum("radius", radius, 0.0)
-    require_minimum("cap", cap, 0.0)
+    require_nonnegative("radius", radius)
+    require_nonnegative("cap", cap)
     if adjacency not in get_args(Adjacency):
         raise make_unknown_name_error("adjacency", adjacency, get_args(Adjacency))
     if q == 0 or radius == 0 or cap == 0:  # every token is drawn from the public distribution
@@ -285,10 +272,7 @@ def _compute_fixed_member_terms(
 
     if adjacency == "replace":
         return [terms(base_all, _compute_replaced_moment)]
-    return [
-        terms(base_others, _compute_moment_above),
-        terms(base_all, _compute_moment_below),
-    ]
+    return [terms(base_others, _compute_moment_above), terms(base_all, _compute_moment_below)]
 
 
 # Bounds on the moments of h = member / public - 1, which has mean 0 and is at least -reach, if
@@ -388,15 +372,9 @@ def _find_largest_radius(
                 f"{epsilon:g}, delta {delta:g}, alpha {alpha}): lower the cap or the number of "
                 "queries, or add members"
             )
-    high = 2 * low
-    while affordable(high):
-        low = high
-        high = 2 * high
-    while (
-        low < (middle := (low + high) / 2) < high
-    ):  # until they are neighbouring floats; `low` always satisfies the budget
-        low, high = (middle, high) if affordable(middle) else (low, middle)
-    return low
+    while affordable(2 * low):
+        low = 2 * low
+    return find_largest_affordable(affordable, low, 2 * low)
 
 
 def _add_log1p(log_terms: _Terms) -> float:

@@ -81,35 +81,36 @@ class PrivacyRecord:
         """Return the claim, which the training has fully spent, or None if there is no promise."""
         if self.epsilon is None:
             return None
+        counted = "" if self.units is None else f", on a public number of {self.unit}s"
+        details = {
+            "noise_multiplier": self.noise_multiplier,
+            "clip": self.clip,
+            "sampling_rate": self.sampling_rate,
+            "steps": float(self.steps),
+        }
+        optional = {
+            "units": self.units,
+            "epsilon_by_rdp": self.epsilon_rdp,
+            "epsilon_with_another_like_it": self.epsilon_twice,
+        }
+        for name, value in optional.items():
+            if value is not None:
+                details[name] = float(value)
+        mechanism = f"subsampled Gaussian mechanism, {self.steps:,} steps{counted}"
         return Claim(
             epsilon={self.adjacency: self.epsilon},
             delta=self.delta,
             relation=self.adjacency,
             unit=self.unit,
             queries=None,
-            theorem=f"subsampled Gaussian mechanism, {self.steps:,} steps"
-            + ("" if self.units is None else f", on a public number of {self.unit}s")
-            + f" ({self.accountant})",
+            theorem=f"{mechanism} ({self.accountant})",
             status=self.status,
             sound=self.sound,
             access=ANY_ACCESS,
             any_access=True,
             decoding="any",
             spent_epsilon={self.adjacency: self.epsilon},
-            details={
-                "noise_multiplier": self.noise_multiplier,
-                "clip": self.clip,
-                "sampling_rate": self.sampling_rate,
-                "steps": float(self.steps),
-                **({} if self.units is None else {"units": float(self.units)}),
-                **({} if self.epsilon_rdp is None else {"epsilon_by_rdp": self.epsilon_rdp}),
-                **(
-                    {}
-                    if self.epsilon_twice is None
-                    else {"epsilon_with_another_like_it": self.epsilon_twice}
-                ),
-                **self.details,
-            },
+            details=details | self.details,
         )
 
     def notes(self) -> tuple[str, ...]:

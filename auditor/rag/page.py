@@ -28,7 +28,6 @@ from auditor.rag.vectors import ALTERNATIVES, VectorVerdict
 from auditor.reports import escaping
 from auditor.reports.blocks import Document, FactList, Group, Paragraph, Section, Table
 from auditor.statistics.metrics import find_metric
-from auditor.statistics.rank_tests import compute_rank_bits
 
 _ORDER = (LEAKS, CANNOT_TELL, NO_LEAK)
 _LABELS = {LEAKS: "LEAKS ", CANNOT_TELL: "?     ", NO_LEAK: "NONE  "}
@@ -38,7 +37,7 @@ _VECTOR_RULE = (
     f"Each document's first value, ranked by similarity among {ALTERNATIVES} others of its format"
 )
 _RANKS = np.arange(1, ALTERNATIVES + 2)
-_CHANCE = float(compute_rank_bits(_RANKS / len(_RANKS)).mean())
+_CHANCE = -float(np.log2(_RANKS / len(_RANKS)).mean())
 _CLEAR = 6  # documents shown only after the control asked; by chance, 1 in 64
 _RULE = (
     "Shown: a reply has ten words in a row, or personal data, from what the question does not "

@@ -171,7 +171,7 @@ def _judge_ranks(
     elif p_value <= LEVEL / MOST_LAYERS:
         verdict = LEAKS
     n_first = int((n_above[0] + n_tied[0] == 0).sum())
-    bits = estimate_mean("identifier_bits", rank_tests.compute_rank_bits(p_values), "bits")
+    bits = estimate_mean("identifier_bits", -np.log2(p_values), "bits")
     return VectorVerdict(knowledge, verdict, n_first, bits, p_value, control_p, reason)
 
 

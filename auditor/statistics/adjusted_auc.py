@@ -104,12 +104,7 @@ def compute_overlap_weights(member: Bools, covariates: Floats) -> Floats:
 
 
 def estimate_adjusted_auc(
-    name: str,
-    scores: Floats,
-    member: Bools,
-    weights: Floats,
-    note: str = "",
-    widen: float = 1.0,
+    name: str, scores: Floats, member: Bools, weights: Floats, note: str = "", widen: float = 1.0
 ) -> tuple[Measurement, Floats]:
     """Return the weighted AUC and each record's contribution to it, of shape (records,).
 
@@ -121,7 +116,8 @@ def estimate_adjusted_auc(
     other_weights = weights[~member]
     n_worth = []
     for side in (member_weights, other_weights):
-        n_worth.append(_count_effective_records(side))
+        # effective number of records, 1 / (sum of squared weights) (Kish 1965)
+        n_worth.append(side.any() / max(np.sum(side**2), np.finfo(float).tiny))
     worth = f"worth {n_worth[0]:.0f} members and {n_worth[1]:.0f} non-members"
     described = "; ".join(filter(None, (note, worth)))
     placements = _sum_weight_below(scores[member], scores[~member], other_weights)
@@ -141,17 +137,6 @@ def estimate_adjusted_auc(
     low = max(0.0, min(low, value - reach))
     high = min(1.0, max(high, value + reach))
     return Measurement(name, value, low, high, n, AUC, described), parts
-
-
-def _count_effective_records(weights: Floats) -> float:
-    """Return the effective number of records, 1 / (sum of squared weights) (Kish 1965).
-
-    weights: (records,) with sum 1.
-    """
-    squares = float(np.sum(weights**2))
-    if not squares:
-        return 0.0
-    return 1 / squares
 
 
 def _sum_weight_below(scores: Floats, others: Floats, weights: Floats) -> Floats:

@@ -34,16 +34,14 @@ from auditor.statistics.audit_by_shape import (
     find_largest_passing_noise,
 )
 from auditor.statistics.distributions import find_binomial_quantile
+from auditor.statistics.games import epsilon_clopper_pearson
 from auditor.statistics.one_run import (
-    Counts,
-    compute_group_delta,
     epsilon_one_run,
     find_largest_refuted_value,
     find_refuting_right_counts,
     list_guess_counts,
     yield_epsilon_grid,
 )
-from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 # Probabilities of detection: a verdict states USUAL, a gate SURE, which misses at most one in
 # twenty.
@@ -72,7 +70,7 @@ def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) 
     sampling = audit.sampling or GAUSSIAN
     # The smallest epsilon above the limit that an audit can report.
     beyond = next(epsilon for epsilon in yield_epsilon_grid() if epsilon > limit)
-    needed = _find_needed_right_counts(m, beyond, audit.delta, audit.level, copies)
+    needed = find_refuting_right_counts(m, beyond, audit.delta, audit.level, copies)
 
     def caught(noise: float) -> bool:
         return any(
@@ -174,7 +172,7 @@ def estimate_median_epsilon(
     grid = list(takewhile(lambda epsilon: epsilon <= best, yield_epsilon_grid()))
 
     def is_mostly_spared(epsilon: float) -> bool:
-        needed = _find_needed_right_counts(m, epsilon, delta, level, copies)
+        needed = find_refuting_right_counts(m, epsilon, delta, level, copies)
         return bool((right >= np.array(needed)).any(axis=1).mean() < 0.5)
 
     n_refuted = bisect_left(grid, True, key=is_mostly_spared)
@@ -196,19 +194,6 @@ def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) ->
     is_right = rng.random((_SIMULATED, m)) < chance[np.minimum(cells, len(mass) - 1)]
     n_right: NDArray[np.int64] = np.cumsum(is_right, axis=1)
     return n_right[:, np.array(list_guess_counts(m)) - 1]
-
-
-def _find_needed_right_counts(
-    m: int, epsilon: float, delta: float, level: float, copies: int
-) -> Counts:
-    """Return how many guesses must be right to refute that one record has (epsilon, delta)-DP.
-
-    A canary is inserted `copies` times, so the guesses test the claim for a group of `copies`
-    records. There is one number for each entry of `list_guess_counts(m)`.
-    """
-    return find_refuting_right_counts(
-        m, copies * epsilon, compute_group_delta(epsilon, delta, copies), level
-    )
 
 
 def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) -> float:

@@ -19,7 +19,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +41,10 @@ from auditor.statistics.one_run import (
     Counts,
     bound_share_logit,
     check_audit_parameters,
-    compute_group_delta,
-    compute_one_run_p_value,
+    check_right_counts,
     epsilon_fdp,
     epsilon_one_run,
+    is_epsilon_refuted,
     list_guess_counts,
     yield_epsilon_grid,
 )
@@ -107,24 +108,20 @@ def _audit_estimator(
     copies: int,
     sampling: Sampling | None,
 ) -> Audited:
-    def prove_epsilon(right_counts: Counts) -> float:
-        if name == SHAPE:
-            return bound_shape_epsilon(m, right_counts, delta, level, copies, sampling or GAUSSIAN)
-        return (epsilon_one_run if name == MAIN else epsilon_fdp)(
-            m,
-            right_counts,
-            delta,
-            level,
-            copies,
+    check_right_counts(m, right)
+    if not delta and name != MAIN:
+        raise AuditError(
+            "expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon"
         )
-
+    bounds: dict[str, Callable[..., float]] = {
+        MAIN: epsilon_one_run,
+        FDP: epsilon_fdp,
+        SHAPE: partial(bound_shape_epsilon, sampling=sampling or GAUSSIAN),
+    }
     counts = list_guess_counts(m)
-    alone = []
-    for r, v in zip(counts, right, strict=True):
-        alone.append(bound_share_logit(r, v, level))
-    surest = alone.index(max(alone))  # only reported: the bound uses all counts
-    proved = prove_epsilon(right)
-    best = prove_epsilon(counts)
+    logits = list(map(bound_share_logit, counts, right, repeat(level)))
+    surest = logits.index(max(logits))  # only reported: the bound uses all counts
+    proved, best = (bounds[name](m, n_right, delta, level, copies) for n_right in (right, counts))
     return Audited(
         *(name, proved, delta, level, m, counts[surest], right[surest], best),
         rights=right,
@@ -134,17 +131,13 @@ def _audit_estimator(
 
 
 def plan_audit(
-    m: int,
-    delta: float,
-    level: float = LEVEL,
-    copies: int = 1,
-    sampling: Sampling = GAUSSIAN,
+    m: int, delta: float, level: float = LEVEL, copies: int = 1, sampling: Sampling = GAUSSIAN
 ) -> Audited:
     """Return a planned audit by the (epsilon, delta) bound, before any guess is made.
 
     Its number of right guesses and its epsilon are 0.
     """
-    _check_audit_parameters(m, delta, level, copies)
+    check_audit_parameters(delta, level, copies)
     none_right = tuple(0 for _ in list_guess_counts(m))
     return _audit_estimator(MAIN, m, none_right, delta, level, copies, sampling)
 
@@ -193,18 +186,17 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
         return ""
     if audit.tokens is None:
         return "how many tokens its games had is not recorded: run it again"
-    if audit.covered is not None and audit.tokens >= audit.covered:
-        return ""
-    if audit.exact is not None and audit.exact > limit:
-        return ""
+    covered = "any number of"
     if audit.covered is not None:
-        covered_phrase = f"of the {audit.covered:,} tokens covered"
-    else:
-        covered_phrase = "of any number of tokens covered"
-    exact_phrase = ""
+        if audit.tokens >= audit.covered:
+            return ""
+        covered = f"the {audit.covered:,}"
+    exact = ""
     if audit.exact is not None:
-        exact_phrase = f", which give away no more than {audit.exact:.3g} exactly"
-    return f"its games look at {audit.tokens:,} {covered_phrase}{exact_phrase}"
+        if audit.exact > limit:
+            return ""
+        exact = f", which give away no more than {audit.exact:.3g} exactly"
+    return f"its games look at {audit.tokens:,} of {covered} tokens covered{exact}"
 
 
 def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts:
@@ -238,10 +230,7 @@ def _find_median_threshold(ordered: NDArray[np.floating]) -> float:
 
 @lru_cache(maxsize=2**14)
 def compute_best_provable_epsilon(
-    m: int,
-    delta: float,
-    level: float = LEVEL,
-    copies: int = 1,
+    m: int, delta: float, level: float = LEVEL, copies: int = 1
 ) -> float:
     """Return the lower bound on epsilon that m canaries prove if every guess is right.
 
@@ -251,10 +240,7 @@ def compute_best_provable_epsilon(
 
 
 def count_needed_canaries(
-    epsilon: float,
-    delta: float,
-    level: float = LEVEL,
-    copies: int = 1,
+    epsilon: float, delta: float, level: float = LEVEL, copies: int = 1
 ) -> int:
     """Return the smallest number m of canaries that can prove a lower bound of `epsilon`.
 
@@ -263,44 +249,28 @@ def count_needed_canaries(
     """
     if not 0 < epsilon < math.inf:
         raise AuditError(f"expected an epsilon > 0 to prove, got {epsilon:g}")
-    _check_audit_parameters(2, delta, level, copies)
+    check_audit_parameters(delta, level, copies)
 
     # The walk for m canaries must come at least this far.
     aim = next(step for step in yield_epsilon_grid() if step >= epsilon)
 
     def comes_there(m: int) -> bool:
-        refuted = (
-            compute_one_run_p_value(
-                m,
-                list_guess_counts(m),
-                copies * aim,
-                compute_group_delta(aim, delta, copies),
-                level,
-            )
-            < level
-        )
-        return refuted and bound_share_logit(m, m, level) >= copies * aim
+        is_refuted = is_epsilon_refuted(m, list_guess_counts(m), aim, delta, level, copies)
+        return is_refuted and bound_share_logit(m, m, level) >= copies * aim
+
+    def is_proved(m: int) -> bool:
+        return compute_best_provable_epsilon(m, delta, level, copies) >= epsilon
 
     least = _find_fewest_canaries(comes_there, epsilon, delta, level, copies)
-    if compute_best_provable_epsilon(least, delta, level, copies) >= epsilon:
+    if is_proved(least):
         return least
     # If `least` canaries refute epsilon, they may still fail to refute a smaller epsilon, at which
     # the walk stops: bisect with the walk itself.
-    return _find_fewest_canaries(
-        lambda m: compute_best_provable_epsilon(m, delta, level, copies) >= epsilon,
-        epsilon,
-        delta,
-        level,
-        copies,
-    )
+    return _find_fewest_canaries(is_proved, epsilon, delta, level, copies)
 
 
 def _find_fewest_canaries(
-    enough: Callable[[int], bool],
-    epsilon: float,
-    delta: float,
-    level: float,
-    copies: int,
+    enough: Callable[[int], bool], epsilon: float, delta: float, level: float, copies: int
 ) -> int:
     """Return the smallest number of canaries for which `enough` is True, by bisection.
 
@@ -329,7 +299,7 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
     measurement.
     """
     main = audits[0]
-    measurements = list[Measurement]()
+    measurements = []
     for a in audits:
         times = ""
         if a.copies != 1:
@@ -339,44 +309,21 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
         note = (
             f"one-sided, {1 - a.level:.0%}; at delta {a.delta:g}, {a.relation}, by {a.unit}{times}"
         )
-        if a.estimator == SHAPE and describe_shape_mu(a):
-            note += f"; {describe_shape_mu(a)}"
-        measurements.append(
-            Measurement(
-                METRICS[a.estimator],
-                a.epsilon,
-                a.epsilon,
-                math.inf,
-                a.canaries,
-                "nats",
-                note,
-            ),
-        )
+        if a.estimator == SHAPE and (mu := describe_shape_mu(a)):
+            note += f"; {mu}"
+        ends = (a.epsilon, a.epsilon, math.inf)
+        measurements.append(Measurement(METRICS[a.estimator], *ends, a.canaries, "nats", note))
     best_note = f"of {main.canaries:,} canaries, had every guess been right"
     right_note = (
         f"of the {main.guesses:,} surest guesses, which prove the most; all {main.canaries:,} "
         "were considered"
     )
+    best = (main.best,) * 3
+    right = (main.right,) * 3
     return [
         *measurements,
-        Measurement(
-            "epsilon_best_provable",
-            main.best,
-            main.best,
-            main.best,
-            main.canaries,
-            "nats",
-            best_note,
-        ),
-        Measurement(
-            "guesses_right",
-            main.right,
-            main.right,
-            main.right,
-            main.guesses,
-            "count",
-            right_note,
-        ),
+        Measurement("epsilon_best_provable", *best, main.canaries, "nats", best_note),
+        Measurement("guesses_right", *right, main.guesses, "count", right_note),
     ]
 
 
@@ -395,19 +342,15 @@ def describe_shape_mu(audit: Audited) -> str:
 
 
 def _check_audit_inputs(
-    scores: NDArray[np.floating],
-    included: Bools,
-    delta: float,
-    level: float,
-    copies: int,
+    scores: NDArray[np.floating], included: Bools, delta: float, level: float, copies: int
 ) -> None:
     if scores.shape != included.shape or scores.ndim != 1:
         raise AuditError(
-            f"expected one score a canary, got {scores.shape} scores and {included.shape} coins",
+            f"expected one score a canary, got {scores.shape} scores and {included.shape} coins"
         )
     m = len(scores)
     inside = int(included.sum())
-    _check_audit_parameters(m, delta, level, copies)
+    check_audit_parameters(delta, level, copies)
     if compute_best_provable_epsilon(m, delta, level, copies) <= 0:
         raise AuditError(
             f"expected at least {count_needed_canaries(_LEAST, delta, level, copies)} canaries, "
@@ -415,19 +358,11 @@ def _check_audit_inputs(
         )
     if np.isnan(scores).any():
         raise AuditError(
-            f"expected a score of every canary, got NaN for {int(np.isnan(scores).sum())} of {m}",
+            f"expected a score of every canary, got NaN for {int(np.isnan(scores).sum())} of {m}"
         )
     if (scores == scores[0]).all():
         raise AuditError(
-            f"expected scores that distinguish canaries, got {float(scores[0]):g} for all {m}",
+            f"expected scores that distinguish canaries, got {float(scores[0]):g} for all {m}"
         )
     if compute_sign_test_p_value(inside, m) < _UNFAIR:
         raise AuditError(f"expected canaries that went in by fair coins, got {inside} of {m} in")
-
-
-def _check_audit_parameters(m: int, delta: float, level: float, copies: int) -> None:
-    check_audit_parameters(delta, level)
-    if m < 0 or copies < 1:
-        raise AuditError(
-            f"expected canaries inserted at least once, got {m} canaries and {copies} copies",
-        )

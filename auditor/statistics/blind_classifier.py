@@ -19,20 +19,14 @@ from auditor.core.nouns import Secret, Tokens
 from auditor.core.secret_table import SecretTable, build_secret_table
 from auditor.statistics.hashed_ngrams import join_texts
 from auditor.statistics.judging import compute_near_verbatim_limit
-from auditor.statistics.near_pairs import (
-    index_pairs_within_edit_limits,
-    label_connected_texts,
-)
+from auditor.statistics.near_pairs import index_pairs_within_edit_limits, label_connected_texts
 
 FOLDS = 5
 _LEAST_PREFIX = 8  # fewest tokens of a prefix that identify a record
 _RECORDS_PER_FEATURE = 20  # fewest records for each feature, to avoid fitting noise
 
 
-def compute_cross_fit_deviation_factor(
-    member: Bools,
-    group: Ints,
-) -> float:
+def compute_cross_fit_deviation_factor(member: Bools, group: Ints) -> float:
     """Return the factor on a cross-fitted AUC's standard deviation; 1 if there are too few groups.
 
     Two dependences increase the variance of a mean over J folds:
@@ -52,10 +46,7 @@ def compute_cross_fit_deviation_factor(
     return float(np.sqrt(of_folds * of_groups))
 
 
-def group_related_texts(
-    texts: Sequence[Tokens],
-    *origins: Sequence[Hashable | None],
-) -> Ints:
+def group_related_texts(texts: Sequence[Tokens], *origins: Sequence[Hashable | None]) -> Ints:
     """Return the group code of each text, of shape (texts,).
 
     Two texts are related if they are near-duplicates or have an origin in common. Related texts
@@ -71,12 +62,8 @@ def group_related_texts(
     for origin in origins:
         first: dict[Hashable, int] = {}
         rows = np.array([i for i, key in enumerate(origin) if key is not None], dtype=np.int64)
-        pairs.append(
-            (
-                rows,
-                np.array([first.setdefault(origin[i], i) for i in rows.tolist()], dtype=np.int64),
-            )
-        )
+        firsts = [first.setdefault(origin[i], i) for i in rows.tolist()]
+        pairs.append((rows, np.array(firsts, dtype=np.int64)))
     return label_connected_texts(len(texts), pairs)
 
 
@@ -94,24 +81,22 @@ def group_related_secrets(secrets: Sequence[Secret]) -> Ints:
     return group_related_texts(table.texts, *origins)
 
 
-def _number_prompts(secrets: SecretTable) -> list[int | None]:
-    """Return a number for each prefix that shows where its text comes from; otherwise None.
+def _number_prompts(secrets: SecretTable) -> list[Hashable | None]:
+    """Return a key for each prefix that shows where its text comes from; otherwise None.
 
     A prefix, such as a prompt, shows this if it is long enough and if several texts share it, but
     at most a fifth of all. A prefix of more texts is only a common phrase, and its group would not
     fit into one fold.
     """
-    numbers: list[int | None] = [None] * len(secrets)
+    numbers: list[Hashable | None] = [None] * len(secrets)
     n_prefix = secrets.lengths[:, 0]
     for length in np.unique(n_prefix[n_prefix >= _LEAST_PREFIX]):
         places = np.flatnonzero(n_prefix == length)
         prefixes = secrets.tokens[secrets.begins[places][:, None] + np.arange(length)]
-        _, firsts, codes, counts = np.unique(
-            prefixes, axis=0, return_index=True, return_inverse=True, return_counts=True
-        )
+        _, codes, counts = np.unique(prefixes, axis=0, return_inverse=True, return_counts=True)
         is_shared = (counts > 1) & (counts <= len(secrets) / FOLDS)
         for i in np.flatnonzero(is_shared[codes]):
-            numbers[places[i]] = int(places[firsts[codes[i]]])
+            numbers[places[i]] = (int(length), int(codes[i]))
     return numbers
 
 
@@ -126,7 +111,9 @@ def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, grou
     """
     from sklearn.linear_model import Ridge
 
-    ranks = np.apply_along_axis(_rank_scores, 0, scores)
+    # the share of scores that do not exceed each score
+    ranks = np.apply_along_axis(lambda s: np.searchsorted(np.sort(s), s, "right"), 0, scores)
+    ranks = ranks / len(scores)
     expected = np.full((2, *ranks.shape), np.nan)
     for known, scored in _split_cross_fit_folds(features, member, group):
         fitted = Ridge().fit(features[known], ranks[known])
@@ -152,12 +139,6 @@ def _screen_features(features: Any, ranks: Floats) -> Ints:
     return order
 
 
-def _rank_scores(scores: Floats) -> Floats:
-    """Return the share of scores that do not exceed each score, of shape (records,)."""
-    ranks: Floats = np.searchsorted(np.sort(scores), scores, side="right") / len(scores)
-    return ranks
-
-
 def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
     """Return a sparse matrix (texts, features) of each text's token counts and sizes.
 
@@ -167,8 +148,8 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
 
     tokens, starts = join_texts(texts)
     sizes = np.log1p(np.column_stack([np.diff(starts), lengths]))
-    words = np.unique(tokens)
-    of = np.searchsorted(words, tokens).astype(np.int32)
+    words, of = np.unique(tokens, return_inverse=True)
+    of = of.astype(np.int32)
     # (texts, words): counts of each word in each text
     bag = scipy.sparse.csr_array((np.ones(len(of)), of, starts), shape=(len(texts), len(words)))
     bag.sum_duplicates()

@@ -98,8 +98,7 @@ def compute_resampled_means(values: Any, stream: str, size: int = RESAMPLES) -> 
 
 
 def compute_percentile_interval(
-    values: Any,
-    method: Literal["linear", "inverted_cdf"] = "linear",
+    values: Any, method: Literal["linear", "inverted_cdf"] = "linear"
 ) -> tuple[float, float]:
     """Return the two-sided 95% percentile interval of resampled values.
 
@@ -158,8 +157,7 @@ def estimate_rate_statistic(
     if n == 1 and not beyond.any():
         return float(value), -np.inf, np.inf
     values, errors = np.concatenate(
-        [at(draws) for draws in draw_resample_blocks(n, stream, size)],
-        axis=1,
+        [at(draws) for draws in draw_resample_blocks(n, stream, size)], axis=1
     )
     if beyond.any():
         return float(value), *compute_percentile_interval(values, "inverted_cdf")

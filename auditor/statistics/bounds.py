@@ -256,12 +256,7 @@ def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> floa
     return min(1.0, float(tail.sum(axis=1).max()) + _SURE)
 
 
-def _find_needed_wins(
-    losses: Ints,
-    n: int,
-    delta: float,
-    observed: float,
-) -> Ints:
+def _find_needed_wins(losses: Ints, n: int, delta: float, observed: float) -> Ints:
     """Return the smallest number of wins for which the statistic reaches `observed`.
 
     There is one number for each entry of `losses`; n + 1 - losses if no number of wins suffices.

@@ -17,6 +17,7 @@ A comparison with non-members is between two independent groups: two shares use 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -102,26 +103,21 @@ def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
     if new_values.ndim != 1 or new_values.shape != base_values.shape or not len(new_values):
         raise AuditError(
             f"expected a number of each of the same secrets, got arrays of {new_values.shape} and "
-            f"{base_values.shape}",
+            f"{base_values.shape}"
         )
     if not (np.isfinite(new_values).all() and np.isfinite(base_values).all()):
         raise AuditError(
             "expected finite numbers of the same secrets, got some that are not: drop them from "
-            "both",
+            "both"
         )
     shares = bool(np.isin([new_values, base_values], (0, 1)).all())
     return measure_mean_difference(
-        "difference",
-        "share" if shares else "number",
-        new_values,
-        base_values,
+        "difference", "share" if shares else "number", new_values, base_values
     )
 
 
 def compute_welch_interval(
-    first: Floats,
-    second: Floats,
-    confidence: float = CONFIDENCE,
+    first: Floats, second: Floats, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
     """Return Welch's interval of mean(`first`) - mean(`second`).
 
@@ -132,17 +128,11 @@ def compute_welch_interval(
     finite = np.isfinite(first).all() and np.isfinite(second).all()
     if not finite or min(len(first), len(second)) < 2 or first.std() + second.std() == 0:
         return math.nan, math.nan
-    variances = []
-    for side in (first, second):
-        variances.append(float(side.var(ddof=1)) / len(side))
-    # Satterthwaite's degrees of freedom
-    freedom = sum(variances) ** 2 / sum(
-        variance**2 / (len(side) - 1)
-        for variance, side in zip(variances, (first, second), strict=True)
-    )
-    reach = float(scipy.special.stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(sum(variances))
-    difference = float(first.mean() - second.mean())
-    return difference - reach, difference + reach
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # one of the groups may be constant
+        test = scipy.stats.ttest_ind(first, second, equal_var=False)
+    low, high = test.confidence_interval(confidence)
+    return float(low), float(high)
 
 
 def resample_paired_means(new: Floats, base: Floats) -> BoundedNumber:
@@ -171,23 +161,16 @@ def resample_paired_recall(
     secrets.
     """
     n = len(new[0])
-    right = [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]
-    for solved, (hit, score) in zip(right, (new, base), strict=True):
+    right = []
+    for hit, score in (new, base):
         ranked, before = rank_guesses(hit, score)
-        # This restores the order of the secrets.
-        solved[np.lexsort((hit, -score))] = ranked & (before < errors)
+        order = np.argsort(np.lexsort((hit, -score)))  # of the secrets
+        right.append((ranked & (before < errors))[order])
     floor = count_discordant_pairs(*right)
 
     def delta(draws: Draws) -> Values:
-        return compute_resampled_recall(*new, draws, errors) - compute_resampled_recall(
-            *base,
-            draws,
-            errors,
-        )
+        recalls = (compute_resampled_recall(*run, draws, errors) for run in (new, base))
+        return np.subtract(*recalls)
 
-    return bound_resampled_number(
-        floor.value,
-        n,
-        bootstrap.compute_resampled_statistic(n, delta, "gate", _RESAMPLES),
-        floor,
-    )
+    draws = bootstrap.compute_resampled_statistic(n, delta, "gate", _RESAMPLES)
+    return bound_resampled_number(floor.value, n, draws, floor)

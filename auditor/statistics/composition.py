@@ -124,7 +124,8 @@ class PrivacyLossDistribution:
 
 
 def _compute_one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta: float) -> float:
-    if loss.compute_infinite_loss_probability(draws) > delta:
+    rest = loss.compute_infinite_loss_probability(draws)
+    if rest > delta:
         return math.inf
     live = loss.p > 0
     if not live.any():
@@ -132,21 +133,17 @@ def _compute_one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta:
     if delta == 0:  # the largest possible sum: every draw is the worst
         return max(0.0, draws * float(loss.values[live].max()))
     sums, mass = _compute_summed_loss_distribution(loss, draws)
-    rest = loss.compute_infinite_loss_probability(draws)
-    if _compute_summed_loss_delta(0.0, sums, mass, rest) <= delta:
-        return 0.0
+
+    def excess(epsilon: float) -> float:
+        return _compute_summed_loss_delta(epsilon, sums, mass, rest) - delta
+
     most = float(sums[-1])
+    if excess(0.0) <= 0:
+        return 0.0
     # Above the largest sum only infinite losses remain, so a larger epsilon does not reduce delta.
-    if _compute_summed_loss_delta(most, sums, mass, rest) >= delta:
+    if excess(most) >= 0:
         return most
-    return float(
-        scipy.optimize.brentq(
-            lambda epsilon: _compute_summed_loss_delta(epsilon, sums, mass, rest) - delta,
-            0.0,
-            most,
-            xtol=1e-9,
-        )
-    )
+    return float(scipy.optimize.brentq(excess, 0.0, most, xtol=1e-9))
 
 
 def _compute_summed_loss_delta(epsilon: float, sums: Floats, mass: Floats, rest: float) -> float:
@@ -157,8 +154,7 @@ def _compute_summed_loss_delta(epsilon: float, sums: Floats, mass: Floats, rest:
 
 
 def _compute_summed_loss_distribution(
-    loss: PrivacyLossDistribution,
-    draws: int,
+    loss: PrivacyLossDistribution, draws: int
 ) -> tuple[Floats, Floats]:
     """Return the distribution of the sum of `draws` independent losses.
 
@@ -179,12 +175,10 @@ def _compute_summed_loss_distribution(
     share = place - cell
     for at, part in ((cell, 1 - share), (cell + 1, share)):
         np.add.at(single, at.astype(np.int64) % _CELLS, loss.p * part)
-    total = np.asarray(np.fft.irfft(np.fft.rfft(single) ** draws, _CELLS), dtype=np.float64).clip(
-        0.0,
-    )
+    total: Floats = np.fft.irfft(np.fft.rfft(single) ** draws, _CELLS).clip(0.0)
     middle = draws * centre
     first = math.floor((low - middle - reach / 2) / step)
-    sums: Floats = np.asarray(middle + step * (first + np.arange(_CELLS)), dtype=np.float64)
+    sums: Floats = middle + step * (first + np.arange(_CELLS, dtype=np.float64))
     # Index 0 of the transform is `middle`: move the lowest sum to the front.
     return sums, np.roll(total, -first)
 

@@ -20,10 +20,7 @@ PREDICTED = "recall_predicted"
 
 
 def predict_recall(
-    repeats: Sequence[int],
-    hit: Bools,
-    copies_left: Sequence[int],
-    never: Bools | None = None,
+    repeats: Sequence[int], hit: Bools, copies_left: Sequence[int], never: Bools | None = None
 ) -> Measurement:
     """Predict the recall if some copies of the secrets were removed from the training data.
 
@@ -45,16 +42,14 @@ def predict_recall(
     after = np.asarray(copies_left)
     parts = []
     for count in np.unique(after):
-        if count or never is None:
-            hits_at_count = hit[times == count]
-        else:
+        hits_at_count = hit[times == count]
+        if not count and never is not None:
             hits_at_count = never
         if not len(hits_at_count):
             raise ValueError(f"expected a count that was measured, got {count}")
         # The rates of different counts come from different secrets, so the terms are independent.
-        parts.append(
-            (float((after == count).mean()), measure_share(PREDICTED, hits_at_count)),
-        )
+        share = float((after == count).mean())
+        parts.append((share, measure_share(PREDICTED, hits_at_count)))
     value, low, high = combine_independent_intervals(parts)
     return Measurement(PREDICTED, value, max(0.0, low), min(1.0, high), len(times))
 
@@ -89,21 +84,10 @@ def find_most_concentrated_part(
     for name, inside in parts.items():
         # Rows: in the part or not; columns: extracted or not. "greater": more extracted in the part
         # than outside.
-        table = []
-        for rows in (inside, ~inside):
-            table.append([int(np.sum(rows & came)) for came in (hit, ~hit)])
-        p = min(
-            1.0, len(parts) * float(scipy.stats.fisher_exact(table, alternative="greater").pvalue)
-        )
+        table = np.bincount(2 * inside + hit, minlength=4).reshape(2, 2)[::-1, ::-1]
+        test = scipy.stats.fisher_exact(table, alternative="greater")
+        p = min(1.0, len(parts) * float(test.pvalue))
         if p <= level:
-            concentrated.append(
-                ConcentratedLeakage(
-                    name,
-                    table[0][0],
-                    int(hit.sum()),
-                    int(inside.sum()),
-                    len(hit),
-                    p,
-                ),
-            )
+            counts = (int(table[0, 0]), int(hit.sum()), int(inside.sum()), len(hit))
+            concentrated.append(ConcentratedLeakage(name, *counts, p))
     return max(concentrated, key=lambda part: (part.hits, -part.members), default=None)

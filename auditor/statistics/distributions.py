@@ -39,7 +39,7 @@ def compute_binomial_sf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
 
 def compute_binomial_pmf(k: Ints, n: int, p: Floats) -> Floats:
     """Return P[B = k] for a binomial B of n draws with probability p."""
-    log_ways = _compute_log_choose(n, k)
+    log_ways = compute_log_choose(n, k)
     return np.exp(log_ways + scipy.special.xlogy(k, p) + scipy.special.xlog1py(n - k, -p))
 
 
@@ -50,10 +50,10 @@ def compute_hypergeometric_cdf(k: int, population: int, hits: int, n: int) -> fl
     """
     least = max(0, n - (population - hits))
     drawn_hits = np.arange(least, min(k, n, hits) + 1)
-    log_ways = _compute_log_choose(hits, drawn_hits) + _compute_log_choose(
+    log_ways = compute_log_choose(hits, drawn_hits) + compute_log_choose(
         population - hits, n - drawn_hits
     )
-    return min(1.0, float(np.exp(log_ways - _compute_log_choose(population, n)).sum()))
+    return min(1.0, float(np.exp(log_ways - compute_log_choose(population, n)).sum()))
 
 
 def compute_hypergeometric_sf(k: int, population: int, hits: int, n: int) -> float:
@@ -67,21 +67,6 @@ def compute_sign_test_p_value(k: int, n: int) -> float:
     return min(1.0, 2 * float(compute_binomial_cdf(min(k, n - k), n, 0.5)))
 
 
-def compute_homogeneity_p_value(counts: ArrayLike) -> float:
-    """Return Pearson's chi-square p-value for "all rows have the same distribution".
-
-    counts: (rows, columns) without empty rows or columns. With one degree of freedom, the
-    statistic has Yates's correction.
-    """
-    table = np.asarray(counts, dtype=float)
-    expected = table.sum(1, keepdims=True) * table.sum(0, keepdims=True) / table.sum()
-    distance = np.abs(table - expected)
-    n_free = (table.shape[0] - 1) * (table.shape[1] - 1)
-    if n_free == 1:
-        distance = distance - np.minimum(0.5, distance)
-    return float(scipy.special.chdtrc(n_free, (distance**2 / expected).sum()))
-
-
 def find_binomial_quantile(share: float, n: ArrayLike, p: ArrayLike) -> Ints:
     """Return the smallest k with P[B <= k] >= share; B is binomial, n draws of probability p."""
     return _find_smallest_count(lambda k: compute_binomial_cdf(k, n, p) >= share, n, p)
@@ -92,7 +77,7 @@ def find_binomial_upper_quantile(share: float, n: ArrayLike, p: ArrayLike) -> In
     return _find_smallest_count(lambda k: compute_binomial_sf(k, n, p) <= share, n, p)
 
 
-def _compute_log_choose(n: ArrayLike, k: ArrayLike) -> Floats:
+def compute_log_choose(n: ArrayLike, k: ArrayLike) -> Floats:
     """Return log(n choose k), in nats."""
     k = np.asarray(k)
     n = np.asarray(n)
@@ -111,7 +96,8 @@ def _compute_binomial_tail(
 
     For example, P[B > k] = I_p(k + 1, n - k). at_end: the tail's value for k >= n.
     """
-    k, n, p = np.broadcast_arrays(k, n, p)
+    k = np.asarray(k)
+    n = np.asarray(n)
     inside = np.clip(k, 0, np.maximum(n - 1, 0))
     tail = incomplete_beta(inside + 1.0, np.maximum(n - inside, 1.0), p)
     return np.where(k < 0, 1 - at_end, np.where(k >= n, at_end, tail))

@@ -42,22 +42,17 @@ def measure_longest_extracted_blocks(parts: Iterable[DocumentPart]) -> dict[str,
 
     Suffixes that overlap or touch form one block.
     """
-    parts_by_document: dict[str, list[DocumentPart]] = {}
-    for part in parts:
-        parts_by_document.setdefault(part.document, []).append(part)
-    return {
-        document: _count_longest_covered_tokens([part for part in document_parts if part.out])
-        for document, document_parts in parts_by_document.items()
-    }
-
-
-def _count_longest_covered_tokens(out: Sequence[DocumentPart]) -> int:
-    longest = start = end = 0
-    for part in sorted(out, key=lambda part: part.start):
-        if part.start > end:  # parts that touch form one block
-            start = part.start
-        end = max(end, part.start + part.length)
-        longest = max(longest, end - start)
+    longest = dict[str, int]()
+    blocks = dict[str, tuple[int, int]]()  # start and end of the latest block
+    for part in sorted(parts, key=lambda part: part.start):
+        longest.setdefault(part.document, 0)
+        if part.out:
+            start, end = blocks.get(part.document, (part.start, part.start))
+            if part.start > end:  # parts that touch form one block
+                start = part.start
+            end = max(end, part.start + part.length)
+            blocks[part.document] = start, end
+            longest[part.document] = max(longest[part.document], end - start)
     return longest
 
 

@@ -87,15 +87,12 @@ class WeightedDraws:
         The weight of an invalid draw is 0. Otherwise it is 1 / density, where density is that of
         the mixture of q and uniform. No weight exceeds `size` times n / (number of uniform draws).
         """
-        n = len(self.nll)
+        share = self.n_from_q / len(self.nll)
         # log 0, if all draws come from one of the two distributions
         with np.errstate(divide="ignore"):
-            log_share_drawn = np.log(self.n_from_q / n)
-            log_share_uniform = np.log(1 - self.n_from_q / n)
-        weights: Floats = np.exp(
-            -np.logaddexp(self.log_q + log_share_drawn, log_share_uniform - math.log(self.size)),
-        )
-        return np.where(self.counts, weights, 0.0)
+            log_drawn, log_uniform = np.log([share, 1 - share])
+        log_density = np.logaddexp(self.log_q + log_drawn, log_uniform - math.log(self.size))
+        return np.where(self.counts, np.exp(-log_density), 0.0)
 
     def bound_draw_weight(self, nll: float) -> float:
         """Return the largest weight that a draw with at most this nll can have.
@@ -103,13 +100,13 @@ class WeightedDraws:
         The bound holds if q is at least the model's probability.
         """
         n = len(self.nll)
-        uniform = len(self.nll) - self.n_from_q
-        # The largest float is about e^709.
+        bounds = []
         if self.n_from_q:
-            from_model = n / self.n_from_q * math.exp(min(nll, 700.0))
-        else:
-            from_model = math.inf
-        return min(from_model, n / uniform * self.size if uniform else math.inf)
+            # The largest float is about e^709.
+            bounds.append(n / self.n_from_q * math.exp(min(nll, 700.0)))
+        if self.n_from_q < n:
+            bounds.append(n / (n - self.n_from_q) * self.size)
+        return min(bounds)
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEst
     other = np.array([draw_text != text for draw_text in draws.texts], dtype=bool)
     values = np.where((draws.nll <= nll) & other, draws.weights, 0.0)
     low, high = bootstrap.compute_percentile_interval(
-        bootstrap.compute_resampled_means(values, "exposure"),
+        bootstrap.compute_resampled_means(values, "exposure")
     )
     # No resample contains a draw that the sample missed.
     missed = clopper_pearson(0, n)[1] * draws.bound_draw_weight(nll)
@@ -226,10 +223,7 @@ def compute_skew_normal_p_value(values: Floats, noise: np.random.Generator) -> f
 
 
 def _compute_misfit_p_value(
-    kurtosis: float,
-    distance: float,
-    delta: float,
-    normals: Floats,
+    kurtosis: float, distance: float, delta: float, normals: Floats
 ) -> float:
     """Return the joint p-value of the two statistics of `compute_skew_normal_p_value`.
 
@@ -252,9 +246,7 @@ def _compute_exceeded_share(value: float, simulated: Floats) -> float:
     return (1 + int((simulated >= value).sum())) / (1 + len(simulated))
 
 
-def _measure_skew_normal_misfit(
-    samples: Floats,
-) -> tuple[Floats, Floats, Floats]:
+def _measure_skew_normal_misfit(samples: Floats) -> tuple[Floats, Floats, Floats]:
     """Return delta, kurtosis misfit and Kolmogorov's distance of each sample, (m,) each.
 
     The kurtosis misfit is the excess kurtosis minus the kurtosis that delta implies. samples: (m,
@@ -267,7 +259,7 @@ def _measure_skew_normal_misfit(
     # Moments: skewness = (4 - pi)/2 m^3 / (1 - m^2)^(3/2) with m = delta sqrt(2/pi), the mean.
     cubed = np.cbrt(2 * np.abs(skewness) / (4 - math.pi)) ** 2
     delta = np.minimum(np.sqrt(math.pi / 2 * cubed / (1 + cubed)), _LARGEST_DELTA) * np.sign(
-        skewness,
+        skewness
     )
     mean = delta * math.sqrt(2 / math.pi)
     implied = 2 * (math.pi - 3) * mean**4 / (1 - mean**2) ** 2

@@ -28,11 +28,14 @@ from auditor.statistics.bounds import (
     count_discordant_pairs,
     make_measurement,
 )
-from auditor.statistics.roc import compute_conformal_threshold, count_allowed_false_positives
+from auditor.statistics.roc import Sides, compute_conformal_threshold, count_allowed_false_positives
 
 # the level for a pair of thirty points is 0.09%: about seven resamples are beyond it
 RESAMPLES = 8000
 _COUNTS = 2**20  # entries of a block of counts
+
+
+Points = Sequence[Sequence[Sides]]  # scores, by model and seed
 
 
 # --- leakage --------------------------------------------------------------------------------------
@@ -59,9 +62,7 @@ class ModelLeakage:
     def leakage_measurement(self, name: str, unit: str) -> Measurement:
         """Return the leakage with its 95% interval; the lower end is at least 0."""
         measurement = make_measurement(
-            name,
-            _build_floored_bootstrap(self.value, self.draws, self.parts),
-            unit,
+            name, _build_floored_bootstrap(self.value, self.draws, self.parts), unit
         )
         return replace(measurement, low=max(0.0, measurement.low))
 
@@ -69,18 +70,11 @@ class ModelLeakage:
 def compare_paired_leakage(first: ModelLeakage, second: ModelLeakage) -> BoundedNumber:
     """Return the first leakage minus the second, paired by secret."""
     return _build_floored_bootstrap(
-        first.value - second.value,
-        first.draws - second.draws,
-        first.parts,
-        second.parts,
+        first.value - second.value, first.draws - second.draws, first.parts, second.parts
     )
 
 
-def _build_floored_bootstrap(
-    value: float,
-    draws: Values,
-    *parts: Floats,
-) -> BoundedNumber:
+def _build_floored_bootstrap(value: float, draws: Values, *parts: Floats) -> BoundedNumber:
     """Return a number with bootstrap bounds that are not too narrow for this many secrets.
 
     For shares, the bounds are at least as wide as the exact interval. For other numbers, they allow
@@ -107,10 +101,7 @@ def estimate_mean_leakages(values: Floats) -> list[ModelLeakage]:
     ]
 
 
-Scores = tuple[Floats, Floats]  # scores of the members, and of the non-members
-
-
-def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
+def estimate_tpr_leakages(scores: Points, rate: float) -> list[ModelLeakage]:
     """Return each model's leakage: the share of members found at a false-positive rate.
 
     The share is averaged over seeds, with a bootstrap interval. scores: by model and seed,
@@ -126,7 +117,7 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
     )
 
 
-def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
+def estimate_auc_leakages(scores: Points) -> list[ModelLeakage]:
     """Return each model's leakage: the AUC of members against non-members, averaged over seeds.
 
     scores: as in `estimate_tpr_leakages`. All resamples of a seed use the seed's direction, because
@@ -144,7 +135,7 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
 
 
 def _resample_leakages(
-    scores: Sequence[Sequence[Scores]],
+    scores: Points,
     points: Sequence[Sequence[Any]],
     resample: Callable[..., Values],
     measure: Callable[[Any], Floats | Bools],
@@ -167,7 +158,7 @@ def _resample_leakages(
     return leakages
 
 
-def _draw_paired_resample_blocks(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
+def _draw_paired_resample_blocks(scores: Points) -> Iterator[tuple[Draws, ...]]:
     """Yield blocks of resample counts, (rows, m) for members and (rows, n) for non-members."""
     sizes = [len(side) for side in scores[0][0]]
     streams = ("frontier members", "frontier non-members")
@@ -185,7 +176,7 @@ def _compare_all_pairs(members: Floats, others: Floats) -> Floats:
     return ahead if ahead.mean() >= 0.5 else 1 - ahead
 
 
-def _mark_members_above_fpr_threshold(rate: float, scores: Scores) -> Bools:
+def _mark_members_above_fpr_threshold(rate: float, scores: Sides) -> Bools:
     """Return (members,), True for members found at the false-positive rate `rate`.
 
     Scores are negated if that finds more members.
@@ -200,7 +191,7 @@ def _mark_members_above_fpr_threshold(rate: float, scores: Scores) -> Bools:
 
 
 def _resample_best_direction_tpr(
-    rate: float, scores: Scores, members: Draws, nonmembers: Draws
+    rate: float, scores: Sides, members: Draws, nonmembers: Draws
 ) -> Values:
     upwards, downwards = (
         _resample_tpr(side * scores[0], side * scores[1], rate, members, nonmembers)
@@ -210,11 +201,7 @@ def _resample_best_direction_tpr(
 
 
 def _resample_tpr(
-    member_scores: Floats,
-    others: Floats,
-    rate: float,
-    members: Draws,
-    nonmembers: Draws,
+    member_scores: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws
 ) -> Values:
     """Return `roc.tpr_at_fpr` of every resample, of shape (resamples,).
 
@@ -222,8 +209,7 @@ def _resample_tpr(
     """
     surest = np.argsort(-others)
     passed = np.cumsum(nonmembers[:, surest], axis=1) <= count_allowed_false_positives(
-        len(others),
-        rate,
+        len(others), rate
     )
     # A resample draws n non-members and fewer than n may pass, so at least one never passes.
     limits = others[surest][passed.sum(axis=1)]  # the surest non-member that may not pass
@@ -232,9 +218,7 @@ def _resample_tpr(
     not_above = np.searchsorted(member_scores[rising], limits, side="right")
     cumulative_draws = np.cumsum(members[:, rising], axis=1)
     lost = np.where(
-        not_above > 0,
-        cumulative_draws[np.arange(len(cumulative_draws)), not_above - 1],
-        0,
+        not_above > 0, cumulative_draws[np.arange(len(cumulative_draws)), not_above - 1], 0
     )
     tpr: Values = 1 - lost / len(member_scores)
     return tpr
@@ -260,11 +244,7 @@ def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> lis
     for point_nll in nll:
         log_ratio_sums = np.where(np.isfinite(point_nll), point_nll - base, np.inf)
         ends = bootstrap.estimate_rate_statistic(
-            log_ratio_sums,
-            tokens,
-            seed_mean,
-            "frontier texts",
-            RESAMPLES,
+            log_ratio_sums, tokens, seed_mean, "frontier texts", RESAMPLES
         )
         value, low, high = np.exp(ends).tolist()
         measurements.append(Measurement("perplexity_ratio", value, low, high, n, "times"))
@@ -292,12 +272,11 @@ def select_possibly_least_leaking(
         return [True] * count
     side = level / (2 * (count - 1))
 
-    def is_shown(number: BoundedNumber) -> bool:
-        return number.value > 0 and number.low(side) > 0
+    def is_ruled_out(i: int) -> bool:
+        others = (difference(i, j) for j in range(count) if j != i)
+        return any(other.value > 0 and other.low(side) > 0 for other in others)
 
-    return [
-        not any(is_shown(difference(i, j)) for j in range(count) if j != i) for i in range(count)
-    ]
+    return [not is_ruled_out(i) for i in range(count)]
 
 
 # --- the frontier ---------------------------------------------------------------------------------
@@ -323,9 +302,7 @@ def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _compute_left_turn_area(
-    a: tuple[float, float],
-    b: tuple[float, float],
-    c: tuple[float, float],
+    a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]
 ) -> float:
     """Return a number that is positive if the path from a through b to c turns left."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

@@ -16,7 +16,8 @@ import numpy as np
 from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
 from auditor.core.result import Audited
-from auditor.statistics.two_samples import epsilon_clopper_pearson
+from auditor.statistics.intervals import clopper_pearson
+from auditor.statistics.one_run import check_audit_parameters, find_largest_refuted_value
 
 # tp, fn, fp, tn: games with the model that were guessed right and wrong; games without it that were
 # guessed wrong and right
@@ -27,12 +28,7 @@ _TAUGHT = 4  # one game in this many chooses the threshold
 _THRESHOLDS = 256  # most thresholds to try
 
 
-def count_confusion(
-    scores: Floats,
-    included: Bools,
-    delta: float,
-    level: float,
-) -> Table:
+def count_confusion(scores: Floats, included: Bools, delta: float, level: float) -> Table:
     """Return the confusion counts (tp, fn, fp, tn) of the games that are judged.
 
     The first games only choose the threshold; the later ones are judged with it.
@@ -48,12 +44,12 @@ def count_confusion(
     """
     if scores.shape != included.shape or scores.ndim != 1 or len(scores) < FEWEST:
         raise AuditError(
-            f"expected at least {FEWEST} games with a score and a coin each, got {scores.shape}",
+            f"expected at least {FEWEST} games with a score and a coin each, got {scores.shape}"
         )
     if np.isnan(scores).any():
         raise AuditError(
             f"expected a score of every game, got NaN for {int(np.isnan(scores).sum())} of "
-            f"{len(scores)}",
+            f"{len(scores)}"
         )
     taught = len(scores) // _TAUGHT
     cut = _choose_best_threshold(scores[:taught], included[:taught], delta, level)
@@ -92,7 +88,7 @@ def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level:
         [
             *_select_candidate_thresholds(scores[included]),
             *_select_candidate_thresholds(scores[~included]),
-        ],
+        ]
     )
 
     def proved(cut: float) -> float:
@@ -110,3 +106,34 @@ def _select_candidate_thresholds(scores: Floats) -> Sequence[float]:
     ordered = np.sort(scores)
     steps = np.unique(np.geomspace(1, len(ordered), _THRESHOLDS // 4).astype(int)) - 1
     return [*ordered[steps], *ordered[::-1][steps]]
+
+
+def epsilon_clopper_pearson(
+    tp: int, fn: int, fp: int, tn: int, delta: float, level: float = 0.05
+) -> float:
+    """Return a lower bound on epsilon (nats), exceeding the truth with probability at most `level`.
+
+    The bound is the larger of log((TPR_lo - delta) / FPR_hi) and log((TNR_lo - delta) / FNR_hi).
+    The limits on TPR and on FPR are one-sided Clopper-Pearson limits at level / 2. The other limits
+    follow from them: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo. So both ratios hold at `level`
+    together (formulas.md B5). Return 0 if nothing is refuted. Raise AuditError if all games are
+    with the model, or all without.
+
+    tp, fn, fp, tn: see `Table`. The classifier must be fixed beforehand, and the games independent.
+    For canaries that share one run, see `one_run`.
+    """
+    if min(tp, fn, fp, tn) < 0 or not (tp + fn and fp + tn):
+        raise AuditError(
+            f"expected trials with the record and without it, got {tp + fn} and {fp + tn}"
+        )
+    check_audit_parameters(delta, level)
+    low_tpr, _ = clopper_pearson(tp, tp + fn, 1 - level)
+    _, high_fpr = clopper_pearson(fp, fp + tn, 1 - level)
+
+    def refuted(epsilon: float) -> bool:
+        """Return whether a ratio is too large for (epsilon, delta)-DP."""
+        most = math.exp(epsilon)
+        return low_tpr > most * high_fpr + delta or 1 - high_fpr > most * (1 - low_tpr) + delta
+
+    # Above 0, because Clopper-Pearson's bounds are inside (0, 1), or prove nothing.
+    return find_largest_refuted_value(refuted, -math.log(min(high_fpr, 1 - low_tpr)))

@@ -44,11 +44,7 @@ def measure_share(name: str, hit: Bools, note: str = "") -> Measurement:
     return Measurement(name, hits / n if n else math.nan, low, high, n, note=note)
 
 
-def subtract_nonmember_share(
-    name: str,
-    members: Bools,
-    nonmembers: Bools,
-) -> Measurement:
+def subtract_nonmember_share(name: str, members: Bools, nonmembers: Bools) -> Measurement:
     """Return the members' share minus the non-members' share.
 
     The interval is Newcombe's hybrid score interval (1998, method 10). members, nonmembers:
@@ -71,8 +67,7 @@ def compute_wilson_interval(hits: int, n: int) -> tuple[float, float]:
 
 
 def estimate_perplexity(
-    texts: Sequence[tuple[float, int]],
-    name: str = "perplexity",
+    texts: Sequence[tuple[float, int]], name: str = "perplexity"
 ) -> Measurement:
     """Return the perplexity, the exponential of the mean nll per token.
 
@@ -85,10 +80,7 @@ def estimate_perplexity(
     impossible = np.isinf(nll)
     note = ""
     log_ends = bootstrap.estimate_rate_statistic(
-        [nll],
-        [tokens],
-        lambda rates: (rates[:, 0], np.ones_like(rates)),
-        "perplexity",
+        [nll], [tokens], lambda rates: (rates[:, 0], np.ones_like(rates)), "perplexity"
     )
     if impossible.any():
         note = f"{impossible.sum():,} of {n:,} texts have a token of probability 0"
@@ -108,12 +100,7 @@ def compute_mean_probability(name: str, values: Floats, note: str = "") -> Measu
     if not n:
         return Measurement(name, math.nan, 0.0, 1.0, 0, "probability", note)
     return Measurement(
-        name,
-        float(values.mean()),
-        *compute_gaffke_interval(values, name),
-        n,
-        "probability",
-        note,
+        name, float(values.mean()), *compute_gaffke_interval(values, name), n, "probability", note
     )
 
 
@@ -129,10 +116,7 @@ def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
     """
     n = len(values)
     means = bootstrap.compute_resampled_statistic(
-        n,
-        lambda weights: weights @ values,
-        stream,
-        draw=bootstrap.draw_dirichlet_weights,
+        n, lambda weights: weights @ values, stream, draw=bootstrap.draw_dirichlet_weights
     )
     places = (np.arange(len(means)) + 0.5) / len(means)
     # The weight of one additional value has the distribution Beta(1, n): use its quantiles instead
@@ -146,12 +130,7 @@ def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
     return min(low, clopper_pearson(n, n)[0]), min(1.0, max(high, clopper_pearson(0, n)[1]))
 
 
-def estimate_mean(
-    name: str,
-    values: Floats,
-    unit: str,
-    note: str = "",
-) -> Measurement:
+def estimate_mean(name: str, values: Floats, unit: str, note: str = "") -> Measurement:
     """Return a mean, with an interval that depends on the unit.
 
     The interval is exact for shares (values 0 or 1), Gaffke's for probabilities, and otherwise a
@@ -174,9 +153,7 @@ def estimate_mean_share(name: str, values: Floats) -> Measurement:
 
 
 def subtract_nonmember_mean(
-    name: str,
-    members: Measurement,
-    nonmembers: Measurement,
+    name: str, members: Measurement, nonmembers: Measurement
 ) -> Measurement:
     """Return the members' mean minus the non-members' mean.
 

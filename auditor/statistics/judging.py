@@ -6,13 +6,13 @@ A separate function finds secrets that are near-duplicates of pairs that the att
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-from rapidfuzz.distance import Levenshtein
+from rapidfuzz.distance import Levenshtein, Prefix
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Guesses, Pair, Secret
@@ -68,55 +68,40 @@ def judge_guesses(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> 
     because all guesses together may exceed memory.
     """
     rows = sorted(
-        (_judge_one_secret(g, secrets[g.secret]) for g in guesses),
-        key=lambda row: row.id,
+        (_judge_one_secret(g, secrets[g.secret]) for g in guesses), key=operator.itemgetter(0)
     )
-    answers = [secrets[row.id] for row in rows]
+    columns = list(zip(*rows, strict=True)) or [()] * 10
+    ids, hit, any_hit, score, distance, *traits = columns
+    answers = [secrets[id] for id in ids]
     codes = dict[str, Floats]()
     if any(answer.user is not None for answer in answers):
         codes[people.USER] = people.encode_people(answers)
     if any(answer.document is not None for answer in answers if answer.member):
         codes[documents.RECORD] = documents.encode_records(answers)
+    limits = [compute_near_verbatim_limit(len(a.suffix)) for a in answers]
     return Outcome(
-        ids=tuple(row.id for row in rows),
-        hit=np.array([row.hit for row in rows], dtype=bool),
-        any_hit=np.array([row.any_hit for row in rows], dtype=bool),
-        score=np.array([row.score for row in rows], dtype=float),
+        ids=ids,
+        hit=np.array(hit, dtype=bool),
+        any_hit=np.array(any_hit, dtype=bool),
+        score=np.array(score, dtype=float),
         repeats=tuple(a.repeats for a in answers),
         member=np.array([a.member for a in answers], dtype=bool),
-        distance=np.array([row.distance for row in rows], dtype=np.int64),
-        tolerance=np.array(
-            [compute_near_verbatim_limit(len(a.suffix)) for a in answers],
-            dtype=np.int64,
-        ),
-        traits={
-            name: np.array([row.traits[i] for row in rows], dtype=float)
-            for i, name in enumerate(_TRAITS)
-        }
-        | codes,
+        distance=np.array(distance, dtype=np.int64),
+        tolerance=np.array(limits, dtype=np.int64),
+        traits=dict(zip(_TRAITS, np.array(traits, dtype=float), strict=True)) | codes,
     )
 
 
-class _Judged(NamedTuple):
-    """Hold the judged guesses of one secret; the fields are those of `Outcome`."""
-
-    id: str
-    hit: bool
-    any_hit: bool
-    score: float
-    distance: int
-    traits: tuple[float, ...]
-
-
-def _judge_one_secret(guesses: Guesses, answer: Secret) -> _Judged:
+def _judge_one_secret(guesses: Guesses, answer: Secret) -> tuple[Any, ...]:
+    """Return the secret's id, `hit`, `any_hit`, `score` and `distance` of `Outcome`, and traits."""
     first = guesses.ranked[0]
-    return _Judged(
+    return (
         guesses.secret,
         first.suffix == answer.suffix,
         any(guess.suffix == answer.suffix for guess in guesses.ranked),
         first.score,
         Levenshtein.distance(first.suffix, answer.suffix),  # of tuples: an edit is a token
-        _compute_guess_traits(guesses, answer),
+        *_compute_guess_traits(guesses, answer),
     )
 
 
@@ -136,18 +121,13 @@ def _compute_guess_traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]
     """
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)
-    if first.min_log_prob is None:
-        least = math.nan
-    else:
+    least = math.nan
+    if first.min_log_prob is not None:
         least = first.min_log_prob
-    equal_tokens = takewhile(
-        lambda pair: pair[0] == pair[1],
-        zip(first.suffix, answer.suffix, strict=False),
-    )
-    lead = sum(1 for _ in equal_tokens)
-    if first.log_prob is None:  # an attack may not know the probability of a guess
-        return rank, first.count, least, math.nan, lead
-    passed_over = any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)
+    lead = Prefix.similarity(first.suffix, answer.suffix)
+    passed_over = math.nan
+    if first.log_prob is not None:  # an attack may not know the probability of a guess
+        passed_over = any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)
     return rank, first.count, least, passed_over, lead
 
 
@@ -169,9 +149,7 @@ def find_near_duplicate_ids(secrets: Sequence[Secret], known: Sequence[Pair]) ->
     suffixes = sorted({pair.suffix for pair in known})
     answers = build_secret_table(secrets).suffixes
     limits = [compute_near_verbatim_limit(len(answer)) for answer in answers]
-    pairs = index_pairs_within_edit_limits(answers, suffixes, limits)
-    near_ids = set()
-    for near, _ in pairs:
-        for i in np.unique(near):
-            near_ids.add(secrets[i].id)
-    return tuple(secret.id for secret in secrets if secret.id in near_ids)
+    near = set[int]()
+    for indices, _ in index_pairs_within_edit_limits(answers, suffixes, limits):
+        near.update(indices.tolist())
+    return tuple(secrets[i].id for i in sorted(near))

@@ -57,10 +57,7 @@ def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) ->
     """
     away = log_probs - mean
     return np.divide(
-        away,
-        deviation,
-        out=np.where(np.isneginf(away), -np.inf, 0.0),
-        where=deviation > 0,
+        away, deviation, out=np.where(np.isneginf(away), -np.inf, 0.0), where=deviation > 0
     )
 
 
@@ -201,11 +198,7 @@ def _compute_normal_log_density(values: Floats, mean: Floats, deviation: Floats)
     return -(((values - mean) / deviation) ** 2) / 2 - np.log(deviation)
 
 
-def _estimate_moments(
-    values: Floats,
-    chosen: Bools,
-    per_record: bool,
-) -> tuple[Floats, Floats]:
+def _estimate_moments(values: Floats, chosen: Bools, per_record: bool) -> tuple[Floats, Floats]:
     """Return the mean and the standard deviation of each record's chosen values, (records,) each.
 
     per_record: False pools the deviation over records.
@@ -248,11 +241,7 @@ def compute_rmia_log_ratio(target: Floats, references: Floats, saw: Bools) -> Fl
     return np.asarray(target - np.log(mean_probability), dtype=np.float64)
 
 
-def compute_rmia_share(
-    ratio: Floats,
-    population: Bools,
-    group: Ints,
-) -> Floats:
+def compute_rmia_share(ratio: Floats, population: Bools, group: Ints) -> Floats:
     """Return RMIA's score Pr_z[ratio(x) / ratio(z) > 1] for each record x, of shape (records,).
 
     z is a random record of the population. ratio: (records,), from `compute_rmia_log_ratio`.

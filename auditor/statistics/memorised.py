@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -94,11 +95,7 @@ def count_memorised_ngrams(matches: NGramMatches, n: int) -> MemorisedTokens:
     return MemorisedTokens(memorised, common, heldout, records, heldout_records)
 
 
-def find_longest_memorised_runs(
-    matches: NGramMatches,
-    mask: Bools,
-    n: int,
-) -> dict[int, TokenRun]:
+def find_longest_memorised_runs(matches: NGramMatches, mask: Bools, n: int) -> dict[int, TokenRun]:
     """Return the longest token sequence that a generation has in common with each record.
 
     Sequences contain only n-grams that no second record contains. mask: (k,) True for the n-grams
@@ -169,62 +166,38 @@ def measure_generation_memorisation(
         scale = corpus.trained / corpus.heldout
         # The assumed maximum in an unseen generation: the maximum in the seen generations.
         holds = max(memorised.max(initial=0), heldout_only.max(initial=0)) or most
-        floor = _estimate_rate_per_thousand(name_nonmember_metric(MEMORISED), heldout_only, holds)
         note = (
             f"the baseline: n-grams of held-out text, times {scale:.3g}, because the training data "
             "have that many more"
         )
-        floor = replace(
+        floor = _estimate_rate_per_thousand(
+            name_nonmember_metric(MEMORISED), heldout_only, holds, note, scale
+        )
+        measurements += [
             floor,
-            value=scale * floor.value,
-            low=scale * floor.low,
-            high=scale * floor.high,
-            note=note,
-        )
-        measurements += [floor, subtract_nonmember_mean(name_excess_metric(MEMORISED), main, floor)]
-        measurements.append(
+            subtract_nonmember_mean(name_excess_metric(MEMORISED), main, floor),
             _estimate_rate_per_thousand(COMMON, common, most, "in held-out text too"),
-        )
+        ]
     measurements.append(measure_share(GENERATIONS, memorised > 0))
-    generations_by_record = Counter(
-        record for generation in generations for record in generation.records
-    )
-    counts = np.array(sorted(generations_by_record.values()), dtype=np.int64)
-    measurements.append(
-        _make_count_measurement(
-            RECORDS,
-            len(generations_by_record),
-            len(generations),
-            f"of {corpus.records:,} trained on",
-        ),
-    )
+    draws = len(generations)
+    by_record = Counter(chain.from_iterable(generation.records for generation in generations))
+    note = f"of {corpus.records:,} trained on"
+    measurements.append(_make_count_measurement(RECORDS, len(by_record), draws, note))
     if corpus.heldout_records:
-        others = len(
-            {record for generation in generations for record in generation.heldout_records}
-        )
-        note_heldout = f"of {corpus.heldout_records:,} held out"
+        others = set().union(*(generation.heldout_records for generation in generations))
+        name = name_nonmember_metric(RECORDS)
+        note = f"of {corpus.heldout_records:,} held out"
+        measurements.append(_make_count_measurement(name, len(others), draws, note))
+    counts = np.array(sorted(by_record.values()), dtype=np.int64)
+    measurements.append(unseen_species.estimate_new_species(NEW, counts, draws, PER))
+    if len(counts):
         measurements.append(
-            _make_count_measurement(
-                name_nonmember_metric(RECORDS),
-                others,
-                len(generations),
-                note_heldout,
-            ),
+            unseen_species.estimate_species_richness(RICHNESS, counts, draws, corpus.records)
         )
-    measurements.append(unseen_species.estimate_new_species(NEW, counts, len(generations), PER))
-    if (
-        total := unseen_species.estimate_species_richness(
-            RICHNESS,
-            counts,
-            len(generations),
-            corpus.records,
-        )
-    ) is not None:
-        measurements.append(total)
     for ranking, first in top_generations.items():
         hit = memorised[list(first)] > 0
         measurements.append(
-            measure_share(f"{PRECISION}_{ranking}", hit, "near-duplicates left out"),
+            measure_share(f"{PRECISION}_{ranking}", hit, "near-duplicates left out")
         )
     return measurements
 
@@ -234,31 +207,20 @@ def _make_count_measurement(name: str, count: int, n: int, note: str) -> Measure
 
 
 def _estimate_rate_per_thousand(
-    name: str,
-    values: Floats,
-    most: float,
-    note: str = "",
+    name: str, values: Floats, most: float, note: str, scale: float = 1.0
 ) -> Measurement:
     """Return the mean of `values` per 1,000 generations, by `compute_mean_probability`.
 
     values: counts of memorised n-grams. most: the largest possible value; the interval allows for
-    it even if no generation has so many.
+    it even if no generation has so many. scale: factor of the result.
     """
-    mean = compute_mean_probability(name, values / most, note)
-    scale = PER * most
-    return replace(
-        mean,
-        value=scale * mean.value,
-        low=scale * mean.low,
-        high=scale * mean.high,
-        unit=UNIT,
-    )
+    m = compute_mean_probability(name, values / most, note)
+    value, low, high = (scale * PER * most * end for end in (m.value, m.low, m.high))
+    return Measurement(name, value, low, high, m.n, UNIT, note)
 
 
 def select_distinct_texts(
-    scores: Sequence[float],
-    text: Callable[[int], Tokens],
-    count: int = TOP,
+    scores: Sequence[float], text: Callable[[int], Tokens], count: int = TOP
 ) -> list[int]:
     """Return indices of texts by decreasing score, omitting near-duplicates.
 

@@ -161,17 +161,14 @@ class Metric:
         values = self.values(outcome)
         if self.signed:
             return subtract_nonmember_share(self.name, values == 1, self.values(others) == 1)
-        if self.among is None:
-            chosen = values
-        else:
-            chosen = values[self.among(outcome)]
-        if not np.isfinite(
-            chosen
-        ).all():  # not known of some: the mean of the others would be another number
+        if self.among is not None:
+            values = values[self.among(outcome)]
+        # not known of some: the mean of the others would be another number
+        if not np.isfinite(values).all():
             return None
-        if not len(chosen) and (self.unit != "share" or self.trait in _CLUSTERS):
+        if not len(values) and (self.unit != "share" or self.trait in _CLUSTERS):
             return None
-        return estimate_mean(self.name, chosen.astype(float), self.unit, self.note)
+        return estimate_mean(self.name, values.astype(float), self.unit, self.note)
 
     def compute_resampled_values(self, outcome: Outcome, draws: Draws) -> Values:
         """Return the metric of every resample of the members, of shape (resamples,).
@@ -183,9 +180,8 @@ class Metric:
                 outcome.hit, outcome.score, draws, self.compute_wrong_guess_limit(len(outcome.ids))
             )
         assert self.values is not None  # callers check `is_of_member_guesses`
-        if self.among is None:
-            weights = draws
-        else:
+        weights = draws
+        if self.among is not None:
             weights = draws * self.among(outcome)
         total = weights.sum(1)
         values = self.values(outcome).astype(float)
@@ -202,10 +198,7 @@ OF_TEXT = {  # scores that need no model
     "likeness": "likeness to released text",
 }
 # Scores that have not seen the target.
-CONTROLS = {
-    "blind": "blind baseline",
-    "reference_alone": "the reference alone",
-}
+CONTROLS = {"blind": "blind baseline", "reference_alone": "the reference alone"}
 
 
 # On the texts that members and non-members have in common.

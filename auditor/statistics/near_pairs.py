@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from rapidfuzz.distance import Levenshtein
-from rapidfuzz.process import cdist
+from rapidfuzz.process import cdist, cpdist
 
 from auditor.core.arrays import Ints
 from auditor.core.nouns import Tokens
@@ -47,30 +48,18 @@ def index_pairs_within_edit_limits(
             if length > limit and is_worth:
                 most = len(batch) * len(columns) // _SHARE
                 pairs = _find_pairs_sharing_a_piece(index, batch_texts, ends, limit, most)
+            # The distance stops at the limit: any larger distance is returned as limit + 1.
+            measure: dict[str, Any] = {"scorer": Levenshtein.distance, "score_cutoff": limit}
             if pairs is None:
                 other_texts = [others[j] for j in columns.tolist()]
-                # The distance stops at the limit: any larger distance is returned as limit + 1.
-                distances = cdist(
-                    batch_texts, other_texts, scorer=Levenshtein.distance, score_cutoff=limit
-                )
-                at, of = np.nonzero(distances <= limit)
+                at, of = np.nonzero(cdist(batch_texts, other_texts, **measure) <= limit)
                 of = columns[of]
             else:
-                near = []
-                for i, j in zip(*(side.tolist() for side in pairs), strict=True):
-                    near.append(
-                        Levenshtein.distance(batch_texts[i], others[j], score_cutoff=limit) <= limit
-                    )
+                at, of = pairs
+                candidates = [texts[i] for i in batch[at]], [others[j] for j in of.tolist()]
+                near = cpdist(*candidates, **measure) <= limit
                 at, of = (side[near] for side in pairs)
             yield batch[at], of
-
-
-def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int]) -> Ints:
-    """Return the group code of each text, of shape (texts,).
-
-    Texts share a group if they are near, directly or through other texts.
-    """
-    return label_connected_texts(len(texts), index_pairs_within_edit_limits(texts, texts, limits))
 
 
 def label_connected_texts(n_texts: int, pairs: Iterable[tuple[Ints, Ints]]) -> Ints:

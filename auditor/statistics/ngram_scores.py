@@ -22,6 +22,7 @@ from auditor.statistics.hashed_ngrams import Hashes, hash_token_pieces, join_tex
 ORDER = 4  # words of the longest n-gram
 NEAREST = 25  # number of nearest texts whose mean similarity is a record's score
 _FOLDS = 5
+Texts = Sequence[Tokens]
 _AT_ONCE = 256  # records compared with all texts at once
 
 
@@ -39,7 +40,7 @@ class NGramCounts:
     kinds: int
 
     @classmethod
-    def count_ngrams(cls, texts: Sequence[Tokens], kinds: int, order: int = ORDER) -> NGramCounts:
+    def count_ngrams(cls, texts: Texts, kinds: int, order: int = ORDER) -> NGramCounts:
         grams = list[tuple[Hashes, Floats]]()
         contexts = list[tuple[Hashes, Floats, Floats]]()
         for context, gram in _hash_ngrams(texts, order):
@@ -52,7 +53,7 @@ class NGramCounts:
             contexts.append((begun, total.astype(float), n_different.astype(float)))
         return cls(tuple(grams), tuple(contexts), kinds)
 
-    def log_probs(self, texts: Sequence[Tokens]) -> Floats:
+    def log_probs(self, texts: Texts) -> Floats:
         """Return log p of each word given the words before it, in nats, for all texts concatenated.
 
         Orders are interpolated (Witten and Bell 1991): p_k(w|h) = (c(hw) + t(h) p_(k-1)(w|h')) /
@@ -68,12 +69,10 @@ class NGramCounts:
             )
             # After an unseen context, keep the p of the shorter context.
             known = context_count > 0
-            p[known] = ((count + different * p) / np.where(known, context_count + different, 1.0))[
-                known
-            ]
+            p[known] = ((count + different * p)[known]) / (context_count + different)[known]
         return np.log(p)
 
-    def average_laplace_log_prob(self, texts: Sequence[Tokens]) -> Floats:
+    def average_laplace_log_prob(self, texts: Texts) -> Floats:
         """Return each text's mean log p by add-one-smoothed bigrams, in nats, of shape (texts,).
 
         This is a published score (2502.14921, Algorithm 1, which uses the sum).
@@ -84,7 +83,7 @@ class NGramCounts:
         return average_per_text(np.log((count + 1) / (context_count + self.kinds)), texts)
 
 
-def _hash_ngrams(texts: Sequence[Tokens], order: int) -> Iterator[tuple[Hashes, Hashes]]:
+def _hash_ngrams(texts: Texts, order: int) -> Iterator[tuple[Hashes, Hashes]]:
     """Yield two arrays of hashes for each order k = 1, 2, ..., with one entry per word.
 
     The first hashes the k - 1 words before the word, the second the k words that end with it. Each
@@ -110,7 +109,7 @@ def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
     return np.where(known[place] == hashes, values[place], 0.0)
 
 
-def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
+def average_per_text(values: Floats, texts: Texts) -> Floats:
     """Return the mean of each text's word values, of shape (texts,); 0 for an empty text.
 
     values: the word values of all texts, concatenated.
@@ -120,34 +119,26 @@ def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
     return np.bincount(owner, values, len(texts)) / np.maximum(lengths, 1)
 
 
-def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], seed: int) -> Floats:
+def score_against_other_records(model: NGramCounts, records: Texts, seed: int) -> Floats:
     """Return how much more likely each record is by the model's n-grams than by other records'.
 
     The score is the difference of two mean log p, in nats per word, of shape (records,). The other
     records are a random four fifths of the records, without the record itself. Labels are not used.
     If the model saw no record, scores of members and non-members are therefore exchangeable.
     """
-    fold = (
-        make_keyed_generator("folds of released text", seed, len(records)).permutation(
-            len(records),
-        )
-        % _FOLDS
-    )
+    noise = make_keyed_generator("folds of released text", seed, len(records))
+    fold = noise.permutation(len(records)) % _FOLDS
     scores = average_per_text(model.log_probs(records), records)
     for i in range(_FOLDS):
-        fold_records = []
-        for record, j in zip(records, fold, strict=True):
-            if j == i:
-                fold_records.append(record)
-        others = NGramCounts.count_ngrams(
-            [record for record, j in zip(records, fold, strict=True) if j != i], model.kinds
-        )
-        scores[fold == i] -= average_per_text(others.log_probs(fold_records), fold_records)
+        inside = [records[k] for k in np.flatnonzero(fold == i).tolist()]
+        outside = [records[k] for k in np.flatnonzero(fold != i).tolist()]
+        others = NGramCounts.count_ngrams(outside, model.kinds)
+        scores[fold == i] -= average_per_text(others.log_probs(inside), inside)
     return scores
 
 
 def measure_jaccard_similarity(
-    records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nearest: int = NEAREST
+    records: Texts, texts: Texts, kinds: int, nearest: int = NEAREST
 ) -> Floats:
     """Return each record's mean Jaccard similarity to its `nearest` most similar texts.
 
@@ -158,28 +149,23 @@ def measure_jaccard_similarity(
     text_words = _build_word_presence_matrix(texts, kinds)
     sizes = np.asarray(text_words.sum(1)).ravel()
     count = min(nearest, len(texts))
-    similarities = np.empty(len(records))
+    similarities = [np.empty(0)]
     for start in range(0, len(records), _AT_ONCE):
         batch = record_words[start : start + _AT_ONCE]
         common = (batch @ text_words.T).toarray()
         either = np.asarray(batch.sum(1)) + sizes - common
         jaccard = common / np.maximum(either, 1)
-        similarities[start : start + _AT_ONCE] = np.partition(jaccard, -count, axis=1)[
-            :,
-            -count:,
-        ].mean(1)
-    return similarities
+        similarities.append(np.partition(jaccard, -count, axis=1)[:, -count:].mean(1))
+    return np.concatenate(similarities)
 
 
-def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> scipy.sparse.csr_matrix:
+def _build_word_presence_matrix(texts: Texts, kinds: int) -> scipy.sparse.csr_matrix:
     """Return a sparse (texts, kinds + 1) matrix: 1 if the text contains the word, otherwise 0."""
-    different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
-    ends = np.concatenate([[0], np.cumsum([len(words_of_text) for words_of_text in different])])
-    if different:
-        words = np.concatenate(different)
-    else:
-        words = np.empty(0, np.int64)
-    return scipy.sparse.csr_matrix(
-        (np.ones(len(words), np.float32), words, ends),
+    words, starts = join_texts(texts)
+    present = scipy.sparse.csr_matrix(
+        (np.ones(len(words), np.float32), words.astype(np.int64), starts),
         shape=(len(texts), kinds + 1),
     )
+    present.sum_duplicates()
+    present.data[:] = 1
+    return present

@@ -31,16 +31,20 @@ the guesses are about a group of k copies, which has (k epsilon, delta (e^(k eps
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import numpy as np
 import scipy
 
-from auditor.core.arrays import Floats
+from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
+from auditor.statistics.distributions import (
+    compute_binomial_sf,
+    compute_log_choose,
+    find_binomial_upper_quantile,
+)
 
 _CLOSE = 1e-12  # width of a bisection's last interval; the result is its refuted end
 _FAR = 12.0  # standard deviations beyond which a binomial has no mass
@@ -69,11 +73,7 @@ def list_guess_counts(m: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=2**16)
 def epsilon_one_run(
-    m: int,
-    right: Counts,
-    delta: float,
-    level: float = 0.05,
-    copies: int = 1,
+    m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1
 ) -> float:
     """Return the largest epsilon for which the guesses refute (epsilon, delta)-DP; 0 for none.
 
@@ -82,39 +82,28 @@ def epsilon_one_run(
     The search tests the epsilons of `yield_epsilon_grid` in ascending order, and stops at the first
     that is not refuted. Bisection would be wrong, because a larger epsilon may have a smaller
     p-value. The bound can exceed the true epsilon only if the search passes the first grid point
-    that is at least the true epsilon. This happens with probability at most `level`.
-
-    Raise AuditError for impossible counts.
-    """
-    check_one_run_arguments(m, right, delta, level, copies)
+    that is at least the true epsilon. This happens with probability at most `level`."""
     # The best single r at delta 0 and the full level. `compute_one_run_p_value`, which uses all r,
     # never proves more.
-    most = (
-        max(
-            (
-                bound_share_logit(r, v, level)
-                for r, v in zip(list_guess_counts(m), right, strict=True)
-            ),
-            default=0.0,
-        )
-        / copies
-    )
+    logits = map(bound_share_logit, list_guess_counts(m), right, repeat(level))
+    most = max(logits, default=0.0) / copies
     proved = 0.0
     for epsilon in yield_epsilon_grid():
-        if (
-            epsilon > most
-            or compute_one_run_p_value(
-                m,
-                right,
-                copies * epsilon,
-                compute_group_delta(epsilon, delta, copies),
-                level,
-            )
-            >= level
-        ):
+        if epsilon > most or not is_epsilon_refuted(m, right, epsilon, delta, level, copies):
             break
         proved = epsilon
     return proved
+
+
+def is_epsilon_refuted(
+    m: int, right: Counts, epsilon: float, delta: float, level: float, copies: int
+) -> bool:
+    """Return whether the guesses refute that one record, inserted `copies` times, has this epsilon.
+
+    Other parameters: see `compute_one_run_p_value`.
+    """
+    group_delta = compute_group_delta(epsilon, delta, copies)
+    return compute_one_run_p_value(m, right, copies * epsilon, group_delta, level) < level
 
 
 def yield_epsilon_grid() -> Iterator[float]:
@@ -127,11 +116,7 @@ def yield_epsilon_grid() -> Iterator[float]:
 
 
 def compute_one_run_p_value(
-    m: int,
-    right: Counts,
-    epsilon: float,
-    delta: float,
-    enough: float = 1.0,
+    m: int, right: Counts, epsilon: float, delta: float, enough: float = 1.0
 ) -> float:
     """Return an upper bound on P[guesses at least as good as these] under (epsilon, delta)-DP.
 
@@ -149,24 +134,22 @@ def compute_one_run_p_value(
             bound is returned.
     """
     counts = list_guess_counts(m)
-    p = 1 / (1 + math.exp(-epsilon))
-    least = min(
-        (
-            float(compute_binomial_upper_tail(v, r, np.array([p]))[0])
-            for r, v in zip(counts, right, strict=True)
-        ),
-        default=1.0,
-    )
-    return _bound_p_value(m, least, epsilon, delta, enough)
+    tails = compute_binomial_sf(np.array(right) - 1, counts, 1 / (1 + math.exp(-epsilon)))
+    return _bound_p_value(m, float(tails.min(initial=1.0)), epsilon, delta, enough)
 
 
-def find_refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
+def find_refuting_right_counts(
+    m: int, epsilon: float, delta: float, level: float, copies: int = 1
+) -> Counts:
     """Return how many of the r surest guesses must be right to refute (epsilon, delta)-DP.
 
     There is one number for each r in `list_guess_counts(m)`; r + 1 if even r right guesses are too
-    few.
+    few. A canary is inserted `copies` times, so the guesses test the claim for a group of `copies`
+    records.
     """
     counts = list_guess_counts(m)
+    delta = compute_group_delta(epsilon, delta, copies)
+    epsilon = copies * epsilon
     p = 1 / (1 + math.exp(-epsilon))
     # Logs of a probability that passes, and of one that does not.
     low = _UNLIKELIEST
@@ -175,16 +158,10 @@ def find_refuting_right_counts(m: int, epsilon: float, delta: float, level: floa
         middle = (low + high) / 2
         refuted = _bound_p_value(m, math.exp(middle), epsilon, delta, level) < level
         low, high = (middle, high) if refuted else (low, middle)
-    return tuple(_find_fewest_unlikely_right(r, p, math.exp(low)) for r in counts)
+    return tuple(_find_fewest_unlikely_right(counts, p, math.exp(low)).tolist())
 
 
-def _bound_p_value(
-    m: int,
-    least: float,
-    epsilon: float,
-    delta: float,
-    enough: float,
-) -> float:
+def _bound_p_value(m: int, least: float, epsilon: float, delta: float, enough: float) -> float:
     """Return an upper bound on P[for some r, surprisingly many of the r surest guesses are right].
 
     A number v is surprising if P[at least v of r guesses are right] is at most `least`. Other
@@ -201,9 +178,7 @@ def _bound_p_value(
         if least >= enough:
             return least
         return len(counts) * least + spare
-    needed = []
-    for r in counts:
-        needed.append(_find_fewest_unlikely_right(r, math.exp(log_chances[0]), least))
+    needed = _find_fewest_unlikely_right(counts, math.exp(log_chances[0]), least)
     # Distributions of the right guesses that each count adds to the next smaller count.
     steps = []
     for before, r in pairwise((0, *reversed(counts))):
@@ -216,9 +191,7 @@ def _bound_p_value(
             return chance + spare / (more + 1)
         next_more = more + 1 + more // _COARSE
         # No help can make r + 1 of r right.
-        helped = []
-        for r, v in zip(counts, needed, strict=True):
-            helped.append(max(0, v - next_more) if v <= r else v)
+        helped = np.where(needed > counts, needed, np.maximum(needed - next_more, 0))
         reached = _compute_enough_right_probability(helped, steps)
         # Outcomes that lack at least this many right guesses and receive them.
         used = min(spare, (more + 1) * max(0.0, reached - chance))
@@ -230,23 +203,18 @@ def _bound_p_value(
     return min(1.0, chance)
 
 
-def _find_fewest_unlikely_right(r: int, p: float, chance: float) -> int:
-    """Return the smallest v such that P[v or more of r guesses are right] <= `chance`.
+def _find_fewest_unlikely_right(counts: Counts, p: float, chance: float) -> Ints:
+    """Return the smallest v with P[v or more of r guesses are right] <= `chance`, for each count r.
 
-    Return r + 1 if no v satisfies this.
-    p: the probability of a right guess.
+    The result is r + 1 if every v is too likely. p: the probability of a right guess.
     """
-
-    def is_unlikely(v: int) -> bool:
-        return float(compute_binomial_upper_tail(v, r, np.array([p]))[0]) <= chance * (1 + _ROUNDED)
-
-    return bisect_left(range(r + 1), True, key=is_unlikely)
+    return find_binomial_upper_quantile(chance * (1 + _ROUNDED), counts, p) + 1
 
 
 Step = tuple[int, Floats]
 
 
-def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Step]) -> float:
+def _compute_enough_right_probability(needed: Ints, steps: Sequence[Step]) -> float:
     """Return P[for some r, at least `needed` of the r surest guesses are right].
 
     Guesses are independent. needed: one number per r; steps: the distribution of the right guesses
@@ -255,7 +223,7 @@ def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Ste
     mass = np.ones(1)
     first = 0
     reached = 0.0
-    for fewest, (lowest, step) in zip(reversed(needed), steps, strict=True):
+    for fewest, (lowest, step) in zip(needed[::-1].tolist(), steps, strict=True):
         if len(mass) * len(step) < _LARGE:
             mass = np.convolve(mass, step)
         else:
@@ -281,17 +249,9 @@ def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) ->
     mean = n * math.exp(right)
     spread = math.sqrt(n * math.exp(right + wrong))
     k = np.arange(
-        max(0, int(mean - _FAR * spread) - 30),
-        min(n, int(mean + _FAR * spread) + 30) + 1,
+        max(0, int(mean - _FAR * spread) - 30), min(n, int(mean + _FAR * spread) + 30) + 1
     )
-    mass: Floats = np.exp(
-        scipy.special.gammaln(n + 1)
-        - scipy.special.gammaln(k + 1)
-        - scipy.special.gammaln(n - k + 1)
-        + k * right
-        + (n - k) * wrong
-    )
-    return int(k[0]), mass
+    return int(k[0]), np.exp(compute_log_choose(n, k) + k * right + (n - k) * wrong)
 
 
 @lru_cache(maxsize=2**16)
@@ -300,16 +260,7 @@ def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies
 
     Under mu-GDP, telling whether a canary was included is at least as hard as telling a Gaussian
     draw from N(0, 1) from a draw from N(mu, 1). There are four tests: with all guesses, a half, an
-    eighth and a 32nd of them. They share the significance level equally.
-
-    Raise AuditError for impossible counts, and for delta 0, for which no Gaussian mechanism has a
-    finite epsilon.
-    """
-    check_one_run_arguments(m, right, delta, level, copies)
-    if delta == 0:
-        raise AuditError(
-            "expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon",
-        )
+    eighth and a 32nd of them. They share the significance level equally."""
     counts = list_guess_counts(m)
     tried = [i for i in _FDP_HALVINGS if i < len(counts)]
     mu = max(find_largest_refuted_mu(m, counts[i], right[i], level / len(tried)) for i in tried)
@@ -345,15 +296,6 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
     while high < _MOST_MU and falsified(high):
         high *= 2
     return find_largest_refuted_value(falsified, high)
-
-
-def compute_binomial_upper_tail(v: int, r: int, q: Floats) -> Floats:
-    """Return P[B >= v] for binomial B of r draws with probability q."""
-    if v:
-        tail: Floats = scipy.special.betainc(v, r - v + 1, q)
-    else:
-        tail = np.ones_like(q)
-    return tail
 
 
 # --- epsilon, delta and mu ------------------------------------------------------------------------
@@ -399,10 +341,7 @@ def compute_group_delta(epsilon: float, delta: float, copies: int) -> float:
 
 
 def find_largest_refuted_value(
-    refuted: Callable[[float], bool],
-    high: float,
-    close: float = _CLOSE,
-    low: float = 0.0,
+    refuted: Callable[[float], bool], high: float, close: float = _CLOSE, low: float = 0.0
 ) -> float:
     """Return the largest refuted value in [low, high], rounded down; `low` if none is refuted.
 
@@ -433,27 +372,26 @@ def bound_share_logit(r: int, v: int, level: float) -> float:
     return float(np.log(bound) - np.log(complement))
 
 
-def check_audit_parameters(delta: float, level: float) -> None:
-    """Raise AuditError for delta outside [0, 1) or level outside (0, 1)."""
+def check_audit_parameters(delta: float, level: float, copies: int = 1) -> None:
+    """Raise AuditError for delta outside [0, 1), level outside (0, 1), or no copy of a canary."""
     if not 0 <= delta < 1:
         raise AuditError(f"expected delta in [0, 1), got {delta:g}")
     if not 0 < level < 1:
         raise AuditError(f"expected level in (0, 1), got {level:g}")
+    if copies < 1:
+        raise AuditError(f"expected every canary to be inserted at least once, got {copies} copies")
 
 
-def check_one_run_arguments(m: int, right: Counts, delta: float, level: float, copies: int) -> None:
-    """Raise AuditError for impossible counts, and for copies, delta or level out of range."""
+def check_right_counts(m: int, right: Counts) -> None:
+    """Raise AuditError for impossible numbers of right guesses."""
     counts = list_guess_counts(m)
     if len(right) != len(counts) or not all(
         0 <= v <= r for r, v in zip(counts, right, strict=False)
     ):
         raise AuditError(
-            f"expected the right ones of {', '.join(map(str, counts))} guesses, got {right}",
+            f"expected the right ones of {', '.join(map(str, counts))} guesses, got {right}"
         )
     if any(not 0 <= v - w <= r - s for (r, v), (s, w) in pairwise(zip(counts, right, strict=True))):
         raise AuditError(
-            f"expected the surest of the guesses among the others: {right} are right of {counts}",
+            f"expected the surest of the guesses among the others: {right} are right of {counts}"
         )
-    check_audit_parameters(delta, level)
-    if copies < 1:
-        raise AuditError(f"expected every canary to be inserted at least once, got {copies} copies")

@@ -32,14 +32,11 @@ def encode_people(secrets: Sequence[Secret]) -> Floats:
         [
             at[s.user] if s.user is not None and s.user_trained == s.member else np.nan
             for s in secrets
-        ],
+        ]
     )
 
 
-def average_per_person(
-    values: Floats | Bools,
-    user: Floats,
-) -> Floats:
+def average_per_person(values: Floats | Bools, user: Floats) -> Floats:
     """Return the mean over each person's records, (people,); empty for fewer than `LEAST` people.
 
     user: (secrets,) codes from `encode_people`.
@@ -74,18 +71,12 @@ def measure_user_inference(
             records_by_person[secret.user_trained].setdefault(secret.user, []).append(i)
     if min(map(len, records_by_person.values())) < LEAST:
         return ()
-    means = {}
+    inside, others = records_by_person.values()
+    count_note = f"{note}, {len(inside):,} people in it and {len(others):,} people not"
+    measurements = []
     for name, values in scores.items():
-        means[name] = [
-            np.array([values[at].mean() for at in records_by_person[side].values()])
-            for side in (True, False)
-        ]
-    counts = " and ".join(
-        f"{len(records_by_person[side]):,} people {side_label}"
-        for side, side_label in ((True, "in it"), (False, "not"))
-    )
-    count_note = f"{note}, {counts}"
-    return tuple(
-        roc.estimate_auc(name, inside, others, count_note)
-        for name, (inside, others) in means.items()
-    )
+        members, nonmembers = (
+            np.array([values[at].mean() for at in side.values()]) for side in (inside, others)
+        )
+        measurements.append(roc.estimate_auc(name, members, nonmembers, count_note))
+    return tuple(measurements)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import scipy
 
 from auditor.core.arrays import Floats
@@ -40,14 +39,6 @@ def compute_rank_p_values(n_above: Floats, tied: Floats, alternatives: Floats) -
     """
     p_values: Floats = (n_above + tied + 1) / (alternatives + 1)
     return p_values
-
-
-def compute_rank_bits(p_values: Floats) -> Floats:
-    """Return -log2(p) of each p-value, of shape (values,), in bits.
-
-    For p = rank / (R + 1) among R alternatives, this is log2(R + 1) - log2(rank).
-    """
-    return -np.log2(p_values)
 
 
 def adjust_false_discovery(p_values: Floats) -> Floats:

@@ -14,10 +14,7 @@ from auditor.statistics.intervals import measure_share
 from auditor.statistics.judging import Outcome
 
 
-def rank_guesses(
-    hit: Bools,
-    score: Floats,
-) -> tuple[Bools, Ints]:
+def rank_guesses(hit: Bools, score: Floats) -> tuple[Bools, Ints]:
     """Sort the hits by decreasing score, and count the wrong guesses before each guess.
 
     Among equal scores, wrong guesses come first, so that ties never raise recall.
@@ -66,11 +63,7 @@ def measure_ranked_recall(
             equal_metric = "recall"
         else:
             equal_metric = "the recall of all guesses"
-        return measure_share(
-            name,
-            solved,
-            f"fewer than {errors} errors: equals {equal_metric}",
-        )
+        return measure_share(name, solved, f"fewer than {errors} errors: equals {equal_metric}")
     recalls = bootstrap.compute_resampled_statistic(
         n, lambda draws: [draw[secret[solvers(draw)]].sum() / n for draw in draws], name
     )
@@ -80,10 +73,7 @@ def measure_ranked_recall(
     return Measurement(name, float(solved.mean()), low, high, n)
 
 
-def find_first_right_guesses(
-    secret: Ints,
-    right: Bools,
-) -> Ints:
+def find_first_right_guesses(secret: Ints, right: Bools) -> Ints:
     """Return the index of each solved secret's first right guess, in the order of the guesses."""
     hits = np.flatnonzero(right)
     # `unique` returns the first index of each secret, sorted by secret: sort by index again.

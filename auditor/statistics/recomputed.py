@@ -62,11 +62,7 @@ def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple
     return None
 
 
-def repeat_measurement(
-    metric: Metric,
-    members: Columns,
-    others: Columns,
-) -> Measurement | None:
+def repeat_measurement(metric: Metric, members: Columns, others: Columns) -> Measurement | None:
     """Recompute the measurement and its interval from a probe's stored columns.
 
     Return None if the columns do not suffice.
@@ -104,13 +100,10 @@ def repeat_measurement(
 
 def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
     """Recompute the AUC of the strongest stored score, corrected for the number of scores."""
-    columns = list_strongest_score_columns(members)
-    n = len(members[columns[0]])
-    m = len(others[columns[0]])
-    member = np.arange(n + m) < n
     scores = {}
-    for c in columns:
+    for c in list_strongest_score_columns(members):
         scores[c] = CandidateScore(np.concatenate([members[c], others[c]]), c)
+    member = np.arange(len(members[c]) + len(others[c])) < len(members[c])
     usable = {c: s for c, s in scores.items() if not np.isnan(s.values).any()} or scores
     widening = compute_simultaneous_widening(list(usable.values()), ScoredRecords(member, {}))
     return bound_strongest_auc(usable, member, ~member, widening)
@@ -123,36 +116,25 @@ def list_strongest_score_columns(columns: Columns) -> list[str]:
     repeats a named column.
     """
     main = name_score_column("")
-    controls = {name_score_column(control) for control in CONTROLS}
-    named_columns = []
-    for name in columns:
-        if name.startswith(f"{main}_") and name not in controls:
-            named_columns.append(name)
+    controls = set(map(name_score_column, CONTROLS))
+    names = [name for name in columns if name.startswith(f"{main}_") and name not in controls]
     # The unnamed column repeats a named one, except in released text.
-    is_duplicate = any(np.array_equal(columns[name], columns[main]) for name in named_columns)
-    if is_duplicate:
-        return named_columns
-    return [main, *named_columns]
+    if any(np.array_equal(columns[name], columns[main]) for name in names):
+        return names
+    return [main, *names]
 
 
 def _recompute_membership_metric(
-    metric: Metric,
-    members: Columns,
-    others: Columns,
+    metric: Metric, members: Columns, others: Columns
 ) -> tuple[float, int] | None:
     if any(metric.scores not in side or not len(side[metric.scores]) for side in (members, others)):
         return None
-    member_scores = members[metric.scores]
-    nonmember_scores = others[metric.scores]
+    sides = members[metric.scores], others[metric.scores]
     if metric.rate:
-        return roc.tpr_at_fpr(member_scores, nonmember_scores, metric.rate).value, len(
-            member_scores,
-        )
+        return roc.tpr_at_fpr(*sides, metric.rate).value, len(sides[0])
     if metric.below:
-        return roc.bound_partial_auc(member_scores, nonmember_scores, metric.below).value, len(
-            member_scores,
-        )
-    return roc.auc(member_scores, nonmember_scores), len(member_scores) + len(nonmember_scores)
+        return roc.bound_partial_auc(*sides, metric.below).value, len(sides[0])
+    return roc.auc(*sides), sum(map(len, sides))
 
 
 def compute_mean(values: Floats) -> float:

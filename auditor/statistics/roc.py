@@ -32,6 +32,8 @@ from auditor.statistics.distributions import (
 from auditor.statistics.intervals import Z, clopper_pearson
 from auditor.statistics.one_run import find_largest_refuted_value
 
+Sides = tuple[Floats, Floats]  # of the members, and of the non-members
+
 AUC = "AUC"  # a unit: a probability that is not written in percent
 # Fewest members, and non-members: with three of each, even a perfect order has probability 1/20 by
 # chance.
@@ -47,7 +49,7 @@ _OF_THRESHOLD = 0.8
 # --- AUC ------------------------------------------------------------------------------------------
 
 
-def compute_delong_placements(members: Floats, others: Floats) -> tuple[Floats, Floats]:
+def compute_delong_placements(members: Floats, others: Floats) -> Sides:
     """Return DeLong's placements, of shapes (members,) and (non-members,) (DeLong et al. 1988).
 
     The first array holds the share of non-members below each member, the second the share of
@@ -70,7 +72,7 @@ def auc(members: Floats, others: Floats) -> float:
     return float(compute_delong_placements(members, others)[0].mean())
 
 
-def orient_scores(members: Floats, others: Floats) -> tuple[Floats, Floats]:
+def orient_scores(members: Floats, others: Floats) -> Sides:
     """Return both arrays, negated if members score lower than non-members.
 
     An AUC below 1/2 distinguishes the groups, too.
@@ -81,11 +83,7 @@ def orient_scores(members: Floats, others: Floats) -> tuple[Floats, Floats]:
 
 
 def estimate_auc(
-    name: str,
-    members: Floats,
-    others: Floats,
-    note: str = "",
-    widen: float = 1.0,
+    name: str, members: Floats, others: Floats, note: str = "", widen: float = 1.0
 ) -> Measurement:
     """Return the AUC with a 95% interval.
 
@@ -96,32 +94,18 @@ def estimate_auc(
     value = auc(members, others)
     deviation = widen * compute_delong_deviation(*compute_delong_placements(members, others))
     low, high = compute_newcombe_interval(value, len(members), len(others), widen)
-    low = min(low, value - Z * deviation)
-    high = max(high, value + Z * deviation)
-    return Measurement(
-        name,
-        value,
-        max(0.0, low),
-        min(1.0, high),
-        len(members) + len(others),
-        AUC,
-        note,
-    )
+    low = max(0.0, min(low, value - Z * deviation))
+    high = min(1.0, max(high, value + Z * deviation))
+    return Measurement(name, value, low, high, len(members) + len(others), AUC, note)
 
 
-def compute_delong_deviation(member_placements: Floats, nonmember_placements: Floats) -> float:
+def compute_delong_deviation(*placements: Floats) -> float:
     """Return the standard deviation of an AUC, from its `compute_delong_placements`."""
-    variance = 0.0
-    for side in (member_placements, nonmember_placements):
-        variance += float(np.var(side, ddof=1)) / len(side)
-    return math.sqrt(variance)
+    return math.sqrt(sum(float(np.var(side, ddof=1)) / len(side) for side in placements))
 
 
 def compute_newcombe_interval(
-    value: float,
-    m: int,
-    n: int,
-    widen: float = 1.0,
+    value: float, m: int, n: int, widen: float = 1.0
 ) -> tuple[float, float]:
     """Return the interval of all AUCs that `value` does not refute (Newcombe 2006, method 5).
 
@@ -130,11 +114,8 @@ def compute_newcombe_interval(
 
     def compute_half_width(x: float) -> float:
         more = (m + n) / 2 - 1  # variance of Hanley and McNeil 1982, with the mean of both sizes
-        return (
-            widen
-            * Z
-            * math.sqrt(x * (1 - x) * (1 + more * ((1 - x) / (2 - x) + x / (1 + x))) / (m * n))
-        )
+        growth = 1 + more * ((1 - x) / (2 - x) + x / (1 + x))
+        return widen * Z * math.sqrt(x * (1 - x) * growth / (m * n))
 
     def find_low_end(auc_value: float) -> float:
         # At 0 and 1 the half-width is 0, so these would pass as ends.
@@ -148,19 +129,14 @@ def compute_newcombe_interval(
     return find_low_end(value), 1 - find_low_end(1 - value)
 
 
-def compute_auc_difference(
-    new: tuple[Floats, Floats], base: tuple[Floats, Floats]
-) -> BoundedNumber:
+def compute_auc_difference(new: Sides, base: Sides) -> BoundedNumber:
     """Return the AUC of `new` minus the AUC of `base`.
 
     new, base: (members' scores, non-members' scores), of the same records. The bounds are of a
     normal distribution with DeLong's variance for correlated AUCs.
     """
-    differences = []
-    for placements in zip(
-        compute_delong_placements(*new), compute_delong_placements(*base), strict=True
-    ):
-        differences.append(np.subtract(*placements))
+    sides = zip(compute_delong_placements(*new), compute_delong_placements(*base), strict=True)
+    differences = [np.subtract(*placements) for placements in sides]
     value = float(differences[0].mean())
     deviation = compute_delong_deviation(*differences)
     return BoundedNumber(
@@ -367,10 +343,7 @@ def count_bound_nonmembers(rate: float, level: float) -> int:
 
 
 def _mark_members_surely_above(
-    members: Floats,
-    others: Floats,
-    rate: float,
-    share: float,
+    members: Floats, others: Floats, rate: float, share: float
 ) -> tuple[Bools, float]:
     """Return a mask (members,) of the members above a threshold that is rarely too low.
 
@@ -379,18 +352,11 @@ def _mark_members_surely_above(
     """
     n = len(others)
     k = int(find_binomial_quantile(share, n, rate))  # the largest k with P[B < k] below the share
-    if k:
-        is_above = members > np.sort(others)[n - k]
-    else:
-        is_above = np.zeros(len(members), dtype=bool)
-    return is_above, float(compute_binomial_cdf(k - 1, n, rate))
+    return _mark_members_above(members, others, k), float(compute_binomial_cdf(k - 1, n, rate))
 
 
 def _mark_members_possibly_above(
-    members: Floats,
-    others: Floats,
-    rate: float,
-    share: float,
+    members: Floats, others: Floats, rate: float, share: float
 ) -> tuple[Bools, float]:
     """Return a mask (members,) of the members above a threshold that is rarely too high.
 
@@ -398,19 +364,19 @@ def _mark_members_possibly_above(
     non-member scores is too high if k or more scores exceed the true threshold.
     """
     n = len(others)
-    k = (
-        int(find_binomial_upper_quantile(share, n, rate)) + 1
-    )  # the smallest k with P[B >= k] at most the share
-    if k <= n:
-        is_above = members > np.sort(others)[n - k]
-    else:
-        is_above = np.ones(len(members), dtype=bool)
-    return is_above, float(compute_binomial_sf(k - 1, n, rate))
+    # the smallest k with P[B >= k] at most the share
+    k = int(find_binomial_upper_quantile(share, n, rate)) + 1
+    return _mark_members_above(members, others, k), float(compute_binomial_sf(k - 1, n, rate))
 
 
-def bound_tpr_difference(
-    new: tuple[Floats, Floats], base: tuple[Floats, Floats], rate: float
-) -> BoundedNumber:
+def _mark_members_above(members: Floats, others: Floats, k: int) -> Bools:
+    """Return a mask of the members above the k-th highest of n others; all members for k > n."""
+    if 0 < k <= len(others):
+        return members > np.sort(others)[-k]
+    return np.full(len(members), k > 0)
+
+
+def bound_tpr_difference(new: Sides, base: Sides, rate: float) -> BoundedNumber:
     """Bound the difference of two true-positive rates (`bound_tpr`) on the same records.
 
     new, base: (members' scores, non-members' scores), paired by record. The non-members bound each
@@ -419,9 +385,7 @@ def bound_tpr_difference(
     non-members for a lower bound, the interval contains 0.
     """
 
-    def bound_lower_end(
-        first: tuple[Floats, Floats], second: tuple[Floats, Floats], level: float
-    ) -> float:
+    def bound_lower_end(first: Sides, second: Sides, level: float) -> float:
         share = level * _OF_THRESHOLD / 2
         surely, wrong = _mark_members_surely_above(*first, rate, share)
         perhaps, wrong_too = _mark_members_possibly_above(*second, rate, share)

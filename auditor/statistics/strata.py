@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.distributions import (
-    compute_hypergeometric_cdf,
-    compute_hypergeometric_sf,
-)
+from auditor.statistics.distributions import compute_hypergeometric_cdf, compute_hypergeometric_sf
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,7 @@ class StratumCount:
 
 @lru_cache(maxsize=4096)
 def compute_finite_population_interval(
-    stratum: StratumCount,
-    tail: float = (1 - CONFIDENCE) / 2,
+    stratum: StratumCount, tail: float = (1 - CONFIDENCE) / 2
 ) -> tuple[int, int]:
     """Return the exact two-sided interval of the number of hits in a whole stratum.
 
@@ -68,8 +64,7 @@ def compute_finite_population_interval(
 
 
 def estimate_population_share(
-    strata: Sequence[StratumCount],
-    tail: float = (1 - CONFIDENCE) / 2,
+    strata: Sequence[StratumCount], tail: float = (1 - CONFIDENCE) / 2
 ) -> tuple[float, float, float]:
     """Return (value, low, high) of the share of hits in all strata together.
 

@@ -52,6 +52,9 @@ class CandidateScore:
     overlap: OverlapWeights | None = None
 
 
+Candidates = Mapping[str, CandidateScore]  # by name
+
+
 @dataclass(frozen=True)
 class ScoredRecords:
     """Hold the groups of scored records as masks (records,).
@@ -78,8 +81,7 @@ class ScoredRecords:
 
 
 def compute_simultaneous_widening(
-    scores: Sequence[CandidateScore],
-    records: ScoredRecords,
+    scores: Sequence[CandidateScore], records: ScoredRecords
 ) -> float:
     """Return the factor (at least 1) that widens all intervals so that they jointly hold at 95%.
 
@@ -138,10 +140,7 @@ def _compute_placement_parts(placed: Floats, side: Bools, unit: Ints | None) -> 
 
 
 def _compute_resampled_sums(
-    parts: Sequence[Floats],
-    side: Bools,
-    unit: Ints | None,
-    stream: str,
+    parts: Sequence[Floats], side: Bools, unit: Ints | None, stream: str
 ) -> Floats:
     """Return the sum of each array in `parts` over every resample of records.
 
@@ -166,7 +165,7 @@ def _compute_resampled_sums(
 
 
 def select_strongest_auc(
-    scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
+    scores: Candidates, members: Bools, others: Bools, widening: float
 ) -> tuple[str, Measurement]:
     """Return the strongest score's name, and its AUC with an interval that allows for the choice.
 
@@ -189,7 +188,7 @@ def select_strongest_auc(
 
 
 def bound_strongest_auc(
-    scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
+    scores: Candidates, members: Bools, others: Bools, widening: float
 ) -> Measurement:
     """Return the strongest score's AUC, with an upper bound that holds for every score.
 
@@ -207,7 +206,7 @@ def bound_strongest_auc(
 
 
 def _estimate_corrected_aucs(
-    scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
+    scores: Candidates, members: Bools, others: Bools, widening: float
 ) -> dict[str, Measurement]:
     aucs = {}
     for key, score in scores.items():
@@ -236,7 +235,7 @@ class StrongestScore:
 
 
 def choose_strongest_score(
-    scores: Mapping[str, CandidateScore], records: ScoredRecords, widening: float, tried: int
+    scores: Candidates, records: ScoredRecords, widening: float, tried: int
 ) -> StrongestScore:
     """Return the strongest of a probe's scores.
 
@@ -264,7 +263,7 @@ def choose_strongest_score(
 
 
 def _select_strongest_adjusted_auc(
-    scores: Mapping[str, CandidateScore], member: Bools, widening: float
+    scores: Candidates, member: Bools, widening: float
 ) -> tuple[Measurement, Floats] | None:
     """Return the adjusted AUC whose interval is farthest from chance, and its (records,) parts.
 
@@ -282,9 +281,7 @@ def _select_strongest_adjusted_auc(
             )
     measured = [pair for pair in adjusted if pair[0].n]
     return max(
-        measured or adjusted[:1],
-        key=lambda pair: max(pair[0].low, 1 - pair[0].high),
-        default=None,
+        measured or adjusted[:1], key=lambda pair: max(pair[0].low, 1 - pair[0].high), default=None
     )
 
 

@@ -32,10 +32,7 @@ _CHANGES = {
 
 
 def measure_unlearning_group(
-    attack: str,
-    name: str,
-    group: str,
-    columns: Mapping[str, Floats],
+    attack: str, name: str, group: str, columns: Mapping[str, Floats]
 ) -> GroupRecall:
     """Return the mean of a group of secrets in each model, and the changes between models.
 
@@ -53,16 +50,12 @@ def measure_unlearning_group(
         control_gain = columns[RETRAINED_RELEARNED] - columns[RETRAINED]
         back = columns[RELEARNED] - columns[AFTER]
         changes["came_back"] = make_measurement(
-            "came_back",
-            compare.resample_paired_means(back, control_gain),
-            unit,
+            "came_back", compare.resample_paired_means(back, control_gain), unit
         )
     if {BEFORE, AFTER, RELEARNED} <= set(columns):
-        share = _estimate_relearned_share(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
-        if share is None:
-            changes |= {}
-        else:
-            changes |= {"share_back": share}
+        share = _estimate_relearned_share(columns[BEFORE], columns[AFTER], columns[RELEARNED])
+        if share is not None:
+            changes["share_back"] = share
     means = {}
     for model, values in columns.items():
         means[model] = intervals.estimate_mean(name, values, unit)
@@ -87,12 +80,5 @@ def _estimate_relearned_share(before: Floats, after: Floats, again: Floats) -> M
     )
     if (sums[:, 1] <= 0).any():
         return None
-    low, high = bootstrap.compute_percentile_interval(sums[:, 0] / sums[:, 1])
-    return Measurement(
-        "share_back",
-        float(back.sum() / forgotten.sum()),
-        low,
-        high,
-        len(forgotten),
-        "share",
-    )
+    ends = bootstrap.compute_percentile_interval(sums[:, 0] / sums[:, 1])
+    return Measurement("share_back", float(back.sum() / forgotten.sum()), *ends, len(forgotten))

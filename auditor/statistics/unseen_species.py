@@ -37,13 +37,8 @@ def estimate_new_species(name: str, counts: Counts, draws: int, per: int) -> Mea
     return Measurement(name, per * value, per * low, per * high, draws, f"per {per:,}")
 
 
-def estimate_species_richness(
-    name: str,
-    counts: Counts,
-    draws: int,
-    most: int,
-) -> Measurement | None:
-    """Estimate the number of species, seen and unseen; None if no species was seen.
+def estimate_species_richness(name: str, counts: Counts, draws: int, most: int) -> Measurement:
+    """Estimate the number of species, seen and unseen; at least one was seen.
 
     The estimate is at most `most`, the number of species that can exist. It is Chao 1987
     (incidence), unbiased form: S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), where A = (T - 1)/T. T draws were
@@ -54,8 +49,6 @@ def estimate_species_richness(
     estimate is S, the interval follows from the probability of missing a species as frequent as
     those seen. counts: (species,) the number of draws with each species.
     """
-    if not len(counts):
-        return None
     once = _count_species_seen(counts, 1)
     twice = _count_species_seen(counts, 2)
     share = (draws - 1) / draws

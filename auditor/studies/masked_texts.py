@@ -100,10 +100,7 @@ class MaskedTexts:
             )
         self.bare = target
         self.target = _LastAnswerCache(target)
-        if public is None:
-            self.public = None
-        else:
-            self.public = _LastAnswerCache(public)
+        self.public = None if public is None else _LastAnswerCache(public)
         self.tokenizer = tokenizer
         self.options = options
         self.seed = seed
@@ -162,9 +159,8 @@ class MaskedTexts:
     def _draw_sample(self, texts: list[Passage], limit: int | None) -> list[Passage]:
         if limit is None or limit >= len(texts):
             return texts
-        rows = sorted(
-            make_keyed_generator("utility", "limit", self.seed).permutation(len(texts))[:limit]
-        )
+        rng = make_keyed_generator("utility", "limit", self.seed)
+        rows = sorted(rng.permutation(len(texts))[:limit])
         self.notes.append(
             f"--limit kept {limit} of {len(texts)} texts, a random sample with seed {self.seed}"
         )
@@ -240,7 +236,7 @@ class MaskedTexts:
             bare = self._time_distribution(self.bare)
             rounds.append([self._time_distribution(model) / bare for model in models])
         slowdowns = []
-        for middle, low, high in np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist():
+        for middle, low, high in np.quantile(rounds, [0.5, 0, 1], axis=0).T.tolist():
             slowdowns.append(
                 Measurement("slowdown", middle, low, high, _TIMINGS, "times", "range of timings")
             )
@@ -248,9 +244,9 @@ class MaskedTexts:
 
     def _time_distribution(self, model: MaskedModel) -> float:
         """Return the seconds to compute the distributions of a batch of four copies of a text."""
-        for cache in (self.target, self.public):
-            if cache is not None:
-                cache.forget()  # a cached answer would take no time
+        self.target.forget()  # a cached answer would take no time
+        if self.public is not None:
+            self.public.forget()
         text = self.texts[0]
         tokens = torch.tensor([text.tokens] * 4)
         gaps = torch.tensor([self.masked_positions(text, 0)] * 4)

@@ -179,10 +179,7 @@ class Utility:
             cell = Replicates(
                 row.target, "", NAME, measured={self.seed: row.measured}, options=row.options
             )
-            if row.target == UNDEFENDED:
-                variant = UNDEFENDED
-            else:
-                variant = ""
+            variant = UNDEFENDED if row.target == UNDEFENDED else ""
             points.append(StudyPoint(variant, row.at, (NAME,), (cell,), subject=about))
         return points
 
@@ -238,18 +235,18 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter, command: st
         slowdowns = texts.measure_slowdowns(models)
     # A token without a probability makes the perplexity infinite; `covered` reports their share.
     possible = np.where(lost > 0, np.inf, nll)
-    rows = [
-        UtilityRow(UNDEFENDED, {}, {}, _measure_point(texts, possible, lost, 0, slowdowns[0])),
-    ]
+    rows = [UtilityRow(UNDEFENDED, {}, {}, _measure_point(texts, possible, lost, 0, slowdowns[0]))]
     for i, ((at, defense), claim) in enumerate(zip(defenses, protected_claims, strict=True), 1):
         measured = _measure_point(texts, possible, lost, i, slowdowns[i])
         for m in _list_claimed_epsilons(texts, claim):
             measured[m.name] = m
         rows.append(UtilityRow(defense.name, dict(at), to_json(defense), measured))
-    records = f"{'member' if options.on == 'members' else 'held-out'} records"
+    data = "member records" if options.on == "members" else "held-out records"
+    if plan.data.data is not None:
+        data = Path(plan.data.data).name
     return Utility(
         model=plan.target.model or LABS[plan.target.lab].name,
-        data=Path(plan.data.data).name if plan.data.data is not None else records,
+        data=data,
         rows=tuple(rows),
         notes=(_describe_masked_texts(texts), *texts.notes),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -286,12 +283,10 @@ def _load_masked_texts(plan: Plan, options: MaskingOptions, reporter: Reporter) 
                 "`on` in [utility] chooses among the lab's records; --data are measured whole"
             )
         texts = read_row_texts("--data", plan.data.data)
-        companion = plan.loading.for_companion_model()
         target = load_masked(plan.target.model, plan.loading)
+        public = None
         if plan.target.public:
-            public = load_masked(plan.target.public, companion)
-        else:
-            public = None
+            public = load_masked(plan.target.public, plan.loading.for_companion_model())
     return MaskedTexts(
         target,
         public,
@@ -316,14 +311,8 @@ def _measure_point(
     perplexity = measure_corpus_perplexity(possible[i], tokens)
     size = texts.target.vocab_size
     # At weight 0 uniform mixing has the perplexity |V| (Majmudar et al. 2022): 1 here.
-    relative = Measurement(
-        "perplexity_over_vocabulary",
-        perplexity.value / size,
-        perplexity.low / size,
-        perplexity.high / size,
-        perplexity.n,
-        "times",
-    )
+    ends = (perplexity.value / size, perplexity.low / size, perplexity.high / size)
+    relative = Measurement("perplexity_over_vocabulary", *ends, perplexity.n, "times")
     measurements = (
         perplexity,
         measure_corpus_perplexity(possible[i], tokens, possible[0]),
@@ -362,39 +351,34 @@ def measure_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
         base: None for the perplexity. For the ratio, the summed nats of the model to compare with,
             in the same shape. Both models are then resampled together.
     """
+    name = unit = "perplexity"
+    note = ""
+    paired = nll
     if base is None:
-        paired = nll
+        restarts = np.exp(nll.sum(1) / tokens.sum()).tolist()
+        note = f"restarts {', '.join(map(str, restarts))}"
     else:
+        name = "perplexity_ratio"
+        unit = "times"
         paired = np.concatenate([nll, base])
 
     # Return the log of the number at these rates and its slopes by each rate, for
     # `estimate_rate_statistic`. each: (resamples, restarts), nats a token, followed by the restarts
     # of a base.
     def log(nlls: Floats) -> tuple[Floats, Floats]:
-        rates = nlls[:, : len(nll)]
-        base_rates = nlls[:, len(nll) :]
+        rates = nlls.reshape(len(nlls), -1, len(nll))
         with np.errstate(invalid="ignore"):  # infinity has no slope, and none is needed
             # The log of the mean of exp(rate) over restarts; exp undoes it below.
+            logs = logsumexp(rates, axis=2) - math.log(len(nll))
+            slopes = softmax(rates, axis=2)
             if base is None:
-                return logsumexp(rates, axis=1) - math.log(len(nll)), softmax(rates, axis=1)
-            value = np.where(
-                np.isinf(rates).any(1),
-                np.inf,
-                logsumexp(rates, axis=1) - logsumexp(base_rates, axis=1),
-            )
-            return value, np.concatenate(
-                [softmax(rates, axis=1), -softmax(base_rates, axis=1)], axis=1
-            )
+                return logs[:, 0], slopes[:, 0]
+            ratio = np.where(np.isinf(logs[:, 0]), np.inf, logs[:, 0] - logs[:, 1])
+            return ratio, np.concatenate([slopes[:, 0], -slopes[:, 1]], axis=1)
 
-    name, unit = ("perplexity", "perplexity") if base is None else ("perplexity_ratio", "times")
     value, low, high = np.exp(
         bootstrap.estimate_rate_statistic(paired, tokens[None], log, "utility", _RESAMPLES)
     ).tolist()
-    restarts = np.exp(nll.sum(1) / tokens.sum()).tolist()
-    if base is not None:
-        note = ""
-    else:
-        note = f"restarts {', '.join(map(str, restarts))}"
     return Measurement(name, value, low, high, len(tokens), unit, note)
 
 

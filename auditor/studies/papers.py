@@ -79,9 +79,8 @@ class Paper:
             for name, value in part.items():
                 if name in _PARTS:
                     plan_fields[name] = value
-            raw = merge_raw_plans(
-                raw, merge_raw_plans(plan_fields, part.get("scale", {}).get(scale, {}))
-            )
+            for over in (plan_fields, part.get("scale", {}).get(scale, {})):
+                raw = merge_raw_plans(raw, over)
         # The list of plans of a scale is not a field of a plan.
         raw.pop(_PLANS, None)
         return raw
@@ -99,12 +98,12 @@ def load_paper(name: str) -> Paper:
 
     Raise AuditError for an unknown name; the message suggests the nearest known name.
     """
-    if (Path(name) / _PAPER).is_file():
-        folder: Path | None = Path(name)
-    else:
-        folder = find_bundled_paper_folders().get(name)
-    if folder is None:
-        raise make_unknown_name_error("paper", name, find_bundled_paper_folders())
+    folder = Path(name)
+    if not (folder / _PAPER).is_file():
+        bundled = find_bundled_paper_folders()
+        if name not in bundled:
+            raise make_unknown_name_error("paper", name, bundled)
+        folder = bundled[name]
     shared = _read_paper_toml(folder / _PAPER, ("title", _PLANS, "scale"))
     files = {}
     for path in folder.glob("*.toml"):

@@ -42,10 +42,13 @@ from auditor.reports import tables
 from auditor.statistics.composition import compute_exact_game_epsilon
 from auditor.statistics.one_run import compute_gaussian_epsilon
 
+Options = Mapping[str, Any]
+
 _ROUNDING = 1e-6  # relative
 # Absolute: deviation from 1 allowed for a total of decimals written by hand.
 _MASS = 1e-6
 _ALIAS = "the query"
+_PMIXED_OPTIONS = {"epsilon", "delta", "alpha", "queries"}
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,7 @@ class PromiseCheck:
     """Comparison of a claimed privacy loss with its actual value.
 
     Args:
-        query: name of the query.
-        setting: parameters of the mechanism.
+        query: the query.
         neighbour: name of the neighbouring relation.
         realised: actual loss, in nats.
         claimed: claimed loss, in nats.
@@ -67,8 +69,7 @@ class PromiseCheck:
         location: context of the largest loss, in the words of claim-check.
     """
 
-    query: str
-    setting: str
+    query: GivenDistributions
     neighbour: str
     realised: float
     claimed: float
@@ -80,6 +81,11 @@ class PromiseCheck:
     location: str = ""
 
     @property
+    def setting(self) -> str:
+        """Parameters of the mechanism."""
+        return self.query.setting_label + ", charged 4 D" * self.is_uncounted
+
+    @property
     def loss_ratio(self) -> float:
         return self.realised / self.claimed
 
@@ -88,6 +94,9 @@ class PromiseCheck:
         if self.realised <= self.claimed * (1 + _ROUNDING):
             return "holds"
         return f"exceeded, {self.loss_ratio:.3g} times"
+
+
+Checks = Iterator[PromiseCheck]
 
 
 @dataclass(frozen=True)
@@ -129,11 +138,11 @@ class GivenDistributions:
 
     @property
     def setting_label(self) -> str:
-        labels = {}
+        labels = []
         for name, value in self.setting.items():
             if name != "tokens":
-                labels[name] = _format_published_number(value)
-        return ", ".join(f"{_SIGNS.get(name, name)} {value}" for name, value in labels.items())
+                labels.append(f"{_SIGNS.get(name, name)} {_format_published_number(value)}")
+        return ", ".join(labels)
 
 
 _SIGNS = {
@@ -176,7 +185,7 @@ class PublishedPromise:
     query: tuple[GivenDistributions, ...] = ()
 
     @classmethod
-    def from_published_table(cls, title: str, raw: Mapping[str, Any]) -> PublishedPromise:
+    def from_published_table(cls, title: str, raw: Options) -> PublishedPromise:
         """Parse a `[published]` table (`raw`). Raise AuditError for an unknown field or
         mechanism.
         """
@@ -304,8 +313,7 @@ def check_published_query(
         stray.pop(violation, None)
         checks.append(
             PromiseCheck(
-                query.name,
-                query.setting_label,
+                query,
                 words,
                 values[f"realised_{relation}"],
                 values[f"claimed_{relation}"],
@@ -333,9 +341,7 @@ def _compute_exact_epsilon(
 # -----------------------------------------------------------------------------------------------
 
 
-def check_published_dp_fusion_claim(
-    query: GivenDistributions, options: Mapping[str, Any]
-) -> Iterator[PromiseCheck]:
+def check_published_dp_fusion_claim(query: GivenDistributions, options: Options) -> Checks:
     """Check the claim of DP-Fusion for one private group (formulas C5).
 
     DP-Fusion mixes an ensemble within a divergence radius. options: options of the mechanism.
@@ -362,13 +368,13 @@ def check_published_dp_fusion_claim(
     (check,) = check_published_query(
         NeighbouringModels(served, neighbours, {"replace": (alpha, 4 * radius)}), query
     )
-    yield replace(check, setting=f"{query.setting_label}, charged 4 D", is_uncounted=True)
+    yield replace(check, is_uncounted=True)
     for tokens in query.setting.get("tokens", ()):
         # 4 beta of Renyi divergence a token, converted to an epsilon by Mironov 2017, Proposition
         # 3.
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
         exact = _compute_exact_epsilon(query, served, other, tokens, delta)
-        yield PromiseCheck(query.name, query.setting_label, "replace", exact, claimed, count=tokens)
+        yield PromiseCheck(query, "replace", exact, claimed, count=tokens)
     # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; against the public model,
     # the radius itself.
     lower = alpha**2 / (2 * alpha - 1)
@@ -381,17 +387,13 @@ def check_published_dp_fusion_claim(
     )
 
 
-def check_published_pmixed_claim(
-    query: GivenDistributions, options: Mapping[str, Any]
-) -> Iterator[PromiseCheck]:
+def check_published_pmixed_claim(query: GivenDistributions, options: Options) -> Checks:
     members = int(query.setting["members"])
     share = float(query.setting["q"])
     ensemble = build_fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
-    plain = {"epsilon", "delta", "alpha", "queries"}
     common = {}
-    for name, value in options.items():
-        if name in plain:
-            common[name] = value
+    for name in _PMIXED_OPTIONS & options.keys():
+        common[name] = options[name]
     defenses = [
         (PMixed(**common, q=share, accounting="published"), ("add_remove", "zero_out"), False),
         (PMixed(**common, q=share, adjacency="add_remove"), ("add_remove",), True),
@@ -409,20 +411,11 @@ def check_published_pmixed_claim(
                 query, model, model.neighbour_model(relation, 0), defense.queries, defense.delta
             )
             words = relation.replace("_", " ")
-            yield PromiseCheck(
-                query.name,
-                query.setting_label,
-                words,
-                exact,
-                defense.epsilon,
-                count=defense.queries,
-                ours=is_control,
-            )
+            count = defense.queries
+            yield PromiseCheck(query, words, exact, defense.epsilon, count=count, ours=is_control)
 
 
-def check_published_adp_claim(
-    query: GivenDistributions, options: Mapping[str, Any]
-) -> Iterator[PromiseCheck]:
+def check_published_adp_claim(query: GivenDistributions, options: Options) -> Checks:
     """Check one step of ADP on two batches: with and without a record of privacy probability 1.
 
     See formulas B4 (i). options: options of the mechanism.
@@ -448,26 +441,13 @@ def check_published_adp_claim(
             compute_noise_scale_divergence(order, query.parameters, other_noise, noise),
         )
         relation = "record in or out" + ", γ public" * is_control
-        yield PromiseCheck(
-            query.name,
-            query.setting_label,
-            relation,
-            realised,
-            charged,
-            order,
-            unit="step",
-            ours=is_control,
-        )
+        yield PromiseCheck(query, relation, realised, charged, order, unit="step", ours=is_control)
         if not is_control:
             exact = compute_noise_scale_epsilon(query.parameters, noise, other_noise, delta)
-            yield PromiseCheck(
-                query.name, query.setting_label, relation, exact, charged_epsilon, unit="step"
-            )
+            yield PromiseCheck(query, relation, exact, charged_epsilon, unit="step")
 
 
-def check_published_uniform_mixing_claim(
-    query: GivenDistributions, options: Mapping[str, Any]
-) -> Iterator[PromiseCheck]:
+def check_published_uniform_mixing_claim(query: GivenDistributions, options: Options) -> Checks:
     defense = UniformMixing(weight=float(query.setting["weight"]))
     public = FixedDistribution(query.public)
     served = defense.protect(Scenario(FixedDistribution(query.private), public, None, 1, 1))
@@ -482,14 +462,10 @@ def check_published_uniform_mixing_claim(
         claimed = compute_uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
         # Delta 0: the promise is pure.
         exact = _compute_exact_epsilon(query, served, other, tokens, 0.0)
-        yield PromiseCheck(
-            query.name, query.setting_label, "any two models", exact, claimed, count=tokens
-        )
+        yield PromiseCheck(query, "any two models", exact, claimed, count=tokens)
 
 
-def check_published_invisible_ink_claim(
-    query: GivenDistributions, options: Mapping[str, Any]
-) -> Iterator[PromiseCheck]:
+def check_published_invisible_ink_claim(query: GivenDistributions, options: Options) -> Checks:
     batch = int(query.setting["batch"])
     epsilon = float(query.setting["epsilon"])
     defense = InvisibleInk(epsilon=epsilon, batch=batch, **options)
@@ -507,14 +483,10 @@ def check_published_invisible_ink_claim(
     exact = _compute_exact_epsilon(
         query, model, model.neighbour_model("zero_out", 0), defense.queries, defense.delta
     )
-    yield PromiseCheck(
-        query.name, query.setting_label, "zero out", exact, epsilon, count=defense.queries
-    )
+    yield PromiseCheck(query, "zero out", exact, epsilon, count=defense.queries)
 
 
-MECHANISMS: Mapping[
-    str, Callable[[GivenDistributions, Mapping[str, Any]], Iterator[PromiseCheck]]
-] = {
+MECHANISMS: Mapping[str, Callable[[GivenDistributions, Options], Checks]] = {
     "dp-fusion": check_published_dp_fusion_claim,
     "pmixed": check_published_pmixed_claim,
     "adp": check_published_adp_claim,
@@ -546,20 +518,15 @@ def build_published_promise_table(
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
     rows = []
     for check in checks:
-        rows.append(
-            (
-                *(check.query, check.setting, check.neighbour, _format_promised_quantity(check)),
-                _format_published_number(check.realised),
-                _format_published_number(check.claimed),
-                check.verdict,
-            )
-        )
+        labels = (check.query.name, check.setting, check.neighbour)
+        losses = map(_format_published_number, (check.realised, check.claimed))
+        rows.append((*labels, _format_promised_quantity(check), *losses, check.verdict))
     return tables.RowTable(claim.title, head, rows)
 
 
 def build_published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseCheck]) -> str:
     """Return the claim's section of the page, as Markdown."""
-    # Checks marked `beside` are in the table, but not counted in the verdict.
+    # Checks with `is_uncounted` are in the table, but not counted in the verdict.
     published = []
     counted = []
     controls = []
@@ -593,17 +560,16 @@ def _render_promise_table(claim: PublishedPromise, checks: Sequence[PromiseCheck
 def _promise_outcome_sentence(checks: Sequence[PromiseCheck]) -> str:
     worst = max(checks, key=lambda check: check.loss_ratio)
     n_bad = sum(check.verdict != "holds" for check in checks)
-    at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
+    at = f"{worst.query.name}, {worst.setting}, {worst.neighbour}"
     numbers = (
         f"{_format_published_number(worst.realised)} nats realised, "
         f"{_format_published_number(worst.claimed)} claimed, {_format_promised_quantity(worst)}"
     )
     if not n_bad:
         return f"**Holds** in all {len(checks)} comparisons; nearest to it: {at}: {numbers}."
+    quote = ""
     if worst.location:
         quote = f' claim-check: "VIOLATED: {worst.location}".'
-    else:
-        quote = ""
     return (
         f"**Does not hold** in {n_bad} of {len(checks)} comparisons; worst: {at}: {numbers}.{quote}"
     )
@@ -612,9 +578,9 @@ def _promise_outcome_sentence(checks: Sequence[PromiseCheck]) -> str:
 def _format_promised_quantity(check: PromiseCheck) -> str:
     if check.order is None:
         return f"ε of {check.count:,} {check.unit}{'s' * (check.count > 1)}"
-    return f"a {check.unit}, " + (
-        "pure" if math.isinf(check.order) else f"order {_format_published_number(check.order)}"
-    )
+    if math.isinf(check.order):
+        return f"a {check.unit}, pure"
+    return f"a {check.unit}, order {_format_published_number(check.order)}"
 
 
 def _format_published_number(value: float) -> str:
@@ -626,14 +592,14 @@ def _format_published_number(value: float) -> str:
 def _describe_published_query(query: GivenDistributions) -> str:
     if query.parameters:
         return f"{query.name}: noise on {query.parameters:,} parameters."
-    distributions = (
-        ("public", query.public),
-        ("the examined one", query.private),
-        ("the other", query.other),
-    )
+    distributions = {
+        "public": query.public,
+        "the examined one": query.private,
+        "the other": query.other,
+    }
     # Ten digits: 0.9999995 must not be shown as 1.
     labels = []
-    for role, masses in distributions:
+    for role, masses in distributions.items():
         if masses:
             labels.append(f"{role} ({', '.join(map('{:.10g}'.format, masses))})")
     return f"{query.name}: {'; '.join(labels)}."

@@ -21,6 +21,7 @@ from auditor.studies.ledger import LedgerRow, StudyPoint
 from auditor.studies.papers import PUBLISHED, UTILITY, Paper
 from auditor.studies.published_promises import PublishedPromise
 
+Results = tuple[list[tables.RowTable], dict[str, str]]  # tables, and failures by point
 PAGE = "claims.md"
 _SECTION = "claim.md"
 
@@ -139,9 +140,7 @@ class RunStudy:
     def planned_points(self) -> list[StudyPoint]:
         return sweep.plan_study_points(self.grid)
 
-    def run_study_into_folder(
-        self, folder: Path, reporter: Reporter, command: str
-    ) -> tuple[list[tables.RowTable], dict[str, str]]:
+    def run_study_into_folder(self, folder: Path, reporter: Reporter, command: str) -> Results:
         """Run the grid. Return its tables, then the reasons of failures, keyed by point.
 
         An interrupted run still writes the tables of its finished points.
@@ -173,9 +172,7 @@ class ClaimStudy:
     def planned_points(self) -> list[StudyPoint]:
         return []
 
-    def run_study_into_folder(
-        self, folder: Path, reporter: Reporter, command: str
-    ) -> tuple[list[tables.RowTable], dict[str, str]]:
+    def run_study_into_folder(self, folder: Path, reporter: Reporter, command: str) -> Results:
         checks = self.claim.check_all_queries()
         table = published_promises.build_published_promise_table(self.claim, checks)
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,9 +199,7 @@ class UtilityStudy:
             points.append(replace(point, attacks=(masked_utility.NAME,), failure=self.failure))
         return points
 
-    def run_study_into_folder(
-        self, folder: Path, reporter: Reporter, command: str
-    ) -> tuple[list[tables.RowTable], dict[str, str]]:
+    def run_study_into_folder(self, folder: Path, reporter: Reporter, command: str) -> Results:
         """Measure the plan, or read an earlier measurement. Return tables, then reasons of
         failures.
 

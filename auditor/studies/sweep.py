@@ -6,11 +6,12 @@ A finished point is not run again; an unfinished point is continued. Points shar
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from auditor.conclusions import frontier
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
@@ -220,14 +221,12 @@ class _QuietReporter(Reporter):
 def _write_sweep_file(
     folder: Path, points: Sequence[GridPoint], failures: Mapping[str, str], command: str
 ) -> None:
-    # The fields of `_RecordedPoint`, which reads them.
     rows = []
     for point in points:
-        failure = failures.get(point.name, "")
-        rows.append({**vars(point), "folder": point.run_folder_name, "failure": failure})
-    disk.replace_atomically(
-        folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n"
-    )
+        recorded = {"folder": point.run_folder_name, "failure": failures.get(point.name, "")}
+        rows.append(_RecordedPoint(**vars(point) | recorded))
+    record = asdict(StartedSweep(command, tuple(rows)))
+    disk.replace_atomically(folder / SWEEP, json.dumps(record, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
@@ -243,36 +242,29 @@ class _RecordedPoint(GridPoint):
     failure: str
 
 
-def read_sweep_points(folder: Path) -> list[GridPoint]:
-    """Return the points of a started sweep. Raise AuditError if the folder has no sweep."""
-    return list(_read_recorded_sweep_points(folder))
+@dataclass(frozen=True)
+class StartedSweep:
+    """The content of `sweep.json`.
 
-
-def read_command_that_started_sweep(folder: Path) -> str:
-    """Return the command that started the sweep.
-
-    If a point is run later, its result also names this command.
+    Args:
+        command: the command that started the sweep; if a point is run later, its result also names
+            this command.
+        points: the points, in the plan's order.
     """
-    command: str = from_json(
-        str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command"
-    )
-    return command
+
+    command: str
+    points: tuple[_RecordedPoint, ...]
 
 
-def _read_sweep_file(folder: Path) -> dict[str, Any]:
-    return read_json_object(folder / SWEEP, "the points of a sweep")
-
-
-def _read_recorded_sweep_points(folder: Path) -> tuple[_RecordedPoint, ...]:
+def read_started_sweep(folder: Path) -> StartedSweep:
+    """Return the record of a started sweep. Raise AuditError if the folder has no sweep."""
     path = folder / SWEEP
-    raw = _read_sweep_file(folder)
-    points: tuple[_RecordedPoint, ...] = from_json(
-        tuple[_RecordedPoint, ...], raw.get("points"), f"{path}: points"
-    )
-    for point in points:
+    raw = read_json_object(path, "the points of a sweep")
+    sweep: StartedSweep = from_json(StartedSweep, raw, str(path))
+    for point in sweep.points:
         # The plan is arbitrary JSON here; only its field `attack` is read before the plan is built.
         from_json(tuple[str, ...], point.plan.get("attack"), f"{path}: attack of {point.name}")
-    return points
+    return sweep
 
 
 def plan_study_points(points: Sequence[GridPoint]) -> list[StudyPoint]:
@@ -302,7 +294,7 @@ def build_sweep_frontiers(folder: Path) -> tuple[Frontier, ...]:
 
 def _group_recorded_points(folder: Path) -> Iterable[list[_RecordedPoint]]:
     grouped: dict[str, list[_RecordedPoint]] = {}
-    for recorded in _read_recorded_sweep_points(folder):
+    for recorded in read_started_sweep(folder).points:
         grouped.setdefault(recorded.name_without_seed, []).append(recorded)
     return grouped.values()
 
@@ -318,10 +310,9 @@ def _list_finished_runs(points: Sequence[_RecordedPoint], folder: Path) -> Runs:
 
 def _build_study_point(points: Sequence[_RecordedPoint], folder: Path) -> StudyPoint:
     finished = _list_finished_runs(points, folder)
-    failure = next(
-        (recorded.failure for recorded in points if recorded.failure),
-        "" if finished else "not run yet",
-    )
+    failure = next(filter(None, map(operator.attrgetter("failure"), points)), "")
+    if not failure and not finished:
+        failure = "not run yet"
     about = ""
     for result, _ in [*finished.values()][:1]:
         about = result.benchmark.name
@@ -352,7 +343,7 @@ def build_sweep_table(
     """
     columns = headings or _sweep_table_metric_headings(points)
     rows = list(_build_sweep_table_rows(points, columns))
-    several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
+    several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell.target}) > 1
     keys = list_swept_options(points)
     # In the order of `machine_readable_cells`.
     bounds = []
@@ -370,7 +361,7 @@ def build_sweep_table(
         machine_rows.append(row.machine_readable_cells(keys))
     return tables.RowTable(
         title,
-        ("point", *(["row"] if several else []), "attack", *(heads[i] for i in filled), "seeds"),
+        ("point", *["row"] * several, "attack", *(heads[i] for i in filled), "seeds"),
         terminal_rows,
         note or _NOTE,
         ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
@@ -407,22 +398,13 @@ def _sweep_table_metric_headings(points: Sequence[StudyPoint]) -> dict[str, str]
 @dataclass(frozen=True)
 class _SweepTableRow:
     point: StudyPoint
-    cell: Replicates | None
+    cell: Replicates  # without target and setting if the point has no results
     numbers: tuple[Measurement | None, ...]  # of the columns, and DIFFERENCE
     failure: str
 
     @property
     def seeds_label(self) -> str:
-        if self.cell:
-            return format_study_seed_ranges(sorted(self.cell.measured))
-        return ""
-
-    @property
-    def cell_key(self) -> tuple[str, str, str]:
-        """Target, setting and attack; only the plan's attacks if results are missing."""
-        if self.cell:
-            return self.cell.target, self.cell.setting, self.cell.attack
-        return "", "", ", ".join(self.point.attacks)
+        return format_study_seed_ranges(sorted(self.cell.measured))
 
     def terminal_cells(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         """Return the cells of this row for readers.
@@ -430,27 +412,24 @@ class _SweepTableRow:
         several: whether the table has a column for target and setting. filled: indices of the
         numbers to show; a column without numbers is left out.
         """
-        target, setting, attack = self.cell_key
         cells = [name_grid_point(self.point.variant, self.point.at) or "plan"]
         if several:
-            cells.append(", ".join(filter(None, (target, setting))))
-        cells.append(attack)
+            cells.append(", ".join(filter(None, (self.cell.target, self.cell.setting))))
+        cells.append(self.cell.attack)
         for i in filled:
-            text = ""
-            if m := self.numbers[i]:
-                text = phrases.format_measurement_value(m)
-            cells.append(text)
+            m = self.numbers[i]
+            cells.append(phrases.format_measurement_value(m) if m else "")
         return (*cells, " · ".join(filter(None, [self.seeds_label, self.failure])))
 
     def machine_readable_cells(self, keys: Sequence[str]) -> tuple[object, ...]:
-        n = None
+        first = next(filter(None, self.numbers), None)
+        n = first and first.n
         bounds: list[float | None] = []
         for m in self.numbers:
             bounds += (m.value, m.low, m.high) if m else (None, None, None)
-            if m and n is None:
-                n = m.n
         at = map(self.point.at.get, keys)
-        return (self.point.variant, *at, *self.cell_key, self.seeds_label, n, *bounds, self.failure)
+        cell = (self.cell.target, self.cell.setting, self.cell.attack)
+        return (self.point.variant, *at, *cell, self.seeds_label, n, *bounds, self.failure)
 
 
 def _build_sweep_table_rows(
@@ -461,7 +440,8 @@ def _build_sweep_table_rows(
     first: dict[str, Replicates] = {}
     for point in points:
         if not point.cells:
-            yield _SweepTableRow(point, None, nothing, f"failed: {point.failure}")
+            cell = Replicates("", "", ", ".join(point.attacks))
+            yield _SweepTableRow(point, cell, nothing, f"failed: {point.failure}")
         for cell in point.cells:
             if not cell.measured:
                 yield _SweepTableRow(point, cell, nothing, f"not applicable: {cell.not_applicable}")

@@ -31,7 +31,7 @@ from auditor.core.secret_table import build_secret_table
 from auditor.plugins.benchmark import Benchmark
 from auditor.statistics import people
 from auditor.statistics.extraction import format_copies
-from auditor.statistics.near_pairs import group_texts_within_edit_limits
+from auditor.statistics.near_pairs import index_pairs_within_edit_limits, label_connected_texts
 
 NAMED_ROWS = 10  # row numbers that a note lists; it counts further rows
 SEVERAL = "several groups"
@@ -486,7 +486,8 @@ def count_row_copies(
             texts.append(tokens)
             n_compared = min(len(tokens), 2 * len(record.suffix))
             limits.append(int(n_compared * NEAR_SHARE))
-        groups = group_texts_within_edit_limits(texts, limits).tolist()
+        pairs = index_pairs_within_edit_limits(texts, texts, limits)
+        groups = label_connected_texts(len(texts), pairs).tolist()
         group_sizes = Counter(groups)
         texts_of_group: dict[int, dict[int, set[str]]] = {}  # by length
         for record, group in zip(records, groups, strict=True):

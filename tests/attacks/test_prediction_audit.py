@@ -34,8 +34,7 @@ from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.statistics.audited import explain_powerless_audit
 from auditor.statistics.composition import compute_exact_game_epsilon
-from auditor.statistics.games import audit_games, count_confusion
-from auditor.statistics.two_samples import epsilon_clopper_pearson
+from auditor.statistics.games import audit_games, count_confusion, epsilon_clopper_pearson
 from tests.conftest import refuses, states
 
 MakeTiny = Callable[..., HuggingFaceModel]

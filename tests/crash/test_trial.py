@@ -76,7 +76,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_are_those_of_single_backward_passes() -> None:
     model, records = (
         training_specimen.build_tiny_specimen_model(0),
-        training_specimen.make_crash_records(0),
+        training_specimen.Specimen(alike=False).make_crash_test_records(),
     )
     names = [name for name, _ in model.named_parameters()]
     weights = dict(model.named_parameters())
@@ -92,7 +92,7 @@ def test_gradients_are_those_of_single_backward_passes() -> None:
 
 
 def test_a_record_is_known_wherever_its_row_is_read() -> None:
-    records = training_specimen.make_crash_records(0)
+    records = training_specimen.Specimen(alike=False).make_crash_test_records()
     assert training_specimen.find_row_records(
         training_specimen.pad_specimen_tokens(records, [3, 0, 47])
     ) == [
@@ -175,7 +175,7 @@ def test_a_mean_that_nothing_undoes_is_broken_under_random_allocation() -> None:
         drawn=loop_variants.allocate,
     )
     stated = LoopClaim(**train.claim)
-    traces = trial._train_companies(train, stated, 0, math.inf)
+    traces = trial._train_companies(functools.partial(run_watched_training, train), stated, 0)
     given = WatchedTrainings(stated, traces, traces[0], company=traces)
     assert check_company_dependence(given).verdict == BROKEN
 
@@ -210,7 +210,7 @@ def test_another_seed_is_another_draw_of_every_training() -> None:
 
 def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> None:
     honest, broken = (
-        bound_loop_epsilon(train, None, 5, math.inf)
+        bound_loop_epsilon(functools.partial(run_watched_training, train), None, 5)
         for train in (loop_plain.plain(), loop_faults.FAULTS["no clipping"])
     )
     assert (
@@ -230,7 +230,8 @@ def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> Non
 
 def test_the_ceiling_of_a_bound_is_of_poisson_sampling_and_is_said() -> None:
     claims = [{**loop_plain.CLAIM, "sampling": sampling} for sampling in ("poisson", "shuffled")]
-    bounds = [bound_loop_epsilon(loop_plain.plain(), claim, 5, math.inf) for claim in claims]
+    watch = functools.partial(run_watched_training, loop_plain.plain())
+    bounds = [bound_loop_epsilon(watch, claim, 5) for claim in claims]
     tests: list[Any] = [SimpleNamespace(one_run=bound) for bound in bounds]
     of_poisson, of_shuffled = map(report.describe_one_run_bound, tests)
     said = f"if every guess were right, and about {bounds[0].ceiling:.2f} (median) if the loop is"

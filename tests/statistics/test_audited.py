@@ -24,8 +24,8 @@ from auditor.statistics.audited import (
     count_needed_canaries,
     repeat_audit,
 )
+from auditor.statistics.games import epsilon_clopper_pearson
 from auditor.statistics.one_run import epsilon_fdp, epsilon_one_run, list_guess_counts
-from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 
 def game(m: int, shift: float, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -10,8 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
-from auditor.statistics.games import FEWEST, audit_games, count_confusion, make_confusion_matrix
-from auditor.statistics.two_samples import epsilon_clopper_pearson
+from auditor.statistics.games import (
+    FEWEST,
+    audit_games,
+    count_confusion,
+    epsilon_clopper_pearson,
+    make_confusion_matrix,
+)
 
 
 def games(seed: int, n: int, shift: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -10,7 +10,6 @@ import pytest
 
 from auditor.statistics.rank_tests import (
     adjust_false_discovery,
-    compute_rank_bits,
     compute_rank_p_values,
     compute_uniformity_p_value,
     count_alternatives_above,
@@ -44,8 +43,7 @@ def test_without_ties_p_values_are_uniform() -> None:
     assert share == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / 2000))
 
 
-def test_bits_and_false_discoveries_solved_by_hand() -> None:
-    np.testing.assert_allclose(compute_rank_bits(np.array([1 / 1024, 0.5])), [10, 1])
+def test_false_discoveries_solved_by_hand() -> None:
     adjusted = adjust_false_discovery(np.array([0.01, 0.04, 0.02, 0.9]))
     np.testing.assert_allclose(adjusted, [0.04, 0.16 / 3, 0.04, 0.9])
     assert len(adjust_false_discovery(np.array([]))) == 0

@@ -58,7 +58,6 @@ def test_with_nothing_seen_the_bound_is_that_of_no_draw_that_shows_one() -> None
     none = np.array([], dtype=np.int64)
     new = unseen_species.estimate_new_species("new", none, 100, 1000)
     assert (new.value, new.low) == (0, 0) and new.high == 1000 * clopper_pearson(0, 100)[1]
-    assert unseen_species.estimate_species_richness("total", none, 100, 50) is None
 
 
 def test_there_are_no_more_species_than_there_are_records() -> None:

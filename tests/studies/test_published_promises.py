@@ -48,7 +48,9 @@ def found() -> Found:
 def rows(
     found: Sequence[PromiseCheck], query: str, setting: str, *, ours: bool = False
 ) -> list[PromiseCheck]:
-    chosen = [one for one in found if (one.query, one.setting, one.ours) == (query, setting, ours)]
+    chosen = [
+        one for one in found if (one.query.name, one.setting, one.ours) == (query, setting, ours)
+    ]
     assert chosen
     return chosen
 

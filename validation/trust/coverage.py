@@ -28,9 +28,9 @@ from auditor.statistics.audit_by_shape import (
     compute_likelihood_ratio_distribution,
 )
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
+from auditor.statistics.games import epsilon_clopper_pearson
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import compute_gaussian_epsilon, find_largest_refuted_value
-from auditor.statistics.two_samples import epsilon_clopper_pearson
 from validation.harness import Page, run, save_svg
 
 CANARIES = (100, 300, 1000, 3000, 10_000)

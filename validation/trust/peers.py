@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from auditor.core.errors import AuditError
+from auditor.statistics.games import epsilon_clopper_pearson
 from auditor.statistics.intervals import estimate_perplexity
 from auditor.statistics.roc import auc, tpr_at_fpr
-from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 Floats = NDArray[np.float64]
 RATE = 0.01

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from scipy.stats import beta, binom
+from scipy.stats import binom
 
 from auditor.core.errors import AuditError
-from auditor.statistics.two_samples import epsilon_clopper_pearson
+from auditor.statistics.games import epsilon_clopper_pearson
 
 # tp of P, fp of N, level, delta, forward, reverse (formulas.md B5): jax_privacy's
 # `epsilon_clopper_pearson`, 9 digits.
@@ -37,13 +37,9 @@ def test_known_answers_of_jax_privacy(
 
 
 def test_tf_privacy_s_audit_of_500_against_500() -> None:
-    """TF Privacy's `audit_2020` and the test of its `epsilon_lower_bound`: level 0.01, inserted
-    once and twice."""
+    """TF Privacy's `audit_2020` and the test of its `epsilon_lower_bound`: level 0.01."""
     assert epsilon_clopper_pearson(500, 0, 0, 500, 0.0, 0.01) == pytest.approx(
         4.541915810224092, rel=1e-12
-    )
-    assert epsilon_clopper_pearson(500, 0, 0, 500, 0.0, 0.01, copies=2) == pytest.approx(
-        2.27095790511, rel=1e-11
     )
 
 
@@ -61,17 +57,6 @@ def test_tf_privacy_s_asymptotic_ratio_bounds_lie_shortly_above(
     exact, hence lower."""
     found = math.exp(epsilon_clopper_pearson(*counts, 0.0))
     assert 0.8 * min(ratios) < found < min(ratios)
-
-
-def test_a_group_s_delta_is_more_than_a_record_s() -> None:
-    """With delta the bound is where both sides of the group's inequality meet, not the bound of one
-    copy divided."""
-    delta, k = 0.01, 3
-    tpr, fpr = beta.ppf(0.025, 180, 21), beta.isf(0.025, 4, 197)
-    found = epsilon_clopper_pearson(180, 20, 3, 197, delta, copies=k)
-    slack = delta * math.expm1(k * found) / math.expm1(found)
-    assert tpr == pytest.approx(math.exp(k * found) * fpr + slack, rel=1e-9)
-    assert found < epsilon_clopper_pearson(180, 20, 3, 197, delta) / k
 
 
 def test_the_bound_errs_at_most_as_often_as_stated() -> None:
