@@ -430,6 +430,25 @@ def bound_roc_metric(metric: str, row: ValuesBySecret | None) -> BoundedNumber |
     return share_level(bounds, len(list_strongest_score_columns(row.values)))
 
 
+def has_stored_auc(row: ValuesBySecret, count: int | None, value: float) -> bool:
+    """Return whether one of the stored membership scores has this AUC.
+
+    Args:
+        row: results by secret.
+        count: use only members with this repeat count; None for all.
+        value: the AUC.
+    """
+    members = row.order_metric_values(True, count)
+    others = row.order_metric_values(False, None)
+    for column in list_strongest_score_columns(row.values):
+        if column not in members:
+            continue
+        auc = roc.auc(members[column], others[column])
+        if math.isclose(auc, value, rel_tol=1e-9):
+            return True
+    return False
+
+
 def compare_paired_metric(
     metric: str, count: int | None, new: ValuesBySecret, base: ValuesBySecret
 ) -> BoundedNumber | str:

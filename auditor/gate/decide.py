@@ -501,6 +501,16 @@ def _select_measurement(
         else:
             recorded = None
     decisive = _join_recorded_interval(recomputed, recorded)
+    if (
+        decisive is not None
+        and recorded is not None
+        and row_values is not None
+        and finding.scores_tried
+        and rule.metric == name_auc("")
+        and outcomes.has_stored_auc(row_values, count, recorded.value)
+    ):
+        # The note names this score; another one may be the strongest without its widened interval.
+        decisive = replace(decisive, value=recorded.value)
     if decisive is None or math.isnan(decisive.value) or decisive.n == 0:
         return f"{rule.metric_with_part} is not a number: nothing was measured", False
     # Counts of queries and records, such as claim_violations, are not means over secrets.

@@ -372,6 +372,26 @@ def test_an_older_run_holds_no_limit_that_one_of_its_scores_may_exceed() -> None
     assert ruling.verdict == "inconclusive" and ruling.value == pytest.approx(0.85, abs=0.05)
 
 
+def test_the_number_of_the_strongest_score_is_the_one_that_the_report_names() -> None:
+    """Of a stacked score, the stored values say less than its interval: it alone was not chosen."""
+    rng = np.random.default_rng(1)
+    member = np.arange(200) < 100
+    values = {
+        "membership_score_loss": rng.normal(size=200) + 1.5 * member,
+        "membership_score_stacked": rng.normal(size=200) + 2.5 * member,
+    }
+    values["membership_score"] = values["membership_score_loss"]
+    loss = values["membership_score_loss"]
+    auc = float(np.mean(loss[member][:, None] > loss[~member][None, :]))
+    told = Measurement("membership_auc", auc, 0.7, 0.9, 200, "AUC", "loss, best of 2 scores")
+    found = replace(row("undefended", told), scores_tried=2)
+    kept = {
+        found.cell_key: ValuesBySecret(tuple(map(str, range(200))), member, (None,) * 200, values)
+    }
+    (ruling,) = rule_on(result(found), [Rule("membership_auc", 0.6)], kept)
+    assert ruling.verdict == "failed" and f"membership_auc {auc:.4g} (loss" in ruling.reason
+
+
 def test_discoverable_shares_are_counts_and_get_exact_one_sided_bounds() -> None:
     rows = result(row("undefended", count(0, 59, "discoverable_100_0.9"), attack="probe"))
     assert overall_verdict(judge(rows, {"discoverable_100_0.9": 0.05})) == "held"
