@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow
+from pyarrow import compute
 
 from auditor.core.arrays import Floats
 from auditor.erasure.layers import Layer, Piece
@@ -72,12 +73,11 @@ class LanceDBStore(Store):
 
     def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         for table in self._tables:
-            sizes = {}
             for field in table.schema:
-                sizes[field.name] = _count_dimensions(field.type)
-            for column in [name for name, size in sizes.items() if size == vectors.shape[1]]:
-                search = table.search(list(vectors.astype(np.float32)), vector_column_name=column)
-                yield from read_arrow(f"table {table.name}", search.limit(1).to_arrow())
+                if getattr(field.type, "list_size", 0) == vectors.shape[1]:
+                    queries = list(vectors.astype(np.float32))
+                    search = table.search(queries, vector_column_name=field.name)
+                    yield from read_arrow(f"table {table.name}", search.limit(1).to_arrow())
 
     def _list_full_text_indexes(self) -> Iterator[tuple[Any, Any]]:
         for table in self._tables:
@@ -151,12 +151,6 @@ def _read_table(place: str, table: Any) -> Iterator[Piece]:
         yield from read_arrow(place, pyarrow.Table.from_batches([batch]))
 
 
-def _count_dimensions(kind: pyarrow.DataType) -> int:
-    if pyarrow.types.is_fixed_size_list(kind):
-        return int(kind.list_size)
-    return 0
-
-
 def is_text(kind: pyarrow.DataType) -> bool:
     types = pyarrow.types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
@@ -169,6 +163,8 @@ def read_arrow(place: str, table: pyarrow.Table) -> Iterator[Piece]:
 
 
 def _read_column(place: str, column: pyarrow.Array) -> Iterator[Piece]:
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     if is_text(column.type):
         yield Piece(place, [text for text in column.to_pylist() if text is not None])
     elif pyarrow.types.is_struct(column.type):
@@ -179,18 +175,11 @@ def _read_column(place: str, column: pyarrow.Array) -> Iterator[Piece]:
 
 
 def _read_lists(place: str, lists: pyarrow.Array) -> Iterator[Piece]:
-    if not is_number(lists.type.value_type):
+    kind = lists.type.value_type
+    if not (pyarrow.types.is_floating(kind) or pyarrow.types.is_integer(kind)):
         yield from _read_column(place, lists.flatten())
         return
-    size = _count_dimensions(lists.type)
-    if not size and len(lists):
-        lengths = lists.value_lengths().unique()
-        if len(lengths) == 1:  # rows of one length are vectors
-            size = lengths[0].as_py()
-    if size and len(lists):
+    lengths = compute.list_value_length(lists).unique()
+    if len(lengths) == 1 and lengths[0].as_py():  # rows of one length are vectors
         flat = lists.flatten().to_numpy(zero_copy_only=False)
-        yield Piece(place, flat.reshape(-1, size))
-
-
-def is_number(kind: pyarrow.DataType) -> bool:
-    return bool(pyarrow.types.is_floating(kind) or pyarrow.types.is_integer(kind))
+        yield Piece(place, flat.reshape(-1, lengths[0].as_py()))

@@ -42,7 +42,7 @@ class ParquetStore(Store):
         for path in filter(_is_parquet, self.list_files()):
             with parquet.ParquetFile(path) as file:
                 for batch in file.iter_batches(_AT_ONCE):
-                    yield from read_arrow(path.name, _decode_dictionaries(batch))
+                    yield from read_arrow(path.name, pyarrow.Table.from_batches([batch]))
 
     def _read_dictionaries(self) -> Iterator[Piece]:
         for path in filter(_is_parquet, self.list_files()):
@@ -58,19 +58,14 @@ class ParquetStore(Store):
 
 def list_text_columns(path: Path) -> list[str]:
     """Return the names of the text columns, dictionary-encoded or not."""
-    schema = parquet.read_schema(path)
-    return [field.name for field in schema if is_text(_get_value_type(field.type))]
-
-
-def _get_value_type(kind: pyarrow.DataType) -> pyarrow.DataType:
-    return kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-
-
-def _decode_dictionaries(batch: pyarrow.RecordBatch) -> pyarrow.Table:
-    fields = []
-    for field in batch.schema:
-        fields.append((field.name, _get_value_type(field.type)))
-    return pyarrow.Table.from_batches([batch]).cast(pyarrow.schema(fields))
+    names = []
+    for field in parquet.read_schema(path):
+        kind = field.type
+        if pyarrow.types.is_dictionary(kind):
+            kind = kind.value_type
+        if is_text(kind):
+            names.append(field.name)
+    return names
 
 
 def _is_parquet(path: Path) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -146,31 +146,35 @@ def is_word_index(sql: str) -> bool:
     return is_virtual(sql) and re.search(r"\bUSING\s+fts5\b", sql, re.I) is not None
 
 
-def list_tables(path: Path) -> dict[str, str]:
-    """Return CREATE statements keyed by table; raise AuditError if the file is damaged."""
+@contextmanager
+def _open_database(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database file for the block; raise AuditError if the file is damaged."""
     try:
         with closing(sqlite3.connect(path)) as database:
-            rows = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
-            return {name: sql or "" for name, sql in rows}
+            yield database
     except sqlite3.DatabaseError as error:
         raise AuditError(f"{path.name} cannot be read as SQLite: {error}") from None
+
+
+def list_tables(path: Path) -> dict[str, str]:
+    """Return CREATE statements keyed by table; raise AuditError if the file is damaged."""
+    with _open_database(path) as database:
+        rows = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
+        return {name: sql or "" for name, sql in rows}
 
 
 def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
     """Yield texts and bytes of all rows; raise AuditError if the file is damaged."""
-    try:
-        with closing(sqlite3.connect(path)) as database:
-            database.text_factory = lambda content: content.decode(errors="replace")
-            for table in tables:
-                rows = database.execute(f"SELECT * FROM {quote(table)}")
-                while batch := rows.fetchmany(_AT_ONCE):
-                    cells = list(itertools.chain.from_iterable(batch))
-                    yield Piece(f"table {table}", [c for c in cells if isinstance(c, str)])
-                    blobs = [cell for cell in cells if isinstance(cell, bytes)]
-                    if blobs:
-                        yield Piece(f"table {table}", b"\0".join(blobs))
-    except sqlite3.DatabaseError as error:
-        raise AuditError(f"{path.name} cannot be read as SQLite: {error}") from None
+    with _open_database(path) as database:
+        database.text_factory = lambda content: content.decode(errors="replace")
+        for table in tables:
+            rows = database.execute(f"SELECT * FROM {quote(table)}")
+            while batch := rows.fetchmany(_AT_ONCE):
+                cells = list(itertools.chain.from_iterable(batch))
+                yield Piece(f"table {table}", [c for c in cells if isinstance(c, str)])
+                blobs = [cell for cell in cells if isinstance(cell, bytes)]
+                if blobs:
+                    yield Piece(f"table {table}", b"\0".join(blobs))
 
 
 def read_vocabulary(path: Path, index: str) -> Iterator[Piece]:
