@@ -43,18 +43,11 @@ class InContextRecordBatches:
         The longest matching prefix in `batch_by_start` decides.
         """
         lengths = sorted({len(begin) for begin in self.batch_by_start}, reverse=True)
-        rows = map(tuple, texts.tolist())
-        return [
-            next(
-                (
-                    self.batch_by_start[row[:n]]
-                    for n in lengths
-                    if n <= len(row) and row[:n] in self.batch_by_start
-                ),
-                0,
-            )
-            for row in rows
-        ]
+        batches = []
+        for row in map(tuple, texts.tolist()):
+            starts = (row[:n] for n in lengths if row[:n] in self.batch_by_start)
+            batches.append(self.batch_by_start.get(next(starts, ()), 0))
+        return batches
 
     def record(self, batch: int, part: int) -> Tokens:
         """Return the record that an ensemble part reads before a text.

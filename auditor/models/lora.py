@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from auditor.models.caches import NativeCache
 from auditor.models.configuration import list_split_devices
 from auditor.models.ensemble import Ensemble, EnsembleMemberRows
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import read_adapter_base
 from auditor.models.rows import Rows
 from auditor.models.shards import (
     ENSEMBLE,
@@ -501,12 +501,7 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
 
     A base matches if its folder, name or weights are those of the public model.
     """
-    try:
-        base = json.loads((adapter / "adapter_config.json").read_text()).get(
-            "base_model_name_or_path"
-        )
-    except (ValueError, AttributeError, OSError) as error:
-        raise AuditError(f"cannot read the adapter {str(adapter)!r}: {error}") from error
+    base, _ = read_adapter_base(str(adapter)) or ("", None)
     if not base or base == public:  # trained on a model without a name: nothing to compare
         return
     base_folder = Path(base)

@@ -143,75 +143,58 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
 # ------------------------------------------
 
 
-@dataclass(frozen=True)
-class _UnreportedTokens:
-    """The unreported tokens of n distributions: how many there are, and how likely they can be.
+def _bound_unreported_weight(
+    power: float,
+    middle: Tensor,
+    n_less_likely: Tensor,
+    given_share: Tensor,
+    cap: Tensor,
+    low: Tensor,
+    masses: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Return the least and greatest total weight of the unreported tokens of n distributions.
 
     The share of a token is its probability divided by that of the most likely token. The mass of
     several tokens is the sum of their shares. The weight of a token is its share to the power 1 /
     temperature. All tensors are (n,).
 
-    Attributes:
+    Args:
         power: 1 / temperature.
         middle: number of unreported tokens with shares in [given_share, cap].
         n_less_likely: number of unreported tokens with shares in [0, low].
         given_share: share of the given token.
         cap: largest possible share of an unreported token.
         low: largest possible share of the less likely tokens.
+        masses: least and greatest total mass of the unreported tokens.
     """
 
-    power: float
-    middle: Tensor
-    n_less_likely: Tensor
-    given_share: Tensor
-    cap: Tensor
-    low: Tensor
+    def weigh_equal_shares(mass: Tensor, count: Tensor) -> Tensor:
+        return count * (mass / count.clamp(min=1)).pow(power)
 
-    def _total_weight_bounds(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the least and greatest total weight of the unreported tokens.
+    def weigh_even_split(mass: Tensor) -> Tensor:
+        # The shares are as equal as their ranges allow.
+        average = mass / (middle + n_less_likely).clamp(min=1)
+        middle_mass = middle * torch.maximum(given_share, average)
+        rest = (mass - middle_mass).clamp(min=0)
+        return weigh_equal_shares(middle_mass, middle) + weigh_equal_shares(rest, n_less_likely)
 
-        `least` and `most` are bounds on their total mass, (n,).
-        """
-        # A weight is a power of a share: convex at temperatures up to 1, which give equal shares
-        # the least weight (Jensen).
-        if self.power >= 1:
-            return self._weigh_even_split(least), self._weigh_uneven_split(most)
-        return self._weigh_uneven_split(least), self._weigh_even_split(most)
-
-    def _weigh_even_split(self, mass: Tensor) -> Tensor:
-        """Return the total weight if the shares are as equal as their ranges allow.
-
-        At temperatures up to 1, this is the smallest possible total weight. At higher temperatures,
-        it is the largest. Both follow from Jensen's inequality.
-        """
-        average = mass / (self.middle + self.n_less_likely).clamp(min=1)
-        middle = self.middle * torch.maximum(self.given_share, average)
-        return self._weigh_equal_shares(middle, self.middle) + self._weigh_equal_shares(
-            (mass - middle).clamp(min=0), self.n_less_likely
-        )
-
-    def _weigh_equal_shares(self, mass: Tensor, count: Tensor) -> Tensor:
-        return count * (mass / count.clamp(min=1)).pow(self.power)
-
-    def _weigh_uneven_split(self, mass: Tensor) -> Tensor:
-        """Bound the total weight if the shares are as unequal as possible.
-
-        The weight is a curved function of the share. In each range of shares, the bound uses the
-        straight line between the curve's ends instead.
-        """
-        width = self.cap - self.given_share
-        rise = (self.cap.pow(self.power) - self.given_share.pow(self.power)) / torch.where(
-            width > 0, width, 1.0
-        )
-        middle = torch.maximum(
-            torch.minimum(mass, self.middle * self.cap), self.middle * self.given_share
-        )
-        of_middle = self.middle * self.given_share.pow(self.power) + rise * (
-            middle - self.middle * self.given_share
-        )
-        rest = (mass - middle).clamp(min=0)
+    def weigh_uneven_split(mass: Tensor) -> Tensor:
+        # The shares are as unequal as possible. The weight is a curved function of the share; in
+        # each range of shares, the bound uses the straight line between the curve's ends instead.
+        width = cap - given_share
+        rise = (cap.pow(power) - given_share.pow(power)) / torch.where(width > 0, width, 1.0)
+        middle_mass = torch.maximum(torch.minimum(mass, middle * cap), middle * given_share)
+        of_middle = middle * given_share.pow(power) + rise * (middle_mass - middle * given_share)
+        rest = (mass - middle_mass).clamp(min=0)
         # low ** (power - 1): the slope of the chord from a share of 0 to a share of `low`.
-        return of_middle + torch.where(rest > 0, rest * self.low.pow(self.power - 1), 0.0)
+        return of_middle + torch.where(rest > 0, rest * low.pow(power - 1), 0.0)
+
+    least, most = masses
+    # A weight is a power of a share: convex at temperatures up to 1, which give equal shares the
+    # least weight (Jensen).
+    if power >= 1:
+        return weigh_even_split(least), weigh_uneven_split(most)
+    return weigh_uneven_split(least), weigh_even_split(most)
 
 
 @dataclass(frozen=True)
@@ -263,9 +246,8 @@ class _TemperedWeights:
         # unreported, any of `n_less_likely` likelier than it.
         cap = torch.minimum(top[:, -1].exp(), most)
         share = torch.minimum(log_share.exp(), cap)
-        unknown = _UnreportedTokens(
-            power, middle, rest, share, cap, torch.where(known, cap, share)
-        )._total_weight_bounds(least, most)
+        low = torch.where(known, cap, share)
+        unknown = _bound_unreported_weight(power, middle, rest, share, cap, low, (least, most))
         weight = (power * log_share).exp()
         top_weights = (power * top).exp()
         extra = torch.where(known, 0.0, weight)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import read_json_object
 
 SHARD = "shard.json"
 ENSEMBLE = "ensemble.json"
@@ -58,14 +59,9 @@ def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
     path = folder / ENSEMBLE
     if not path.is_file():
         return "", None
-    try:
-        record = json.loads(path.read_text())
-        unit = record["unit"]
-        members = record["members"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise AuditError(
-            f"expected the unit and members of an ensemble in {str(path)!r}, got {error!r}"
-        ) from error
+    record = read_json_object(path, "the unit and members of an ensemble in")
+    unit = record.get("unit")
+    members = record.get("members")
     if unit not in _UNITS or type(members) is not int:
         raise AuditError(
             f"expected {str(path)!r} to name a unit in {_UNITS} and a number of members, got "
@@ -95,12 +91,7 @@ def read_shard_record_list(member: Path) -> list[str] | None:
     path = member / SHARD
     if not path.is_file():
         return None
-    try:
-        names = json.loads(path.read_text())["records"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise AuditError(
-            f'expected {{"records": [...]}} in {str(path)!r}, got {error!r}'
-        ) from error
+    names = read_json_object(path, '{"records": [...]} in').get("records")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise AuditError(
             f'expected {{"records": [...]}} in {str(path)!r}, with the records\' names as text'
