@@ -135,13 +135,14 @@ class HiddenStateCache:
         if not names or not all(name in self._begun for name in names):
             return None
         states, layers, slots = zip(*(self._begun[name] for name in names), strict=True)
-        layer_rows = (
-            list(zip(layer_states, slots, strict=True))
-            for layer_states in zip(*layers, strict=True)
-        )
-        return self._head(torch.stack(states)).float(), [
-            SlotLayer.gather_slots(rows, prefixes.shape[1], length) for rows in layer_rows
-        ]
+        n_positions = prefixes.shape[1]
+        copies = []
+        for of_prefixes in zip(*layers, strict=True):
+            parts = []
+            for layer, slot in zip(of_prefixes, slots, strict=True):
+                parts.append((layer, slice(slot, slot + 1), n_positions))
+            copies.append(SlotLayer.assemble(parts, length))
+        return self._head(torch.stack(states)).float(), copies
 
     def _remaining_bytes(self, device: torch.device, share: int) -> int:
         """Return how many more bytes may be cached, so that all take 1/share of the free memory."""

@@ -220,10 +220,10 @@ class SlotRows(HuggingFaceRows):
             rows.layers[0].length - n_filled for rows, n_filled in zip(parts, filled, strict=True)
         )
         new = copy.copy(self)  # shallow: everything with keys, values or logits is replaced below
-        new.layers = [
-            SlotLayer.join_layers(layers, more)
-            for layers in zip(*(rows.layers for rows in parts), strict=True)
-        ]
+        new.layers = []
+        for layers in zip(*(rows.layers for rows in parts), strict=True):
+            slots = [(layer, slice(None), layer.filled) for layer in layers]
+            new.layers.append(SlotLayer.assemble(slots, max(filled) + more))
         empty = []
         for rows, n_filled in zip(parts, filled, strict=True):
             empty.append(torch.full_like(rows.slots, max(filled) - n_filled))

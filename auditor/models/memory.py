@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -147,12 +148,10 @@ def group_equal_shapes(
     `lengths` holds (tokens in the prefix, tokens in the suffix). `batch_size` is the largest batch;
     None for no limit.
     """
-    shapes = np.asarray(lengths, dtype=np.int64).reshape(-1, 2)
-    _, firsts, codes = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
-    # in the order of the first text of each shape
-    codes = np.argsort(np.argsort(firsts))[codes.ravel()]
-    ends = np.cumsum(np.bincount(codes))
-    for indices in np.split(np.argsort(codes, kind="stable"), ends)[:-1]:
+    indices_by_shape = defaultdict[tuple[int, int], list[int]](list)
+    for i, (n_prefix, n_suffix) in enumerate(np.asarray(lengths).tolist()):
+        indices_by_shape[n_prefix, n_suffix].append(i)
+    for indices in indices_by_shape.values():
         step = batch_size or len(indices)
         for start in range(0, len(indices), step):
-            yield indices[start : start + step]
+            yield np.array(indices[start : start + step])

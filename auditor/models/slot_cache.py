@@ -84,13 +84,9 @@ class SlotLayer(CacheLayerMixin):
 
         `length` is the new layer's capacity in positions.
         """
-        new = SlotLayer(length, filled)
-        for name in ("keys", "values") if filled else ():
-            buffer = getattr(self, name)
-            copied = new._allocate_slots(buffer, len(slots))
-            copied[:, :, :filled] = buffer[slots.to(buffer.device), :, :filled]
-            setattr(new, name, copied)
-        return new
+        if self.keys is not None:
+            slots = slots.to(self.keys.device)
+        return SlotLayer.assemble([(self, slots, filled)], length)
 
     def put_rows_into_slots(
         self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int
@@ -114,44 +110,31 @@ class SlotLayer(CacheLayerMixin):
             buffer[slots, :, : layer.filled] = source[rows, :, : layer.filled]
 
     @classmethod
-    def join_layers(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
-        """Join layers into one layer with all their slots, aligned to end at the same position.
-
-        `more` is the number of positions to allocate after the end.
-        """
-        filled = max(layer.filled for layer in layers)
-        new = cls(filled + more, filled)
-        for name in ("keys", "values"):
-            buffers = [getattr(layer, name) for layer in layers]
-            joined = buffers[0].new_zeros(
-                sum(map(len, buffers)), buffers[0].shape[1], new.length, buffers[0].shape[3]
-            )
-            setattr(new, name, joined)  # zeros for empty positions: masked, but never a NaN
-            start = 0
-            for layer, buffer in zip(layers, buffers, strict=True):
-                joined[start : start + len(buffer), :, filled - layer.filled : filled] = buffer[
-                    :, :, : layer.filled
-                ]
-                start += len(buffer)
-        return new
-
-    @classmethod
-    def gather_slots(
-        cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int
+    def assemble(
+        cls, parts: Sequence[tuple[SlotLayer, Tensor | slice, int]], length: int
     ) -> SlotLayer:
-        """Return a layer made of one slot from each given layer.
+        """Return a layer made of slots of other layers, aligned to end at the same position.
 
         Args:
-            rows: (layer, slot) pairs.
-            filled: number of positions to copy per slot.
+            parts: layers, with their slots to copy and the number of leading positions to copy.
             length: capacity of the new layer in positions.
         """
+        filled = max(n_positions for *_, n_positions in parts)
         new = cls(length, filled)
-        for name in ("keys", "values"):
-            gathered = new._allocate_slots(getattr(rows[0][0], name), len(rows))
-            for target, (layer, slot) in zip(gathered, rows, strict=True):
-                target[:, :filled] = getattr(layer, name)[slot, :, :filled]
-            setattr(new, name, gathered)
+        for name in ("keys", "values") if filled else ():
+            sources = []
+            for layer, slots, n_positions in parts:
+                sources.append(getattr(layer, name)[slots, :, :n_positions])
+            buffer = new._allocate_slots(sources[0], sum(map(len, sources)))
+            setattr(new, name, buffer)
+            start = 0
+            for source in sources:
+                n_empty = filled - source.shape[2]
+                target = buffer[start : start + len(source)]
+                target[:, :, n_empty:filled] = source
+                if n_empty:
+                    target[:, :, :n_empty] = 0  # masked, but never a NaN
+                start += len(source)
         return new
 
     @property
