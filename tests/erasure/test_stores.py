@@ -6,6 +6,8 @@ Versions are those of the extra `stores`; a package that is absent skips its tes
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -100,6 +102,31 @@ def test_chroma_keeps_the_folder_of_a_dropped_collection(tmp_path: Path) -> None
         folder.rmdir()
     left = examine(tmp_path, deleted, kept, str(tmp_path / "chroma"))
     assert not any(one.leftovers for one in left.verdicts if "data_level0" in one.layer)
+
+
+def test_chroma_vacuum_above_1000_writes_keeps_vectors_though_near_twins_stay(
+    tmp_path: Path,
+) -> None:
+    rows = make_rows(1_500)
+    deleted, kept = rows[:150], rows[150:]
+    noise = np.random.default_rng(7).normal(scale=0.04, size=(150, 32))
+    for row, twin, change in zip(deleted, kept, noise, strict=False):
+        vector = np.array(row["embedding"]) + change  # cosine about .97
+        twin["embedding"] = (vector / np.linalg.norm(vector)).tolist()
+    folder = tmp_path / "chroma"
+    _, collection = fill_chroma(folder, [*kept[:700], *deleted, *kept[700:]])
+    verdicts = verdicts_by_layer(examine(tmp_path, deleted, kept, str(folder)))
+    assert verdicts["nearest neighbours", "vectors"] == "still there"
+    collection.delete(ids=list_ids(deleted))
+    vacuum = [str(Path(sys.executable).with_name("chroma")), "vacuum", "--force", "--path"]
+    subprocess.run([*vacuum, str(folder)], check=True, stdout=subprocess.DEVNULL)
+    erasure = examine(tmp_path, deleted, kept, str(folder))
+    left, verdicts = count_leftovers(erasure), verdicts_by_layer(erasure)
+    assert left["bytes of */data_level0.bin", "vectors"] == 150
+    for layer in ("bytes of chroma.sqlite3", "rows of chroma.sqlite3", "collections"):
+        assert verdicts[layer, "text"] == "gone"
+    for layer in ("collections", "nearest neighbours"):
+        assert verdicts[layer, "vectors"] == "gone"
 
 
 # --- LanceDB
