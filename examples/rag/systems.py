@@ -44,7 +44,7 @@ Answer = tuple[str, list[str]]
 TOP = 4
 N_WRITTEN = 48  # tokens of a synthetic note
 NOISE = 0.05  # of each of the 384 numbers of a vector of length 1
-TRAINING = {"members": 8, "epochs": 15, "learning_rate": 1e-3, "rank": 8, "layers": "all"}
+TRAINING = {"members": 4, "epochs": 10, "learning_rate": 1e-3, "rank": 8, "layers": "all"}
 UNKNOWN = "I find nothing about that."
 
 
@@ -275,20 +275,27 @@ class TrainedStore(ChromaStore):
         record = json.loads((folder / "ensemble" / "training.json").read_text())
         start = record["tokens_before_each_record"]
         rows = []
-        for number in range(len(documents)):
-            text = model.tokenizer.decode(write_tokens(protected, start, number))
+        for number, tokens in enumerate(write_token_rows(protected, start, len(documents))):
+            text = model.tokenizer.decode(tokens)
             rows.append({"id": str(number), "text": text, "identity": "all"})
         super().index(rows)
 
 
 def write_tokens(model: Any, start: Sequence[int], number: int) -> list[int]:
+    return write_token_rows(model, start, 1, number)[0]
+
+
+def write_token_rows(
+    model: Any, start: Sequence[int], n_notes: int, seed: int = 0
+) -> list[list[int]]:
     from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
     from auditor.generation.sample import sample_candidates
     from auditor.models.decoding import ANCESTRAL
 
-    uniforms = make_keyed_generator("synthetic note", number).random((1, 1, N_WRITTEN, CHANNELS))
+    shape = (1, n_notes, N_WRITTEN, CHANNELS)
+    uniforms = make_keyed_generator("synthetic note", seed).random(shape)
     (written,) = sample_candidates(model, torch.tensor([start]), N_WRITTEN, ANCESTRAL, uniforms)
-    tokens: list[int] = written.suffixes[0].tolist()
+    tokens: list[list[int]] = written.suffixes.tolist()
     return tokens
 
 
