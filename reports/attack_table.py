@@ -6,12 +6,16 @@ Differences are paired by record: `paired_difference` for recall, DeLong's varia
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from auditor.conclusions.disagreements import is_measured
-from auditor.conclusions.outcomes import ValuesBySecret, align_secret_values
+from auditor.conclusions.outcomes import (
+    ValuesBySecret,
+    align_secret_values,
+    compare_paired_metric,
+)
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.arrays import Floats
 from auditor.core.counts import format_count
@@ -22,7 +26,7 @@ from auditor.reports.topics import CHECK, ReportMaterial, Topic, build_forest_sp
 from auditor.statistics import documents, roc
 from auditor.statistics.bounds import make_measurement
 from auditor.statistics.compare import paired_difference
-from auditor.statistics.metrics import RECALL, SHARES, find_metric, name_auc, name_score_column
+from auditor.statistics.metrics import RECALL, SHARES, find_metric, name_auc
 
 _NOTE = (
     "Each requested attack, in the order given. A difference is between an attack's number and the "
@@ -168,24 +172,15 @@ def _find_paired_difference(
     """
     if new is None or base is None:
         return None
-    column = {name_auc(""): name_score_column(""), documents.RECALL: RECALL}.get(metric, metric)
-    if column not in new.values or column not in base.values:
-        return None
-    members, (new_values, other) = align_secret_values([new, base], column, True)
-    if metric == name_auc(""):
-        nonmembers, floors = align_secret_values([new, base], column, False)
-        if min(len(members), len(nonmembers)) < roc.LEAST:
+    if metric != documents.RECALL:
+        difference = compare_paired_metric(metric, None, new, base)
+        if isinstance(difference, str):
             return None
-        sides = []
-        for side in zip((new_values, other), floors, strict=True):
-            sides.append(roc.orient_scores(*side))
-        return make_measurement("auc_difference", roc.compute_auc_difference(*sides), roc.AUC)
-    if not members or not np.isfinite([new_values, other]).all():
+        return make_measurement("difference", difference, find_metric(metric).unit)
+    members, values = align_secret_values([new, base], RECALL, True)
+    if not members or not np.isfinite(values).all():
         return None
-    if metric == documents.RECALL:
-        new_values = _find_greatest_values(new_values, members, records)
-        other = _find_greatest_values(other, members, records)
-    return replace(paired_difference(new_values, other), unit=find_metric(metric).unit)
+    return paired_difference(*(_find_greatest_values(side, members, records) for side in values))
 
 
 def _find_greatest_values(values: Floats, ids: Sequence[str], records: Mapping[str, str]) -> Floats:

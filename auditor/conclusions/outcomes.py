@@ -301,7 +301,7 @@ class ValuesBySecret:
 
 
 def align_secret_values(
-    results: Iterable[ValuesBySecret], name: str, members: bool
+    results: Iterable[ValuesBySecret], name: str, members: bool, count: int | None = None
 ) -> tuple[list[str], Floats]:
     """Return a metric's values for the secrets that have this metric in all of several results.
 
@@ -309,12 +309,13 @@ def align_secret_values(
         results: the results of several cells or runs.
         name: name of the metric.
         members: True for members, False for non-members.
+        count: select only secrets with this repeat count; None for all.
 
     Returns:
         The ids of the k secrets that all results have.
         The values, of shape (results, k).
     """
-    columns = [result.values_by_secret(name, members) for result in results]
+    columns = [result.values_by_secret(name, members, count) for result in results]
     ids = sorted(set.intersection(*map(set, columns)))
     return ids, np.array([[column[id] for id in ids] for column in columns], dtype=float)
 
@@ -462,90 +463,51 @@ def compare_paired_metric(
         new: results by secret.
         base: results of the same secrets to compare with.
     """
-    compared_metric = find_metric(metric)
-    if new.anytime or base.anytime:
-        return _compare_anytime_valid_shares(compared_metric, count, new, base)
-    columns = compared_metric.columns_to_recompute
-    first = new.order_metric_values(compared_metric.members, count)
-    second = base.order_metric_values(compared_metric.members, count)
-    if metric == SCORE or not set(columns) <= first.keys() & second.keys():
-        if compared_metric.scores:
+    about = find_metric(metric)
+    column = about.columns_to_recompute[0]
+    pair = (new, base)
+    is_anytime = new.anytime or base.anytime
+    if is_anytime and (about.errors or about.scores or about.signed or about.unit not in SHARES):
+        return (
+            f"{metric} has no bounds that are valid at every look, and --until stopped one of the "
+            "two"
+        )
+    ids, values = align_secret_values(pair, column, about.members, count)
+    if is_anytime:
+        # The secrets that both runs queried.
+        if not ids or not np.isfinite(values).all():
+            return f"{metric} is stored for no secret, or is not a number for some secret"
+        # One share minus another lies in [-1, 1].
+        return bound_betting_mean(values[0] - values[1], minimum=-1.0)
+    if metric == SCORE or not {column} <= new.values.keys() & base.values.keys():
+        if about.scores:
             return f"the scores of {metric} were not stored"
         return (
             f"{metric} is not stored for each secret (stored: "
-            f"{', '.join(name for name in first if name != SCORE)})"
+            f"{', '.join(name for name in new.values if name != SCORE)})"
         )
-    n = len(next(iter(first.values())))
-    if not n:
+    if not ids:
         if count is not None:
             return f"no secret occurred in the data {count} times"
         return "no secret to pair"
-    if compared_metric.errors is not None:
-        errors = compared_metric.compute_wrong_guess_limit(n)
-        new_guesses = (first[RECALL] == 1, first[SCORE])
-        base_guesses = (second[RECALL] == 1, second[SCORE])
-        return resample_paired_recall(new_guesses, base_guesses, errors)
-    if compared_metric.below:
+    if about.errors is not None:
+        scores = align_secret_values(pair, SCORE, about.members, count)[1]
+        guesses = zip(values == 1, scores, strict=True)
+        return resample_paired_recall(*guesses, about.compute_wrong_guess_limit(len(ids)))
+    if about.below:
         return (
             f"a difference of {metric} has no bounds: compare a share at one rate with the baseline"
         )
-    new_values = first[columns[0]]
-    base_values = second[columns[0]]
-    if compared_metric.scores:
-        return _compare_paired_scores(compared_metric, (new_values, new), (base_values, base))
-    if not np.isfinite([new_values, base_values]).all():
-        return f"{metric} is not a number for some secret"
-    return compare_paired_values(new_values, base_values, compared_metric.unit)
-
-
-def _compare_paired_scores(
-    about: Metric, *runs: tuple[Floats, ValuesBySecret]
-) -> BoundedNumber | str:
-    """Return the difference of a TPR or AUC between two runs, or the reason why it has none.
-
-    Args:
-        about: the metric.
-        runs: (members' scores, all results) of the new run, then of the run to compare with.
-    """
-    # (members' scores, non-members' scores) of each run
-    new, base = (
-        (scores, row.order_metric_values(False, None)[about.scores]) for scores, row in runs
-    )
-    if np.isnan(np.concatenate([*new, *base])).any():
-        return f"{about.name} is computed from a score that is not a number for some secret"
+    if not about.scores:
+        if not np.isfinite(values).all():
+            return f"{metric} is not a number for some secret"
+        return compare_paired_values(*values, about.unit)
+    nonmember_scores = align_secret_values(pair, column, False)[1]
+    if np.isnan(values).any() or np.isnan(nonmember_scores).any():
+        return f"{metric} is computed from a score that is not a number for some secret"
+    new_scores, base_scores = zip(values, nonmember_scores, strict=True)
     if about.rate:
-        return roc.bound_tpr_difference(new, base, about.rate)
-    return roc.compute_auc_difference(roc.orient_scores(*new), roc.orient_scores(*base))
-
-
-def _compare_anytime_valid_shares(
-    about: Metric, count: int | None, new: ValuesBySecret, base: ValuesBySecret
-) -> BoundedNumber | str:
-    """Return the difference on the secrets that both runs queried; either may have stopped early.
-
-    If the difference cannot be computed, return the reason as text.
-
-    Args:
-        about: the metric.
-        count: use only members with this repeat count; None for all.
-        new: results by secret.
-        base: results by secret to compare with.
-    """
-    if about.errors or about.scores or about.signed or about.unit not in SHARES:
-        return (
-            f"{about.name} has no bounds that are valid at every look, and --until stopped one of "
-            "the two"
-        )
-    new_values, reference_values = (
-        rows.values_by_secret(about.per_secret_column_name, about.members, count)
-        for rows in (new, base)
+        return roc.bound_tpr_difference(new_scores, base_scores, about.rate)
+    return roc.compute_auc_difference(
+        roc.orient_scores(*new_scores), roc.orient_scores(*base_scores)
     )
-    deltas = np.array(
-        [
-            new_values[id] - reference_values[id]
-            for id in sorted(new_values.keys() & reference_values.keys())
-        ]
-    )
-    if not len(deltas) or not np.isfinite(deltas).all():
-        return f"{about.name} is stored for no secret, or is not a number for some secret"
-    return bound_betting_mean(deltas, minimum=-1.0)  # one share minus another lies in [-1, 1]

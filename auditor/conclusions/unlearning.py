@@ -8,7 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from auditor.conclusions.outcomes import ValuesBySecret, read_secret_values
+from auditor.conclusions.outcomes import (
+    ValuesBySecret,
+    align_secret_values,
+    read_secret_values,
+)
 from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
 from auditor.records.table import read_heldout_losses
 from auditor.statistics.frontier import estimate_perplexity_ratios
@@ -82,27 +86,19 @@ def _measure_group_recall(
         quantity = _BOUND if name == _GREEDY else name
         if name == main == _BOUND:
             continue
-        if not all(quantity in row.values for row in columns.values()):
+        if not columns or not all(quantity in row.values for row in columns.values()):
             continue
         for group in (FORGOTTEN, RETAINED, NONMEMBERS):
-            values_by_model = {}
-            for model, row in columns.items():
-                values_by_model[model] = row.values_by_secret(quantity, group != NONMEMBERS)
-            # ids in every model's row
-            if values_by_model:
-                ids = sorted(set.intersection(*map(set, values_by_model.values())))
-            else:
-                ids = []
-            if group != NONMEMBERS:
-                ids = [id for id in ids if (id in forgotten) == (group == FORGOTTEN)]
-            aligned = {}
-            for model, values_by_id in values_by_model.items():
-                aligned[model] = np.array([values_by_id[id] for id in ids])
-                if name == _GREEDY:
-                    # prod_t 1 / rank_t = 1 (formulas C3): every true token is the most probable,
-                    # as in greedy decoding.
-                    aligned[model] = (aligned[model] == 1).astype(float)
-            if ids and np.isfinite(list(aligned.values())).all():
+            members = group != NONMEMBERS
+            ids, values = align_secret_values(columns.values(), quantity, members)
+            if members:
+                values = values[:, [(id in forgotten) == (group == FORGOTTEN) for id in ids]]
+            if name == _GREEDY:
+                # prod_t 1 / rank_t = 1 (formulas C3): every true token is the most probable, as in
+                # greedy decoding.
+                values = (values == 1).astype(float)
+            if values.size and np.isfinite(values).all():
+                aligned = dict(zip(columns, values, strict=True))
                 yield measure_unlearning_group(attack, name, group, aligned)
 
 

@@ -312,7 +312,9 @@ def _list_target_cases(
             rows.append(finding)
     pairs = pair_rule_rows(rule, rows, result)
     for finding, row_rule in pairs:
-        yield _build_case(finding, row_rule, values_by_cell, baseline)
+        row_rule = select_strongest_group(finding, row_rule)
+        evidence = _find_evidence(finding, row_rule, values_by_cell, baseline)
+        yield _Case(finding.cell_key, row_rule, evidence, finding)
     if not pairs:  # attacks on another target do not cover this target
         reason = "this run has no forms: --forms names them"
         if cell.target:
@@ -338,14 +340,7 @@ class _Number:
     parts: int = 0
 
 
-@dataclass(frozen=True)
-class _Claimed:
-    """Privacy claim of a target.
-
-    `list_evidence` returns the audits for and against the claim at a significance level.
-    """
-
-    list_evidence: Callable[[float], claims.ClaimEvidence]
+WeighClaim = Callable[..., claims.ClaimEvidence]  # of a significance level
 
 
 @dataclass(frozen=True)
@@ -355,18 +350,16 @@ class _Case:
     Args:
         cell: target, setting, and attack or probe.
         rule: the rule.
-        evidence: the limited number, a lower bound of epsilon (`Audited`), or the target's claim.
-            If there is no evidence, a text that gives the reason.
-        finding: the finding of the cell; None if the rule limits a difference from another run or
-            target.
-        is_of_parts: whether the secrets are parts of records.
+        evidence: the limited number, a lower bound of epsilon (`Audited`), or a function that
+            weighs the target's claim at a significance level. If there is no evidence, a text that
+            gives the reason.
+        finding: the finding of the cell; None for a rule on a claim.
     """
 
     cell: CellKey
     rule: Rule
-    evidence: _Number | Audited | _Claimed | str
+    evidence: _Number | Audited | WeighClaim | str
     finding: Finding | None = None
-    is_of_parts: bool = False
 
 
 def _build_claim_case(
@@ -399,41 +392,31 @@ def _build_claim_case(
         return _Case(
             cell, rule, f"it claims no epsilon{nominal}: there is nothing to compare it with"
         )
-    return _Case(cell, rule, _Claimed(weigh_claim))
+    return _Case(cell, rule, weigh_claim)
 
 
-def _build_case(
+def _find_evidence(
     finding: Finding,
     rule: Rule,
     values_by_cell: Mapping[CellKey, ValuesBySecret] | None,
     baseline: RunOutcomes | None,
-) -> _Case:
-    rule = select_strongest_group(finding, rule)
+) -> _Number | Audited | str:
     measured, derived = _select_measurement(finding, rule, values_by_cell)
     if isinstance(measured, str):
-        return _Case(finding.cell_key, rule, measured)
+        return measured
     if rule.metric in BOUNDS.values() and not rule.is_paired_difference:
-        return _Case(finding.cell_key, rule, _select_epsilon_audit(finding, rule.metric))
+        return _select_epsilon_audit(finding, rule.metric)
     if measured.unit in SHARES:
         check_share_limit(rule)
-    is_of_parts = (
-        finding.measurement(documents.RECALL) is not None
-        and rule.metric not in _OF_RECORDS.values()
-    )
     if rule.is_paired_difference:
-        return _Case(
-            finding.cell_key,
-            rule,
-            _compute_paired_difference(finding.cell_key, rule, values_by_cell or {}, baseline),
-            is_of_parts=is_of_parts,
-        )
+        return _compute_paired_difference(finding.cell_key, rule, values_by_cell or {}, baseline)
     row_values = (values_by_cell or {}).get(finding.cell_key)
     number = _build_limit_evidence(rule, measured, row_values, derived)
     of_records = _measure_records(finding, rule, row_values)
     if of_records is not None:
         evidence = bound_part_share(number.evidence, compute_rule_bounds(of_records))
         number = replace(number, evidence=evidence, parts=number.evidence.n)
-    return _Case(finding.cell_key, rule, number, finding, is_of_parts=is_of_parts)
+    return number
 
 
 def _measure_records(
@@ -585,29 +568,23 @@ def _compute_paired_difference(
     values_by_cell: Mapping[CellKey, ValuesBySecret],
     baseline: RunOutcomes | None,
 ) -> _Number | str:
+    other = "the baseline"
+    base_cell = cell
     if rule.against_undefended:
         if cell.target == UNDEFENDED:
             return "it is the undefended model, with which forms and defenses are compared"
-        row_values, base_values, other = (
-            values_by_cell.get(cell),
-            values_by_cell.get(cell._replace(target=UNDEFENDED)),
-            "the undefended model",
-        )
-        if (
-            row_values is not None
-            and base_values is not None
-            and set(row_values.ids) != set(base_values.ids)
-        ):
-            return f"this model and {other} were attacked with different secrets"
+        other = "the undefended model"
+        base_cell = cell._replace(target=UNDEFENDED)
+        base_outcomes = values_by_cell
     else:
         assert baseline is not None  # `apply_policy` checks it
-        row_values, base_values, other = (
-            values_by_cell.get(cell),
-            baseline.outcomes.get(cell),
-            "the baseline",
-        )
+        base_outcomes = baseline.outcomes
+    row_values = values_by_cell.get(cell)
+    base_values = base_outcomes.get(base_cell)
     if row_values is None or base_values is None:
         return f"{'this run' if row_values is None else other} has no results by secret to pair"
+    if rule.against_undefended and set(row_values.ids) != set(base_values.ids):
+        return f"this model and {other} were attacked with different secrets"
     difference = outcomes.compare_paired_metric(rule.metric, rule.count, row_values, base_values)
     if isinstance(difference, str):
         return difference
@@ -623,9 +600,10 @@ def _is_limit_exceeded(case: _Case, level: float) -> bool:
             return evidence.low(level) > case.rule.limit
         case Audited():
             return repeat_audit(case.evidence, level).epsilon > case.rule.limit
-        case _Claimed(at):
-            return at(level).verdict == claims.CONTRADICTED
-    return False
+        case str():
+            return False
+        case weigh_claim:
+            return weigh_claim(level).verdict == claims.CONTRADICTED
 
 
 def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) -> Ruling:
@@ -641,8 +619,8 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
         return Ruling(*case.cell, metric, limit, math.nan, math.nan, "failed", case.evidence, words)
     if isinstance(case.evidence, Audited):
         return _judge_epsilon_bound(case.cell, case.rule, repeat_audit(case.evidence, level))
-    if isinstance(case.evidence, _Claimed):
-        return _judge_epsilon_claim(case.cell, case.rule, case.evidence.list_evidence(level))
+    if not isinstance(case.evidence, _Number):
+        return _judge_epsilon_claim(case.cell, case.rule, case.evidence(level))
     bounds = case.evidence.evidence
     # Holm's level is only for lower bounds: a false pass needs an error of every rule (Berger
     # 1982), a false alarm only one error
@@ -653,10 +631,7 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
         )
         return Ruling(*case.cell, metric, limit, low, high, "failed", explanation, words)
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"
-    if case.rule.is_paired_difference:
-        allowed = "allowed"
-    else:
-        allowed = "limit"
+    allowed = "allowed" if case.rule.is_paired_difference else "limit"
     reason = (
         f"{case.evidence.words} between {low:.4f} and {high:.4f} "
         f"({_describe_sample_size(case, case.evidence)}), {allowed} {limit:g}"
@@ -667,8 +642,9 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
     objection = ""
     if unmeasured:
         objection = "it is not stored by secret, so it cannot be recomputed"
-    elif verdict == "held":
-        objection = _find_strata_objection(case, counts_with_a_rule)
+    elif verdict == "held" and metric in _COUNTED_BY_COPIES and not case.rule.is_paired_difference:
+        assert case.finding is not None  # only a rule on a claim has none
+        objection = objections.find_strata_objection(case.finding, limit, counts_with_a_rule)
     missed = None
     if objection:
         verdict = "inconclusive"
@@ -688,18 +664,9 @@ def _describe_sample_size(case: _Case, number: _Number) -> str:
         return f"n = {n} records, in {number.parts} parts"
     if case.rule.metric in _OF_RECORDS.values():
         return f"n = {n} records"
-    if case.is_of_parts:
+    if case.finding and case.finding.measurement(documents.RECALL):
         return f"n = {n} parts, taken as independent"
     return f"n = {n}"
-
-
-def _find_strata_objection(case: _Case, counts_with_a_rule: Collection[int]) -> str:
-    rule, finding = case.rule, case.finding
-    if finding is None or rule.count is not None or rule.kind is not None:
-        return ""
-    if rule.metric not in _COUNTED_BY_COPIES:
-        return ""
-    return objections.find_strata_objection(finding, rule.limit, counts_with_a_rule)
 
 
 def _judge_epsilon_bound(cell: CellKey, rule: Rule, audit: Audited) -> Ruling:
@@ -709,31 +676,23 @@ def _judge_epsilon_bound(cell: CellKey, rule: Rule, audit: Audited) -> Ruling:
     a bound above the limit. Otherwise, the verdict is inconclusive.
     """
     limit = rule.limit
-    weak = explain_powerless_audit(audit, limit)
-    verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"
-    power_note = {"inconclusive": weak, "held": describe_detection_power(audit, limit, SURE)}.get(
-        verdict, ""
-    )
     reason = (
         f"{rule.metric_with_part} {audit.epsilon:.4f} (of {audit.best:.4f} provable by "
-        f"{audit.canaries_or_games_label} at {1 - audit.level:.4g}), limit "
-        f"{limit:g}" + (f": {power_note}" if power_note else "")
+        f"{audit.canaries_or_games_label} at {1 - audit.level:.4g}), limit {limit:g}"
     )
-    if verdict == "held":
-        missed = find_detectable_epsilon(audit, limit, SURE)
-    else:
-        missed = None
+    verdict: Verdict = "failed"
+    missed = None
+    if audit.epsilon <= limit:
+        if weak := explain_powerless_audit(audit, limit):
+            verdict = "inconclusive"
+            reason += f": {weak}"
+        else:
+            verdict = "held"
+            reason += f": {describe_detection_power(audit, limit, SURE)}"
+            missed = find_detectable_epsilon(audit, limit, SURE)
     return Ruling(
-        *cell,
-        rule.metric_with_part,
-        limit,
-        audit.epsilon,
-        math.inf,
-        verdict,
-        reason,
-        str(rule),
-        audit.epsilon,
-        audit.canaries,
+        *(*cell, rule.metric_with_part, limit, audit.epsilon, math.inf, verdict, reason),
+        *(str(rule), audit.epsilon, audit.canaries),
         missed=missed,
     )
 
@@ -770,15 +729,14 @@ def _judge_epsilon_claim(cell: CellKey, rule: Rule, evidence: claims.ClaimEviden
     missing = () if evidence.bounds else evidence.unmeasured
     summary = "; ".join((*evidence.refuted, *audit_notes, *missing)) or "no audit was run"
     verdict: Verdict = "inconclusive"  # too weak to tell, or not audited
-    if evidence.verdict in (claims.CONTRADICTED, claims.CONSISTENT):
-        if evidence.verdict == claims.CONTRADICTED:
-            verdict = "failed"
-        else:
-            verdict = "held"
-    strongest, missed = evidence.most_sensitive_bound if verdict == "held" else None, None
-    if strongest is not None:
-        missed = find_detectable_epsilon(strongest.audit, strongest.promised, SURE)
-        summary += f"; {describe_detection_power(strongest.audit, strongest.promised, SURE)}"
+    missed = None
+    if evidence.verdict == claims.CONTRADICTED:
+        verdict = "failed"
+    elif evidence.verdict == claims.CONSISTENT:
+        verdict = "held"
+        if strongest := evidence.most_sensitive_bound:
+            missed = find_detectable_epsilon(strongest.audit, strongest.promised, SURE)
+            summary += f"; {describe_detection_power(strongest.audit, strongest.promised, SURE)}"
     reason = f"claimed epsilon {claimed:.4g}: {evidence.verdict or 'not audited'} ({summary})"
     return Ruling(
         *(*cell, rule.metric_with_part, claimed, most, high, verdict, reason, str(rule), most, n),
