@@ -33,8 +33,8 @@ from auditor.gate.decide import read_run
 from auditor.gate.decision_log import KeptDecision, load_gate_decisions
 from auditor.gate.rulings import Verdict
 from auditor.records.result_file import RESULT
-from auditor.reports import claims, edpb_summary, personal, phrases, signals
-from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
+from auditor.reports import claims, coverage, personal, phrases, signals, subject_line
+from auditor.reports.blocks import Document, Group, Paragraph, Section, Table, make_table
 from auditor.reports.topics import title_attack_row
 from auditor.statistics import documents
 from auditor.statistics.membership import FALSE_POSITIVES
@@ -49,6 +49,16 @@ from auditor.statistics.metrics import (
 )
 from auditor.statistics.roc import AUC
 
+_WHAT_IT_IS = (
+    "Measured numbers next to the questions, in our own words, that a supervisory authority may "
+    "ask about a model's file. This is not legal advice, and no number here says that a model is "
+    "anonymous: whether a likelihood is insignificant for every person, by all means reasonably "
+    "likely to be used, is for the controller and the authority to say."
+)
+_ATTACKERS = {
+    "white-box": "somebody who has the model's files and the first words of a record",
+    "text-only": "somebody who can only ask the model for text and has the first words of a record",
+}
 _FOR_YOU = "it is not a measurement: the controller's file answers it"
 
 
@@ -416,10 +426,53 @@ def _describe_main_numbers(e: EdpbEvidence, measure: str) -> list[str]:
     return sentences
 
 
+def _format_attacked_records(result: AuditResult, side: str, noun: str) -> str:
+    """Return the number of attacked members or non-members: `41 members`.
+
+    If parts of records were attacked, return `33 members (52 parts)`.
+    """
+    n_parts = getattr(result.benchmark, side)
+    counts = result.benchmark.records.get(side)
+    if counts is None or counts.audited == n_parts:
+        return format_count(n_parts, noun)
+    return f"{format_count(counts.audited, noun)} ({format_count(n_parts, 'part')})"
+
+
+def _describe_scope(e: EdpbEvidence) -> list[str]:
+    """Return sentences about attacked records, methods and cost; [] if nothing was measured."""
+    r = e.result
+    attacks = dict[str, None]()  # ordered sets
+    settings = dict[str, None]()
+    n_measured = 0
+    n_drawn = 0
+    n_rows = 0
+    idle = 0
+    for f in r.findings:
+        if f.not_applicable:
+            idle += 1
+        elif f.measurements:
+            attacks[f.attack] = None
+            settings[f.setting] = None
+            n_measured += 1
+            n_drawn += f.drawn
+            n_rows += f.rows
+    if not n_measured:
+        return []
+    rest = f"; {idle} more did not apply" if idle else ""
+    return [
+        f"{_format_attacked_records(r, 'members', 'member')} and "
+        f"{_format_attacked_records(r, 'nonmembers', 'non-member')} attacked, "
+        f"{format_count(r.benchmark.known, 'auxiliary record')}; "
+        f"{format_count(n_measured, 'configuration')} of model, access and attack "
+        f"({', '.join(attacks)}; {' and '.join(settings)}){rest}; "
+        f"{format_count(n_drawn, 'token')} drawn, {format_count(n_rows, 'forward row')}."
+    ]
+
+
 ANSWERS: Mapping[str, Callable[[EdpbEvidence], list[str]]] = {
     "extraction per query": _describe_extraction_per_query,
     "worst repeat count": _describe_worst_repeat_count,
-    "scope": lambda e: edpb_summary.audit_scope_sentences(e.result),
+    "scope": _describe_scope,
     "membership": _describe_membership,
     "greedy recall": _describe_greedy_recall,
     "defense effect": _describe_defense_effect,
@@ -471,9 +524,9 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
     n_controller = counts[_FOR_YOU]
     n_untested = len(questions) - n_measured - n_controller
     sections = [
-        edpb_summary.build_limits_section(),
+        Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),)),
         _build_leak_signals_section(e),
-        edpb_summary.build_coverage_section(questions),
+        _build_coverage_section(questions),
     ]
     # A group of groupby ends when the next begins: read each in turn.
     for n, (title, of_source) in enumerate(
@@ -487,11 +540,15 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
             (Group("", tuple(_build_question_table_rows(e, of_source))),),
         )
         sections.append(Section(f"part-{n}", title, (table,)))
+    model = subject_line.format_model(e.result)
+    date = subject_line.format_date(e.result)
+    members = f"{e.result.benchmark.members:,} records attacked"
+    audited = coverage.format_coverage(e.result) or members
     return Document(
-        title=edpb_summary.write_edpb_title(e.result),
+        title=f"Test results for the impact assessment of {model}, tested {date}",
         facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
-        headline=f"{_signal_counts_paragraph(e)} {edpb_summary.describe_audited_records(e.result)}",
-        verdict=f"{edpb_summary.describe_threat(e.result)} Of {len(questions)} questions, "
+        headline=f"{_signal_counts_paragraph(e)} {audited}.",
+        verdict=f"{_describe_threat(e.result)} Of {len(questions)} questions, "
         f"{n_measured} have a measured "
         f"answer, {n_controller} are for the controller, {n_untested} were not tested. Brackets "
         "hold 95% intervals.",
@@ -513,3 +570,39 @@ def _build_question_table_rows(
             text,
             question.limit if answer else phrases.NOTHING,
         )
+
+
+def _describe_threat(result: AuditResult) -> str:
+    """Describe the attackers that the run simulated; return "" if nothing was measured."""
+    measured = set()
+    for f in result.findings:
+        if f.measurements and not f.not_applicable:
+            measured.add(f.setting)
+    attackers = []
+    for setting, attacker in _ATTACKERS.items():
+        if setting in measured:
+            attackers.append(attacker)
+    if attackers:
+        return f"Attacker: {'; or '.join(attackers)}."
+    return ""
+
+
+def _build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
+    """Return a table of the Opinion's paragraphs that this test answers or leaves open.
+
+    questions: (paragraph, question, "" or the reason why an answer is missing).
+    """
+    by_paragraph: dict[str, tuple[list[str], list[str]]] = {}
+    for paragraph, question, reason in questions:
+        measured, missing = by_paragraph.setdefault(paragraph, ([], []))
+        if reason:
+            missing.append(f"{question}: {reason}.")
+        else:
+            measured.append(question)
+    rows = []
+    for paragraph, (measured, missing) in by_paragraph.items():
+        rows.append((paragraph, " ".join(measured) or "nothing", " ".join(missing) or "nothing"))
+    head = ("Paragraph", "In scope of this test", "Out of scope, and why")
+    caption = "What this test covers, by paragraph of the opinion"
+    table = make_table("coverage", caption, head, rows)
+    return Section("coverage", "What is in scope and what is not", (table,))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
 from rich.text import Text
 
 from auditor.conclusions import secret_details as detailed
@@ -28,20 +29,11 @@ from auditor.reports import (
     claims,
     coverage,
     escaping,
-    next_step,
     personal,
     phrases,
     severity,
     signals,
     unlearning,
-)
-from auditor.reports.screen_layout import (
-    GUTTER,
-    RESULT,
-    ScreenEntry,
-    cut_line,
-    lay_out_entries,
-    wrap_line,
 )
 from auditor.reports.verdict import (
     NOTHING_MEASURED,
@@ -52,11 +44,26 @@ from auditor.reports.verdict import (
 from auditor.statistics import documents
 from auditor.statistics.metrics import RECALL
 
+RESULT = "RESULT"
+GUTTER = 8  # columns of the labels
 LINES, WIDTH = 25, 100
 _NARROWEST = 60  # columns; the terminal wraps narrower screens
 _LONGEST = 24  # characters of a target's name
 _GROUPS = 4  # groups of secrets listed on the screen
 _SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
+
+
+@dataclass(frozen=True)
+class ScreenEntry:
+    """A labelled entry of the screen.
+
+    items: sentences, most important first; max_lines: the maximum number of lines.
+    """
+
+    label: str
+    items: tuple[str, ...]
+    max_lines: int
+    between: str = "; "
 
 
 def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
@@ -73,7 +80,7 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
     leaks = assess_signals(result)
     known = detailed.read_secret_details(folder)
     doubts = tuple(doubt.sentence for doubt in signals.list_doubts(leaks))
-    top = lay_out_entries(
+    top = _lay_out_entries(
         (_build_result_screen_entry(result, leaks, width), ScreenEntry("DOUBT", doubts, 3, " ")),
         width,
     )
@@ -93,7 +100,7 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
     table = _list_verbatim_extraction_lines(result, leaks, width, len(leaks.signals) + LINES)
     attacks = _attack_table_lines(result, known, width)
     for most in (3, 2):  # a third line of limits if the rest has room
-        bottom = lay_out_entries(
+        bottom = _lay_out_entries(
             (*body, _build_limitations_screen_entry(result, leaks, remarks, most), *after),
             width,
         )
@@ -124,7 +131,7 @@ def _build_promise_screen_entries(
 
 
 def _short_target_title(result: AuditResult, target: str) -> str:
-    return cut_line(signals.title_signal_target(result, target), _LONGEST)
+    return _cut_line(signals.title_signal_target(result, target), _LONGEST)
 
 
 # --- leaks, and doubts that may hide a leak
@@ -172,14 +179,14 @@ def _build_result_screen_entry(
             cost = _format_perplexity_cost(result, targets)
             sentences.append(verdict.describe(_format_first_titles(titles, names), cost))
         entry = ScreenEntry(RESULT, (*before, *sentences, *after), 4, " ")
-        if len(wrap_line(" ".join(entry.items), width - GUTTER)) <= entry.max_lines:
+        if len(_wrap_line(" ".join(entry.items), width - GUTTER)) <= entry.max_lines:
             break
     return entry
 
 
 def _format_first_titles(titles: Sequence[str], names: int) -> str:
     """Return the first `names` titles and the number of the others: `A, B and 7 more`."""
-    short = [cut_line(title, _LONGEST) for title in titles[:names]]
+    short = [_cut_line(title, _LONGEST) for title in titles[:names]]
     n_left = len(titles) - names
     if n_left > 0:
         short.append(f"{n_left:,} more")
@@ -230,7 +237,7 @@ def _list_verbatim_extraction_lines(
     tested = _list_verbatim_signals(assessment)
     if not tested:
         return []
-    baseline_lines = lay_out_entries(
+    baseline_lines = _lay_out_entries(
         (ScreenEntry("", (_format_nonmember_baseline(result, tested),), 2),), width
     )
     most = max(1, room - 1 - len(baseline_lines))
@@ -260,7 +267,7 @@ def _list_verbatim_extraction_lines(
     )
     lines = [Text(f"{'':{GUTTER}}{head.rstrip()}", "dim")]
     for row in rows:
-        line = cut_line(_format_aligned_row(row, widths), width - GUTTER)
+        line = _cut_line(_format_aligned_row(row, widths), width - GUTTER)
         lines.append(Text(" " * GUTTER + line))
     more = len(tested) - len(rows)
     if more:
@@ -358,14 +365,14 @@ def _attack_table_lines(
     for line in compared:
         # A cut line would lose its interval.
         if cell_len(line) > most:
-            first, *rest = wrap_line(line, most - 4)
+            first, *rest = _wrap_line(line, most - 4)
             lines.append(first)
             for part in rest:
                 lines.append(f"    {part}")
         else:
             lines.append(line)
     if len(lines) > room:
-        lines = [cut_line(line, most) for line in compared]
+        lines = [_cut_line(line, most) for line in compared]
     label = "ATTACKS"
     labelled = []
     for line in lines:
@@ -508,7 +515,7 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
                     steps.append(phrases.format_brief_chain_step_effect(step))
             n, remark = row.chain.whole.n, phrases.format_baseline_excess(row.chain.whole)
             subject = (
-                f"{cut_line(target.title, _LONGEST)} ({row.setting}, the same "
+                f"{_cut_line(target.title, _LONGEST)} ({row.setting}, the same "
                 f"{format_count(n, 'secret')}{remark})"
             )
             if steps:
@@ -581,9 +588,9 @@ def _build_next_step_screen_entry(
     """
     if remarks.your_own:
         return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
-    command = next_step.suggest_next_command(assessment, folder)
+    command = advice.suggest_next_command(assessment, folder)
     if assessment.unasked:
-        steps = [next_step.format_resume_line(assessment.unasked, folder)]
+        steps = [advice.format_resume_line(assessment.unasked, folder)]
         if any(map(assessment.list_shown_signals, assessment.targets)):
             steps.append(command)
         return ScreenEntry("NEXT", tuple(steps), 1 + len(steps), "\n")
@@ -598,3 +605,47 @@ def _build_next_step_screen_entry(
     else:
         between = "\n"
     return ScreenEntry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)
+
+
+# --- layout
+# -----------------------------------------------------------------------------------------------
+
+
+def _lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
+    """Return lines of `width` columns, each entry after its label."""
+    lines = []
+    for entry in entries:
+        style = "bold" if entry.label == RESULT else ""
+        for i, line in enumerate(_fit_screen_lines(entry, width - GUTTER) if entry.items else ()):
+            lines.append(
+                Text.assemble((f"{'' if i else entry.label:{GUTTER}}", "bold"), (line, style))
+            )
+    return lines
+
+
+def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
+    """Return the items that fit into `entry.max_lines` lines, then the number of omitted items.
+
+    If not even the first item fits, cut it.
+    """
+    # Try all items, then ever fewer: only wrapping tells how many lines they take.
+    for n_items in range(len(entry.items), 0, -1):
+        n_left = len(entry.items) - n_items
+        more = (f"{n_left:,} more in the report",) if n_left else ()
+        lines = _wrap_line(entry.between.join((*entry.items[:n_items], *more)), width)
+        if len(lines) <= entry.max_lines:
+            return lines
+    *full_lines, last = _wrap_line(entry.items[0], width)[: entry.max_lines]
+    return [*full_lines, f"{_cut_line(last, width - 2)} …"]
+
+
+def _wrap_line(text: str, width: int) -> list[str]:
+    """Return lines of at most `width` terminal columns; a wide character takes two columns."""
+    return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
+
+
+def _cut_line(text: str, width: int) -> str:
+    """Return the text; if it is wider than `width` terminal columns, end it with an ellipsis."""
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1).rstrip() + "…"

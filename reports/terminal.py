@@ -13,6 +13,7 @@ from auditor.conclusions.secret_details import SecretDetails
 from auditor.conclusions.signals import assess_signals
 from auditor.core.result import AuditResult, Measurement
 from auditor.reports import escaping, phrases
+from auditor.reports.advice import suggest_next_command
 from auditor.reports.blocks import (
     Block,
     Bullets,
@@ -24,7 +25,6 @@ from auditor.reports.blocks import (
     Secrets,
     Table,
 )
-from auditor.reports.next_step import suggest_next_command
 from auditor.reports.table_of_contents import build_page_document
 from auditor.reports.tables import RowTable, render_rich_table
 
