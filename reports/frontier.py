@@ -112,7 +112,7 @@ def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
     names = []
     for line, knobs in knobs_by_line.items():
         names.append(f"{line} ({'; '.join(knobs)})" if any(knobs) else line)
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return phrases.join_names(names)
 
 
 def _describe_frontier_basis(f: Frontier) -> str:

@@ -234,7 +234,7 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
         titles_by_setting[""].append(title)
         titles_by_setting.setdefault(f" ({f.setting})", []).append(title)
         options = ", ".join(f"{name}={option}" for name, option in f.options.items())
-        remarks = phrases.list_claim_remarks(f)
+        remarks = (*phrases.list_violation_warnings(f), *f.notes)
         if f.not_applicable:
             remarks = (f"not applicable: {f.not_applicable}",)
         for note in (f"{f.attack}: {options}" if options else "", *remarks):

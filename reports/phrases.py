@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from auditor.core.counts import format_count
@@ -101,16 +101,15 @@ def format_interval(m: Measurement) -> str:
     """Return the interval of a measurement: `[46–57]`, `[−52 to −41]`, `[10.9–11.5]`."""
     if math.isnan(m.low) or math.isnan(m.high) or m.unit == "count":
         return NOTHING
-    if m.unit in metrics.SHARES:
+    ends = []
+    for end in (m.low, m.high):
         # Limits have the decimals of the value before them.
-        low = format_percent(m.low, m.value)
-        high = format_percent(m.high, m.value)
-    else:
-        low = format_number(m.low, "#")
-        high = format_number(m.high, "#")
-    if "−" in low + high:
-        return f"[{low} to {high}]"
-    return f"[{low}–{high}]"
+        is_share = m.unit in metrics.SHARES
+        ends.append(format_percent(end, m.value) if is_share else format_number(end, "#"))
+    text = "–".join(ends)
+    if "−" in text:
+        text = " to ".join(ends)
+    return f"[{text}]"
 
 
 def format_value(m: Measurement | None) -> str:
@@ -177,10 +176,9 @@ def format_share_without_interval(m: Measurement) -> str:
     """Return `166/320 = 52%`, for tables with separate columns for the interval and n."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
-    counted = abs(m.value * m.n - count_hits(m)) <= 1e-6 * m.n  # else a mean of shares
-    if counted:
-        return f"{count_hits(m):,}/{m.n:,} = {format_value(m)}"
-    return format_value(m)
+    if abs(m.value * m.n - count_hits(m)) > 1e-6 * m.n:  # a mean of shares
+        return format_value(m)
+    return f"{count_hits(m):,}/{m.n:,} = {format_value(m)}"
 
 
 def format_measurement_cells(m: Measurement) -> tuple[str, str, str]:
@@ -243,8 +241,11 @@ def find_reported_target(result: AuditResult, name: str) -> TargetRecord | None:
 
 
 def title_target(result: AuditResult, name: str) -> str:
+    """Return the model's title; without one, return "Undefended" or the model's name."""
     record = find_reported_target(result, name)
-    return record.title if record else name
+    if record is None:
+        return "Undefended" if name == UNDEFENDED else name
+    return record.title
 
 
 def title_row(result: AuditResult, finding: Finding) -> str:
@@ -301,13 +302,10 @@ def format_bracketed_value(finding: Finding, m: Measurement | None) -> str:
     If the number is only known to lie between two bounds, return both with their intervals:
     `52% [46–57] to 55% [48–60]`. m: None if the number was not measured.
     """
-    if m:
-        upper = finding.measurement(metrics.name_upper_bound_metric(m.name))
-    else:
-        upper = None
-    if upper is None:
-        return format_measurement_value(m)
-    return f"{format_measurement_value(m)} to {format_measurement_value(upper)}"
+    text = format_measurement_value(m)
+    if m and (upper := finding.measurement(metrics.name_upper_bound_metric(m.name))):
+        return f"{text} to {format_measurement_value(upper)}"
+    return text
 
 
 def select_any_sample_recall(
@@ -323,7 +321,7 @@ def select_any_sample_recall(
         numbers = metrics.EXPECTED_ANY_OF.parse_numbers(m.name.removesuffix(suffix))
         if numbers and m.name.endswith(suffix):
             recalls[int(numbers[0])] = m
-    return dict(sorted(recalls.items(), key=lambda item: item[0]))
+    return dict(sorted(recalls.items()))
 
 
 def format_suffix_lengths(m: Measurement) -> str:
@@ -336,10 +334,7 @@ def format_claim_scope(finding: Finding) -> str:
     """Return whether the claim covers the attack: `yes (why)` or `no, outside ... (why)`."""
     if finding.claim_applies is None:
         return "nothing claimed"
-    if finding.claim_applies:
-        answer = "yes"
-    else:
-        answer = f"no, {OUTSIDE}"
+    answer = "yes" if finding.claim_applies else f"no, {OUTSIDE}"
     if finding.claim_reason:
         return f"{answer} ({finding.claim_reason})"
     return answer
@@ -379,10 +374,12 @@ def format_brief_chain_step_effect(step: ChainStep) -> str:
 
 def format_chain_step_causes(step: ChainStep) -> str:
     """Return the causes of a step: `training configuration, clipping and noise`."""
-    *first_causes, last = step.causes
-    if first_causes:
-        return f"{', '.join(first_causes)} and {last}"
-    return last
+    return join_names(list(step.causes))
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return the names as inside a sentence: `A, B and C`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def is_chain_step_significant(step: ChainStep) -> bool:
@@ -458,10 +455,10 @@ def format_covered_tokens(claim: Claim) -> str:
     """
     if claim.queries is None:
         return "any number of drawn tokens"
-    gone = ""
+    tokens = format_count(claim.queries, "drawn token")
     if claim.spent_queries and claim.spent_queries >= claim.queries:
-        gone = ", all spent"
-    return f"{format_count(claim.queries, 'drawn token')}{gone}"
+        return f"{tokens}, all spent"
+    return tokens
 
 
 def format_single_record_epsilon(claim: Claim) -> str:
@@ -487,8 +484,3 @@ def list_violation_warnings(finding: Finding) -> tuple[str, ...]:
     Reports must show these warnings prominently.
     """
     return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
-
-
-def list_claim_remarks(finding: Finding) -> tuple[str, ...]:
-    """Return the remarks about a model's claim: warnings of violations, then all notes."""
-    return (*list_violation_warnings(finding), *finding.notes)

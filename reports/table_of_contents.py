@@ -171,6 +171,6 @@ def _report_header_facts(result: AuditResult) -> Facts:
 def _summarise_target_severities(result: AuditResult) -> tuple[TargetSummary, ...]:
     summaries = []
     for name, grade in rate_targets(assess_signals(result)).items():
-        title = signals.title_signal_target(result, name)
+        title = phrases.title_target(result, name)
         summaries.append(TargetSummary(title, grade.word, grade.reason, grade.decision))
     return tuple(summaries)

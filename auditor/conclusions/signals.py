@@ -147,6 +147,9 @@ class LeakAssessment:
     def list_tested_signals(self, target: str) -> tuple[LeakSignal, ...]:
         return tuple(s for s in self.list_target_signals(target) if s.status != NOT_TESTED)
 
+    def list_suspected_signals(self, target: str) -> tuple[LeakSignal, ...]:
+        return tuple(s for s in self.list_target_signals(target) if s.suspected)
+
     def list_target_doubts(self, target: str) -> tuple[Doubt, ...]:
         """Return the contradictions and doubts of the target.
 
@@ -156,11 +159,9 @@ class LeakAssessment:
 
     def shows_no_leakage(self, target: str) -> bool:
         """Test if a report may state "no leakage seen" for the target."""
-        tested = self.list_tested_signals(target)
-        for s in tested:
-            if s.status == SHOWN or s.suspected:
-                return False
-        return bool(tested) and not self.list_target_doubts(target) and not self.unasked
+        above = (*self.list_shown_signals(target), *self.list_suspected_signals(target))
+        in_doubt = above or self.list_target_doubts(target) or self.unasked
+        return bool(self.list_tested_signals(target)) and not in_doubt
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -175,10 +176,7 @@ class LeakAssessment:
         Args:
             target: if given, consider only this target.
         """
-        if target is None:
-            candidates = self.signals
-        else:
-            candidates = self.list_target_signals(target)
+        candidates = self.signals if target is None else self.list_target_signals(target)
         # A gate judges defended targets; the undefended model if there are none.
         leaking = [s for s in candidates if s.status == SHOWN]
         return min(
