@@ -409,7 +409,7 @@ def _split_plugin_arguments(
 
     if isinstance(plugins, str) or not isinstance(plugins, Sequence):
         raise AuditError(f"expected a list of {kind}s, by name or as instances, got {plugins!r}")
-    names: list[str] = []
+    names = []
     plugin_options = dict(options)
     for plugin in plugins:
         if not isinstance(plugin, str):

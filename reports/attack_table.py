@@ -21,7 +21,7 @@ from auditor.core.arrays import Floats
 from auditor.core.counts import format_count
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
-from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
+from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, ReportMaterial, Topic, build_forest_span
 from auditor.statistics import documents, roc
 from auditor.statistics.bounds import make_measurement
@@ -198,7 +198,7 @@ def _find_greatest_values(values: Floats, ids: Sequence[str], records: Mapping[s
 def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
     result = material.result
     groups = []
-    spans: list[ForestSpan | None] = []
+    spans = []
     for target in dict.fromkeys(f.target for f in phrases.sort_findings(result)):
         for setting in phrases.SETTINGS:
             compared = compare_attacks(result, material.details, target, setting)

@@ -157,8 +157,12 @@ def list_copies_phrases(finding: Finding, owner: str) -> list[str]:
     If only a sample of the records was queried, add the estimate over all records.
     owner: words for the data's owner, used in the phrases.
     """
-    of_all = format_weighted_share(finding)
-    return [f"recited by copies: {format_strata(finding)} {owner}", *([of_all] if of_all else [])]
+    copies = f"recited by copies: {format_strata(finding)} {owner}"
+    share = measure_weighted_share(finding)
+    if share is None or not has_unattacked_records(finding):
+        return [copies]
+    between = f"{phrases.format_percent(share.low)}% to {phrases.format_percent(share.high)}%"
+    return [copies, f"of all {share.n:,} records {between} (95%, weighted by copies)"]
 
 
 def describe_asked_records(result: AuditResult) -> str:
@@ -206,19 +210,6 @@ def _describe_asked_strata(strata: Sequence[Stratum], description: str) -> str:
 
 def _describe_asked_population(counts: RecordCounts) -> str:
     return f"{counts.audited:,} of {counts.askable:,} records"
-
-
-def format_weighted_share(finding: Finding) -> str:
-    """Return the estimated share of all records: `of all 135 records 8.9% [8.9-17.8], weighted by
-    copies`.
-
-    Return "" if all records were queried, or if records were not counted.
-    """
-    share = measure_weighted_share(finding)
-    if share is None or not has_unattacked_records(finding):
-        return ""
-    between = f"{phrases.format_percent(share.low)}% to {phrases.format_percent(share.high)}%"
-    return f"of all {share.n:,} records {between} (95%, weighted by copies)"
 
 
 def format_progress_line(result: AuditResult) -> str:

@@ -53,14 +53,17 @@ def render_decision_markdown(decision: Decision) -> str:
     )
     parts = [f"## Leakage {escape_for_markdown(decision.headline)}", escape_for_markdown(title)]
     parts += [escape_for_markdown(_shorten_printable(decision.about))]
-    if rows := build_ruling_table_rows(decision):
-        parts += [render_truncated_table(make_table("gate", "", HEAD, rows, NUMERIC))]
+    worst_first = sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
     # The table has no column of reasons, so list the reasons of rulings without numbers.
+    rows = []
     reasons = []
-    for r in _sort_rulings(decision):
+    for r in worst_first:
+        rows.append(_build_ruling_table_cells(r))
         if not r.n:
             text = _shorten_printable(f"{r.cell_title}: {r.reason}")
             reasons.append(f"- {escape_for_markdown(text)}")
+    if rows:
+        parts += [render_truncated_table(make_table("gate", "", HEAD, rows, NUMERIC))]
     return "\n\n".join(filter(None, (*parts, *reasons[:_MOST_SAID]))) + "\n"
 
 
@@ -68,21 +71,10 @@ def _shorten_printable(text: str) -> str:
     return shorten(make_printable_line(text), _LONGEST)
 
 
-def build_ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
-    """Return a table row per ruling, worst first, with the columns of HEAD."""
-    return tuple(map(_build_ruling_table_cells, _sort_rulings(decision)))
-
-
-def _sort_rulings(decision: Decision) -> list[Ruling]:
-    return sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
-
-
 def _build_ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
+    """Return the row of a ruling, with the columns of HEAD."""
     measured = (f"{ruling.value:.4g}", f"{ruling.low:.4f} to {ruling.high:.4f}", f"{ruling.n:,}")
-    if ruling.missed is None:
-        missed = NOTHING
-    else:
-        missed = f"{ruling.missed:.4g}"
+    missed = NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
     about = (make_printable_line(ruling.cell_title), make_printable_line(ruling.rule))
     return (*about, *(measured if ruling.n else (NOTHING,) * 3), missed, ruling.verdict)
 

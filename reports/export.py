@@ -95,20 +95,10 @@ def _list_finding_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
     about = (*run, f.decoding, json.dumps(f.options), *cost, f.claim_applies, f.claim_reason)
     if claim is None:
         return (*about, *(None,) * len(_CLAIM))
-    promised = (
-        phrases.select_claimed_epsilon(claim),
-        claim.delta,
-        claim.relation,
-        claim.unit,
-        claim.queries,
-    )
-    return (
-        *about,
-        *promised,
-        claim.spent_epsilon.get(claim.relation),
-        claim.spent_queries,
-        claim.status,
-    )
+    epsilon = phrases.select_claimed_epsilon(claim)
+    promised = (epsilon, claim.delta, claim.relation, claim.unit, claim.queries)
+    spent = (claim.spent_epsilon.get(claim.relation), claim.spent_queries)
+    return (*about, *promised, *spent, claim.status)
 
 
 def _build_measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
@@ -129,12 +119,11 @@ def _build_measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...
 def _measurement_sheet_values(
     m: Measurement, repeats: str | None = None, kind: str | None = None
 ) -> tuple[Value, ...]:
-    is_count = repeats is not None and repeats.isdecimal()
-    if repeats is not None and is_count:
+    count = None
+    group = repeats
+    if repeats is not None and repeats.isdecimal():
         count = int(repeats)
-    else:
-        count = None
-    group = None if is_count else repeats
+        group = None
     # In the order of _MEASURED; the last column, the reason, is only for attacks without numbers.
     return (m.name, count, group, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
@@ -160,16 +149,15 @@ def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
     for run in runs:
         for entry in run.outcomes.values():
             names |= dict.fromkeys(entry.values)
-    rows = list[tuple[Value, ...]]()
+    rows = []
     clean = escaping.make_printable_line
     for run in runs:
         for row, entry in run.outcomes.items():
             # A missing number leaves its column empty.
-            empty = (None,) * len(entry.ids)
-            columns = []
-            for name in names:
-                column = entry.values.get(name)
-                columns.append(empty if column is None else column.astype(float).tolist())
+            columns = [(None,) * len(entry.ids)] * len(names)
+            for i, name in enumerate(names):
+                if name in entry.values:
+                    columns[i] = tuple(entry.values[name].astype(float).tolist())
             about = tuple(map(clean, (run.result.name, *row)))
             secrets = map(clean, entry.ids)
             for secret, *values in zip(
@@ -212,33 +200,28 @@ def to_parquet(sheet: Sheet) -> bytes:
 
 def to_latex(results: Sequence[AuditResult]) -> str:
     """Return each run's results and claims as `tabular`s with booktabs rules, for \\input."""
-    grids = []
+    rendered = []
     for result in map(phrases.make_result_printable, results):
         for grid in (_build_main_number_row_table(result), _build_epsilon_claims_row_table(result)):
             if grid.rows:
-                grids.append(grid)
-    return "\n\\par\\bigskip\n".join(map(tables.render_latex_table, grids))
+                rendered.append(tables.render_latex_table(grid))
+    return tables.LATEX_GAP.join(rendered)
 
 
 def _build_main_number_row_table(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Attack", "Metric", "Members", "Non-members")
     rows = []
     for f in phrases.sort_findings(result):
-        rows.append((phrases.title_row(result, f), f.attack, *_build_main_number_cells(f)))
+        name, members, nonmembers = "not applicable", phrases.NOTHING, phrases.NOTHING
+        if f.main and not f.not_applicable:
+            name = find_metric(f.main.name).short or find_metric(f.main.name).title
+            members, nonmembers, _ = phrases.format_baseline_excess_cells(f)
+        values = (members.removeprefix(f"{name} "), nonmembers)
+        rows.append((phrases.title_row(result, f), f.attack, name, *values))
     note = "excess, perplexity and claims: audit export --csv"
     return tables.RowTable(
         f"{result.name}: main number of each attack with its 95% interval", head, rows, note
     )
-
-
-def _build_main_number_cells(finding: Finding) -> tuple[str, str, str]:
-    """Return three cells: the main number's name, the members' value, the non-members' value."""
-    main = finding.main
-    if finding.not_applicable or main is None:
-        return "not applicable", phrases.NOTHING, phrases.NOTHING
-    name = find_metric(main.name).short or find_metric(main.name).title
-    members, nonmembers, _ = phrases.format_baseline_excess_cells(finding)
-    return name, members.removeprefix(f"{name} "), nonmembers
 
 
 def _build_epsilon_claims_row_table(result: AuditResult) -> tables.RowTable:

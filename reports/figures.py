@@ -39,7 +39,7 @@ def draw_all_figures(result: AuditResult, research: bool | None = None) -> list[
             figures.append(_draw_sample_count_figure(result, setting, selected))
         if selected := list(filter(phrases.select_insertion_exposure, findings)):
             figures.append(_draw_exposure_figure(result, setting, selected))
-    described: set[str] = set()
+    described = set()
     selection = []
     for figure in figures:
         if figure.description in described:  # the second access needs no explanation

@@ -16,7 +16,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import name_deployed_form
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
-from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
+from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import DECIDE, Topic, build_forest_span
 from auditor.statistics import bounds
 from auditor.statistics.frontier import estimate_perplexity_ratios
@@ -34,7 +34,7 @@ _NOTE = (
 def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     names = [*map(name_deployed_form, result.plan.get("forms", ()))]
     groups = []
-    spans: list[ForestSpan | None] = []
+    spans = []
     changes = []
     for f in phrases.sort_findings(result):
         if f.target != UNDEFENDED or f.main is None:

@@ -94,13 +94,12 @@ def _describe_least_leaking(f: Frontier, points: Sequence[FrontierPoint]) -> str
 
 def _format_leak_metric(f: Frontier) -> str:
     metric = find_metric(f.metric)
+    title = phrases.format_metric(f.metric)
     if metric.is_of_member_guesses:
-        method = f" by {f.attack}"
-    elif metric.rate:
-        method = ", its score read either way"
-    else:
-        method = ""
-    return f"{phrases.format_metric(f.metric)}{method}"
+        return f"{title} by {f.attack}"
+    if metric.rate:
+        return f"{title}, its score read either way"
+    return title
 
 
 def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
@@ -164,7 +163,7 @@ def build_frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
     return [
         Figures(draw_frontier_figures(frontiers)),
         Paragraph(reading),
-        *([Bullets(left_out)] if left_out else []),
+        Bullets(left_out),
     ]
 
 
@@ -223,22 +222,19 @@ def _build_defense_series(f: Frontier, lines: Iterable[str]) -> Iterator[Series]
 def _build_frontier_table_rows(f: Frontier) -> Iterator[tuple[str, ...]]:
     """Yield a table row per model, with the columns of HEAD."""
     for p in f.points:
+        promised = phrases.NOTHING
+        if p.epsilon is not None:
+            covered = "" if p.tokens is None else f"; T {p.tokens:,}"
+            promised = f"ε {phrases.format_number(p.epsilon)} ({p.unit}{covered})"
         yield (
             p.label,
             phrases.format_measurement_value(p.ratio),
             {"shown": "yes", "not shown": "not shown", "beyond": "no"}[p.within],
             phrases.format_measurement_value(p.leak),
-            _format_promised_epsilon(p),
+            promised,
             _format_least_leaking(f, p),
             "corner" if p.corner else "",
         )
-
-
-def _format_promised_epsilon(p: FrontierPoint) -> str:
-    if p.epsilon is None:
-        return phrases.NOTHING
-    covered = "" if p.tokens is None else f"; T {p.tokens:,}"
-    return f"ε {phrases.format_number(p.epsilon)} ({p.unit}{covered})"
 
 
 def _format_least_leaking(f: Frontier, p: FrontierPoint) -> str:
@@ -281,33 +277,29 @@ def build_frontier_row_table(f: Frontier) -> tables.RowTable:
     )
 
 
-_COLUMNS = (
-    *(
-        "metric",
-        "attack",
-        "setting",
-        "seeds",
-        "model",
-        "line",
-        "ratio",
-        "ratio_low",
-        "ratio_high",
-        "within",
-    ),
-    *(
-        "leakage",
-        "low",
-        "high",
-        "n",
-        "unit",
-        "epsilon",
-        "delta",
-        "unit_of_protection",
-        "tokens",
-        "least",
-        "corner",
-    ),
-)
+_COLUMNS = [
+    "metric",
+    "attack",
+    "setting",
+    "seeds",
+    "model",
+    "line",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "within",
+    "leakage",
+    "low",
+    "high",
+    "n",
+    "unit",
+    "epsilon",
+    "delta",
+    "unit_of_protection",
+    "tokens",
+    "least",
+    "corner",
+]
 
 
 def render_frontier_csv(frontiers: Sequence[Frontier]) -> str:
@@ -322,14 +314,8 @@ def _build_frontier_csv_rows(frontiers: Sequence[Frontier]) -> Iterator[tuple[ob
             ratio = (p.ratio.value, p.ratio.low, p.ratio.high, p.within)
             leak = (p.leak.value, p.leak.low, p.leak.high, p.leak.n, p.leak.unit)
             proved = (None,) * 4 if p.epsilon is None else (p.epsilon, p.delta, p.unit, p.tokens)
-            yield (
-                *about,
-                *ratio,
-                *leak,
-                *proved,
-                None if p.least is None else int(p.least),
-                int(p.corner),
-            )
+            least = None if p.least is None else int(p.least)
+            yield (*about, *ratio, *leak, *proved, least, int(p.corner))
 
 
 def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Path]:
@@ -342,7 +328,7 @@ def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Pa
         ".md": f"![{escaping.escape_for_markdown(alt)}]({NAME}.svg)\n\n"
         + "\n".join(map(tables.render_markdown_table, grids)),
         ".csv": render_frontier_csv(frontiers),
-        ".tex": "\n\\par\\bigskip\n".join(map(tables.render_latex_table, grids)),
+        ".tex": tables.LATEX_GAP.join(map(tables.render_latex_table, grids)),
         ".json": json.dumps(to_json(list(frontiers)), indent=1, allow_nan=False) + "\n",
     }
     paths = []

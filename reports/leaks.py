@@ -82,7 +82,7 @@ def _build_personal_data_blocks(result: AuditResult) -> Iterator[Block]:
 
 
 def _build_group_recall_blocks(result: AuditResult, rows: Sequence[Finding]) -> Iterator[Block]:
-    tables: list[Group] = []
+    tables = []
     spans: list[ForestSpan | None] = []
     notes = []
     some_extracted = any(phrases.has_hits(f.by_group) for f in rows)
@@ -183,7 +183,7 @@ def _build_suffix_length_table(result: AuditResult, details: SecretDetails) -> T
 
     A model whose suffixes are all about equally long has no rows.
     """
-    groups: list[Group] = []
+    groups = []
     for target in result.targets:
         if (suffixes := details.tokens.get(target.name)) is None:
             continue

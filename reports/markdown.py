@@ -28,7 +28,6 @@ from auditor.reports.blocks import (
     Facts,
     Figures,
     Forest,
-    Group,
     Paragraph,
     Secrets,
     Section,
@@ -117,7 +116,7 @@ def _format_target_severity(standing: TargetSummary) -> str:
 
 def _render_unfolded_sections(section: Section) -> list[str]:
     """Render a visible section: shortened tables, and the first items of each list."""
-    parts = list[str]()
+    parts = []
     for block in section.blocks:
         match block:
             case Forest():
@@ -176,12 +175,12 @@ def _format_claim_violations(result: AuditResult) -> list[str]:
 
 def render_truncated_table(table: Table) -> str:
     """Return the table as Markdown, with shortened cells and as many rows as fit."""
-    groups = list[Group]()
+    groups = []
     room = _MOST_TABLE
     n_left = 0
     for group in table.groups:
         title = phrases.shorten(group.title, _MOST_CELL)
-        short_rows = list[tuple[str, ...]]()
+        short_rows = []
         room -= len(escape(title))
         for row in group.rows:
             short = tuple(phrases.shorten(cell, _MOST_CELL) for cell in row)

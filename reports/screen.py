@@ -388,7 +388,7 @@ def _build_other_signals_screen_entry(
     """Return an entry with all signals except verbatim text and personal data, significant leaks
     first."""
     best = _find_highest_recall_row(result, assessment)
-    entries = list[tuple[tuple[bool, bool], str, str]]()
+    entries = []
     for target in assessment.targets:
         for group in signals.group_signals(assessment.list_tested_signals(target)):
             listed = (

@@ -155,7 +155,7 @@ def _build_page_columns(details: SecretDetails) -> dict[str, Any]:
     members = ""
     repeats = []
     lengths = []
-    group_indices: list[int | None] = []
+    group_indices = []
     groups: dict[str, int] = {}
     for s in details.secrets:
         ids.append(phrases.shorten(escaping.make_printable_line(s.alias), _ID))
@@ -187,8 +187,8 @@ def _build_page_row(
         leads = values.outcome.traits.get("lead")
     place = dict(zip(values.ids, range(len(values.ids)), strict=True))
     outcome = ""
-    score: list[float | None] = []
-    lead: list[int | None] = []
+    score = []
+    lead = []
     for secret in details.secrets:
         i = place.get(secret.id)
         outcome += "-" if i is None else str(codes[i])
@@ -235,7 +235,7 @@ def _build_page_token_views(
             ids.append(s.id)
     # Log-probabilities add up to the suffix's; the most likely first, unmeasured secrets last.
     ranked = sorted(ids, key=lambda id: -sum(distributions[0].get(id, (-math.inf,))))
-    page_ids: set[str] = set()
+    page_ids = set()
     for id in ranked:
         # A character a token; 12 more for quotes, comma and the bits.
         for distribution in distributions:

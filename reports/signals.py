@@ -382,8 +382,8 @@ def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
 
 def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:
     """Return a forest plot with a row per signal, grouped by model."""
-    groups = list[Group]()
-    spans = list[ForestSpan | None]()
+    groups = []
+    spans = []
     for target in assessment.targets:
         # Merge signals that differ only in their access into one row.
         settings: dict[tuple[str, ...], list[LeakSignal]] = {}

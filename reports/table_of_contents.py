@@ -105,7 +105,7 @@ def _build_section(topic: Topic, material: ReportMaterial) -> Section:
     single attack, only the report's head names the attack.
     """
     known = {"Attack"} if _find_only_attack(material.result) else set()
-    blocks: list[Block] = []
+    blocks = []
     for block in filter(has_content, topic.make(material)):
         blocks.append(block.fold_constant_columns(known) if isinstance(block, Table) else block)
     return Section(topic.id, topic.title, tuple(blocks), topic.part)

@@ -18,6 +18,7 @@ _LATEX_CHARACTER = 5.2
 # points
 _LATEX_CAPITAL = 7.5
 _LATEX_WIDE = {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%": 8.4}
+LATEX_GAP = "\n\\par\\bigskip\n"  # between tables
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,10 @@ class RowTable:
 def render_rich_table(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     """Return a table of the package rich. styles: one style per row."""
     clean = escaping.escape_for_terminal
-    # Line by line: cleaning the full text would turn line ends into spaces.
+    note = None
     if grid.note:
+        # Line by line: cleaning the full text would turn line ends into spaces.
         note = Text("\n").join(map(clean, grid.note.split("\n")))
-    else:
-        note = None
     table = RichTable(
         title=clean(grid.title), title_justify="left", caption=note, caption_justify="left"
     )
@@ -54,21 +54,11 @@ def render_rich_table(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
 
 
 def render_markdown_table(grid: RowTable) -> str:
+    parts = [f"# {escaping.escape_for_markdown(grid.title)}"]
     if grid.note:
-        note = [escaping.escape_for_markdown(grid.note), ""]
-    else:
-        note = []
-    return (
-        "\n".join(
-            [
-                f"# {escaping.escape_for_markdown(grid.title)}",
-                "",
-                *note,
-                *render_markdown_lines(grid),
-            ]
-        )
-        + "\n"
-    )
+        parts.append(escaping.escape_for_markdown(grid.note))
+    parts.append("\n".join(render_markdown_lines(grid)))
+    return "\n\n".join(parts) + "\n"
 
 
 def render_markdown_lines(grid: RowTable) -> list[str]:
@@ -101,19 +91,9 @@ def render_latex_table(grid: RowTable) -> str:
     about = []
     for text in (grid.title, *filter(None, (grid.note,))):
         about.append(f"% {escaping.make_printable_line(text)}")
-    lines = [
-        *about,
-        rf"{{\setlength{{\tabcolsep}}{{{_LATEX_GAP / 2:g}pt}}\begin{{tabular}}{{@{{}}{columns}@{{}}}}",  # noqa: E501
-    ]
-    return (
-        "\n".join(
-            [
-                *(*lines, r"\toprule", rows[0], r"\midrule"),
-                *(*rows[1:], r"\bottomrule", r"\end{tabular}}"),
-            ]
-        )
-        + "\n"
-    )
+    opening = rf"{{\setlength{{\tabcolsep}}{{{_LATEX_GAP / 2:g}pt}}\begin{{tabular}}{{@{{}}{columns}@{{}}}}"  # noqa: E501
+    lines = [*about, opening, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"]
+    return "\n".join([*lines, r"\end{tabular}}", ""])
 
 
 def _measure_latex_points(text: str) -> float:

@@ -263,7 +263,7 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
             files[item] = policies.read_policy(Path(item)).rules
     # Every limit of all items is one decision, whatever their order.
     rules = max([1 if rules is None else rules, *map(len, files.values())])
-    needs = list[powers.SecretsNeeded]()
+    needs = []
     n_listed = 0
     for item in changes:
         if item not in files:

@@ -155,8 +155,8 @@ def weigh_claim_against_audits(
             claimed = claim.epsilon[claim.relation]
         if claim.queries is not None:
             usual = BOUNDS_OF_TOKENS
-    comparable: list[tuple[Finding, Audited, float]] = []
-    unheld: list[UncomparableBound] = []
+    comparable = []
+    unheld = []
     for row, audit in _select_distinct_epsilon_audits(rows):
         promised = _find_tested_epsilon(
             None if claimed is None else claim, row, audit, target.nominal_epsilon

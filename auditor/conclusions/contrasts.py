@@ -96,7 +96,7 @@ def _measure_attack_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
     secrets = set[str]()
-    units = set[str]()
+    units = set()
     for part in parts:
         units.add(metrics.find_metric(part.metric).unit)
         for seed in seeds:
@@ -226,9 +226,9 @@ def _draw_resample_counts(n: int) -> Draws:
 def _measure_unpaired_contrast(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
-    terms = list[tuple[float, Measurement]]()
-    sizes = list[int]()
-    units = set[str]()
+    terms = []
+    sizes = []
+    units = set()
     for part in parts:
         ends = []
         for seed in seeds:

@@ -492,8 +492,9 @@ def compare_paired_metric(
         return "no secret to pair"
     if about.errors is not None:
         scores = align_secret_values(pair, SCORE, about.members, count)[1]
-        guesses = zip(values == 1, scores, strict=True)
-        return resample_paired_recall(*guesses, about.compute_wrong_guess_limit(len(ids)))
+        errors = about.compute_wrong_guess_limit(len(ids))
+        new_guesses, base_guesses = zip(values == 1, scores, strict=True)
+        return resample_paired_recall(new_guesses, base_guesses, errors)
     if about.below:
         return (
             f"a difference of {metric} has no bounds: compare a share at one rate with the baseline"
@@ -501,7 +502,7 @@ def compare_paired_metric(
     if not about.scores:
         if not np.isfinite(values).all():
             return f"{metric} is not a number for some secret"
-        return compare_paired_values(*values, about.unit)
+        return compare_paired_values(values[0], values[1], about.unit)
     nonmember_scores = align_secret_values(pair, column, False)[1]
     if np.isnan(values).any() or np.isnan(nonmember_scores).any():
         return f"{metric} is computed from a score that is not a number for some secret"

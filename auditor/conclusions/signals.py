@@ -198,7 +198,7 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
         names[finding.target] = None
     greedy = _build_greedy_signal(result).measured
     of_data = (*list_nonmember_doubts(result), *result.benchmark.doubts)
-    signals: list[LeakSignal] = []
+    signals = []
     contradictory = {}
     doubts = {}
     for target in sorted(names, key=lambda name: name != UNDEFENDED):

@@ -200,7 +200,7 @@ def _compare_rivals(
         candidate: index of the candidate run.
     """
     outcome = runs[candidate].outcomes.get(line.cell)
-    excesses: list[BoundedNumber] = []
+    excesses = []
     for i, run in enumerate(runs):
         if i == candidate:
             continue

@@ -96,8 +96,8 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
             f"expected --by {', '.join(get_args(By)[:-1])} or {get_args(By)[-1]}, got {by!r}"
         )
     order: By = by  # type: ignore[assignment]
-    left_out: list[tuple[str, str]] = []
-    entries: list[HistoryEntry] = []
+    left_out = []
+    entries = []
     for folder in _list_distinct_folders(folders):
         if reason := explain_missing_result(folder):
             left_out.append((str(folder), reason))

@@ -183,7 +183,7 @@ def count_policy_secrets(
         raise AuditError(
             f"expected a policy with a limit on a share, such as recall <= 0.05, got {rule_reasons}"
         )
-    needs = list[SecretsNeeded]()
+    needs = []
     for rule in limits:
         name = rule.metric_with_part
         limit = rule.limit
