@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from auditor.conclusions.leak_readings import VERBATIM
+from auditor.conclusions.leak_readings import NEAR, VERBATIM
+from auditor.conclusions.outcomes import measure_paired_change
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.conclusions.signals import LeakAssessment, assess_signals
 from auditor.core.arrays import Bools
@@ -26,7 +27,6 @@ from auditor.reports.topics import DECIDE, ReportMaterial, Topic, title_attack_r
 from auditor.reports.verdict import find_strongest_attack_row
 from auditor.statistics import copies_effect
 from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.compare import measure_mean_difference
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import RECALL
 
@@ -140,7 +140,7 @@ def _list_verbatim_leakage_advice(
         yield Advice(WHERE, sentence, row)
     if limits := list(_predict_recall_under_copy_limits(members)):
         yield Advice(COPIES, _copy_limits_sentence(limits, members, run), row)
-    yield from _list_defense_advice(result, details, worst, members)
+    yield from _list_defense_advice(result, details, worst)
 
 
 def _find_strongest_attack_row(
@@ -151,10 +151,7 @@ def _find_strongest_attack_row(
     Return None if no member was extracted, or if outcomes are not stored.
     """
     worst = find_strongest_attack_row(result, UNDEFENDED)
-    if worst is None:
-        values = None
-    else:
-        values = details.values_by_cell.get(worst.cell_key)
+    values = details.values_by_cell.get(worst.cell_key) if worst else None
     if worst is None or values is None or values.outcome is None:
         return None
     members = values.outcome.select_secrets(values.outcome.member)
@@ -280,16 +277,13 @@ def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> 
     """
     known = _find_strongest_attack_row(result, details)
     if known is None or _has_document_parts(details, known[1]):
-        limits = []
-    else:
-        limits = list(_predict_recall_under_copy_limits(known[1]))
+        return ""
+    limits = list(_predict_recall_under_copy_limits(known[1]))
     if not limits:
         return ""
     # Compare the upper end, as a gate does: the prediction may be too low.
-    within = []
-    for limit in limits:
-        if limit[1].high <= dict(VERBATIM.limits)[RECALL]:
-            within.append(limit)
+    most_recall = dict(VERBATIM.limits)[RECALL]
+    within = [limit for limit in limits if limit[1].high <= most_recall]
     # Limits rise: the last of `within` is the mildest, the first of `limits` the strictest.
     most, recall = within[-1] if within else limits[0]
     text = phrases.format_measurement_value(recall)
@@ -337,29 +331,32 @@ def predict_undefended_recall(
 
 
 def _list_defense_advice(
-    result: AuditResult, details: SecretDetails, worst: Finding, members: Outcome
+    result: AuditResult, details: SecretDetails, worst: Finding
 ) -> Iterator[Advice]:
     """Yield advice on each defense: its cost, and its effect on verbatim and near-verbatim recall.
 
     Each defended model is compared with the undefended model, by secret and under the same attack.
     Control models are skipped, because they promise nothing. worst: the attack's result on the
-    undefended model. members: outcomes of the members in this result.
+    undefended model.
     """
-    findings_by_key = {}
-    for finding in result.findings:
-        if not finding.not_applicable:
-            findings_by_key[finding.cell_key] = finding
+    base = details.values_by_cell[worst.cell_key]
     for target in result.targets:
-        row_finding = findings_by_key.get(worst.cell_key._replace(target=target.name))
-        if row_finding is None or target.companion or target.name == UNDEFENDED:
+        finding = next(
+            iter(result.select_findings(*worst.cell_key._replace(target=target.name))), None
+        )
+        if (
+            finding is None
+            or finding.not_applicable
+            or target.companion
+            or target.name == UNDEFENDED
+        ):
             continue
-        values = details.values_by_cell.get(row_finding.cell_key)
-        if values is None or values.outcome is None:
+        values = details.values_by_cell.get(finding.cell_key)
+        verbatim = measure_paired_change(RECALL, "share", values, base)
+        near = measure_paired_change(NEAR, "share", values, base)
+        if isinstance(verbatim, str) or isinstance(near, str):
             continue
-        pair = _compare_defended_recall(members, values.outcome)
-        if pair is None:
-            continue
-        (verbatim, near), row = pair, title_attack_row(result, row_finding)
+        row = title_attack_row(result, finding)
         exact, near_change = map(phrases.format_difference, (verbatim, near))
         changes = f"verbatim {exact}, near-verbatim {near_change}"
         if verbatim.high < 0 and near.high < 0:
@@ -370,36 +367,6 @@ def _list_defense_advice(
             yield Advice(
                 HIDES, f"{changes}: the words change, their content may still be extracted", row
             )
-
-
-def _compare_defended_recall(
-    members: Outcome, defended: Outcome
-) -> tuple[Measurement, Measurement] | None:
-    """Return the changes of verbatim and of near-verbatim recall by a defense.
-
-    Only secrets in both outcomes are used. Return None if the outcomes share no secrets.
-    """
-    place = dict(zip(members.ids, range(len(members.ids)), strict=True))
-    # indices of the same secrets in the two outcomes, each of shape (common secrets,)
-    places = []
-    base = []
-    for i, id in enumerate(defended.ids):
-        if id in place:
-            places.append(i)
-            base.append(place[id])
-    if not places:
-        return None
-    return (
-        measure_mean_difference(
-            "recall_difference", "share", defended.hit[places], members.hit[base]
-        ),
-        measure_mean_difference(
-            "recall_difference",
-            "share",
-            defended.is_near_verbatim[places],
-            members.is_near_verbatim[base],
-        ),
-    )
 
 
 def _describe_perplexity_cost(result: AuditResult, name: str) -> str:

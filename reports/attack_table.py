@@ -14,7 +14,7 @@ from auditor.conclusions.disagreements import is_measured
 from auditor.conclusions.outcomes import (
     ValuesBySecret,
     align_secret_values,
-    compare_paired_metric,
+    measure_paired_change,
 )
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.arrays import Floats
@@ -24,7 +24,6 @@ from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, ReportMaterial, Topic, build_forest_span
 from auditor.statistics import documents, roc
-from auditor.statistics.bounds import make_measurement
 from auditor.statistics.compare import paired_difference
 from auditor.statistics.metrics import RECALL, SHARES, find_metric, name_auc
 
@@ -170,13 +169,11 @@ def _find_paired_difference(
     records: record of each secret, keyed by secret id; a record may consist of several secrets.
     Return None if values are missing.
     """
+    if metric != documents.RECALL:
+        change = measure_paired_change(metric, find_metric(metric).unit, new, base)
+        return None if isinstance(change, str) else change
     if new is None or base is None:
         return None
-    if metric != documents.RECALL:
-        difference = compare_paired_metric(metric, None, new, base)
-        if isinstance(difference, str):
-            return None
-        return make_measurement("difference", difference, find_metric(metric).unit)
     members, values = align_secret_values([new, base], RECALL, True)
     if not members or not np.isfinite(values).all():
         return None

@@ -13,8 +13,8 @@ from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparison, ComparisonRow
+from auditor.reports import changes, phrases, severity
 from auditor.reports import comparison as side_by_side
-from auditor.reports import phrases, severity
 from auditor.reports.blocks import (
     Bullets,
     Document,
@@ -87,21 +87,11 @@ def format_mitigation_lines(change: BeforeAfter) -> Iterator[str]:
 
 
 def _build_metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
-    before, after = line.comparands
     name = (
         f"{phrases.format_metric(line.metric)} ({make_printable_line(line.cell.attack)}, "
         f"{line.cell.setting})"
     )
-    if after.delta:
-        delta = phrases.format_difference(after.delta)
-    else:
-        delta = make_printable_line(after.reason)
-    return (
-        name,
-        phrases.format_measurement_value(before.measured),
-        phrases.format_measurement_value(after.measured),
-        delta,
-    )
+    return (name, *changes.format_change_cells(line))
 
 
 def _build_perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
@@ -109,18 +99,11 @@ def _build_perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str
     after = change.result_after.target(UNDEFENDED).perplexity
     if before is None or after is None:
         return ()
+    delta = "not paired"
     if change.perplexity:
         delta = phrases.format_difference(change.perplexity)
-    else:
-        delta = "not paired"
-    return [
-        (
-            "Held-out perplexity",
-            phrases.format_measurement_value(before),
-            phrases.format_measurement_value(after),
-            delta,
-        )
-    ]
+    before_text, after_text = map(phrases.format_measurement_value, (before, after))
+    return [("Held-out perplexity", before_text, after_text, delta)]
 
 
 def _build_comparison_facts(change: BeforeAfter) -> Facts:
@@ -145,11 +128,9 @@ def _describe_predicted_recall(change: BeforeAfter) -> str:
     prediction = (
         f"recall {phrases.format_measurement_value(expected)} ({make_printable_line(row.title)})"
     )
-    measured = next(iter(change.result_after.select_findings(*row)), None)
-    if measured is None:
-        recall = None
-    else:
-        recall = measured.measurement("recall")
+    recall = None
+    for finding in change.result_after.select_findings(*row):
+        recall = finding.measurement("recall")
     if recall is None:
         return f"{prediction}; not measured after"
     # The interval is the prediction's: compare only the measured value with it.

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, compress, filterfalse, groupby
 from typing import Any, ClassVar, NamedTuple
-
-from auditor.core.result import Finding
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -162,11 +160,12 @@ class Series:
     label: str
     points: Sequence[PlotPoint]
     kind: str = ""
+    baseline: Sequence[PlotPoint] = ()  # dotted
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot of attack results (`findings`) or `series`.
+    """A plot of `series`.
 
     The table of `head` and `groups` holds the plotted numbers for readers who cannot see plots.
     """
@@ -177,16 +176,13 @@ class Figure:
     description: str
     head: tuple[str, ...] = ()  # no head: another section has the numbers
     groups: Sequence[Group] = ()
-    findings: Sequence[Finding] = ()
     series: Sequence[Series] = ()
     text: Container[int] = ()  # columns without numbers
     subject: str = ""  # of the numbers, if the title does not name it
     note: str = ""  # data that the numbers omit
-    axes: tuple[str, str] = ("", "")  # axis labels of series: x, y
+    axes: tuple[str, str] = ("", "")  # labels of x and y
     # the series expected by chance: a line, and the upper end of the line's band
     null: Series | None = None
-    # legend labels of targets that say more than their titles, keyed by target name
-    labels: Mapping[str, str] = field(default_factory=dict)
     ticks: Sequence[str] = ()  # labels of x = 0, 1, 2, … if they count something
     shaded_until: float = (
         math.nan

@@ -60,19 +60,24 @@ def sort_rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
 
 
 def _build_baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
+    name = make_printable_line(line.cell.title)
+    metric = phrases.format_metric(make_printable_line(line.metric))
+    return (name, metric, *format_change_cells(line), _format_change_direction(line.comparands[-1]))
+
+
+def format_change_cells(line: ComparisonRow) -> tuple[str, str, str]:
+    """Return the numbers of the first and of the last run, and the difference or why it is unknown.
+
+    The texts are cleaned.
+    """
     before = line.comparands[0]
     now = line.comparands[-1]
     if now.delta:
         difference = phrases.format_difference(now.delta)
     else:
         difference = make_printable_line(now.reason or before.reason)
-    name = make_printable_line(line.cell.title)
-    metric = phrases.format_metric(make_printable_line(line.metric))
-    numbers = (
-        phrases.format_measurement_value(before.measured),
-        phrases.format_measurement_value(now.measured),
-    )
-    return (name, metric, *numbers, difference, _format_change_direction(now))
+    numbers = map(phrases.format_measurement_value, (before.measured, now.measured))
+    return (*numbers, difference)
 
 
 def _format_change_direction(cell: Comparand) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, starmap
 
 import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
-from auditor.reports.blocks import Figure, Group
+from auditor.reports.blocks import Figure, Group, PlotPoint, Series
 from auditor.reports.topics import title_attack_row
 from auditor.reports.verdict import find_strongest_attack_row
 from auditor.statistics.metrics import SHARES
@@ -72,9 +72,12 @@ def _draw_repeat_recall_figures(
         subject = f"Share of secrets that {selected[0].attack} completed"
     counted = "by the copies of each in --data (training may have used others)"
     some_completed = attacked and any(phrases.has_hits(f.by_repeats) for f in selected)
+    names = _list_repeat_names(selected)
     cells: dict[str, dict[str, str]] = {}
     notes = []
+    series = []
     for f in selected:
+        series.append(_build_repeats_series(f, phrases.title_target(result, f.target), names))
         title = phrases.title_row(result, f)
         if some_completed and not phrases.has_hits(f.by_repeats):
             notes.append(phrases.describe_no_hits(title, f.by_repeats.values()))
@@ -90,10 +93,24 @@ def _draw_repeat_recall_figures(
         f"{subject}, {counted}.",
         head,
         groups,
-        selected,
+        series,
         text=_FIRST,
         note=" ".join(notes),
+        axes=("Repetitions in the training data", "Recall" if attacked else "Mean"),
+        ticks=names,
     )
+
+
+def _list_repeat_names(findings: Sequence[Finding]) -> list[str]:
+    # Evenly spaced by rank, as counts may be 1 and 1,000, and some are names.
+    return sorted(set[str]().union(*(f.by_repeats for f in findings)), key=phrases.key_repeats)
+
+
+def _build_repeats_series(finding: Finding, label: str, names: Sequence[str]) -> Series:
+    points = []
+    for name, m in phrases.sort_repeats(finding.by_repeats):
+        points.append(PlotPoint(names.index(name), m.value, m.low, m.high))
+    return Series(label, points, finding.attack)
 
 
 def table_by_target(
@@ -122,7 +139,10 @@ def _draw_wrong_guess_figure(
     )
     groups = []
     missed = []
+    series = []
     for f in findings:
+        label = phrases.title_target(result, f.target)
+        series.append(Series(label, list(starmap(PlotPoint, f.curve)), f.attack))
         title = title_attack_row(result, f)
         group = Group(title, _build_wrong_guess_rows(f.curve))
         if f.curve[-1][1]:  # recall rises along the curve
@@ -136,7 +156,7 @@ def _draw_wrong_guess_figure(
         description,
         ("Wrong guesses allowed", "Recall"),
         groups or missed,
-        findings,
+        series,
         note=f"None completed: {'; '.join(g.title for g in missed)}." if groups and missed else "",
     )
 
@@ -150,15 +170,21 @@ def _draw_sample_count_figure(
         "for word."
     )
     groups = []
+    series = []
     for f in findings:
         floor = phrases.select_any_sample_recall(f, "_nonmembers")
         cell = phrases.format_measurement_value
         rows = []
+        points = []
         for n, m in phrases.select_any_sample_recall(f).items():
             rows.append((f"{n:,}", cell(m), cell(floor.get(n))))
+            points.append(PlotPoint(n, m.value))
         groups.append(Group(phrases.title_row(result, f), rows))
+        baseline = [PlotPoint(n, m.value) for n, m in floor.items()]
+        label = phrases.title_target(result, f.target)
+        series.append(Series(label, points, f.attack, baseline))
     head = ("Samples", "Members", "Non-members")
-    return Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, findings)
+    return Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, series)
 
 
 def _draw_exposure_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> Figure:
@@ -171,14 +197,16 @@ def _draw_exposure_figure(result: AuditResult, setting: str, findings: Sequence[
         "was inserted, with 95% intervals; dotted: the average of a canary that was never "
         "inserted."
     )
-    labels = {}
+    names = _list_repeat_names(findings)
+    series = []
     groups = []
     for f in findings:
-        labels[f.target] = phrases.title_target_costs(result, f.target)
+        label = phrases.title_target_costs(result, f.target)
+        series.append(_build_repeats_series(f, label, names))
         rows = []
         for count, m in phrases.select_insertion_exposure(f):
             rows.append((count, *phrases.format_measurement_cells(m)))
-        groups.append(Group(labels[f.target], rows))
+        groups.append(Group(label, rows))
     return Figure(
         f"exposure-{setting}",
         "insertions",
@@ -186,9 +214,10 @@ def _draw_exposure_figure(result: AuditResult, setting: str, findings: Sequence[
         description,
         ("Insertions", "Exposure, bits", "95% interval", "n"),
         groups,
-        findings,
+        series,
         text=_FIRST,
-        labels=labels,
+        axes=("Insertions into the training data", "Exposure, bits"),
+        ticks=names,
     )
 
 

@@ -18,7 +18,6 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import DECIDE, Topic, build_forest_span
-from auditor.statistics import bounds
 from auditor.statistics.frontier import estimate_perplexity_ratios
 from auditor.statistics.metrics import SHARES
 from auditor.statistics.roc import AUC
@@ -94,10 +93,8 @@ def _measure_leak_change(details: SecretDetails, full: Finding, name: str) -> Me
     # Changes are paired by secret: attacks on different secrets have no change.
     if form_values is None or base is None or set(form_values.ids) != set(base.ids):
         return None
-    difference = outcomes.compare_paired_metric(full.main.name, None, form_values, base)
-    if isinstance(difference, str):
-        return None
-    return bounds.make_measurement(f"{full.main.name}_difference", difference, full.main.unit)
+    change = outcomes.measure_paired_change(full.main.name, full.main.unit, form_values, base)
+    return None if isinstance(change, str) else change
 
 
 def _find_perplexity_ratio(details: SecretDetails, name: str) -> Measurement | None:

@@ -15,7 +15,6 @@ from urllib.parse import quote
 from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.gate.compare import Comparison
 from auditor.gate.history import By, History, HistoryEntry
 from auditor.reports import changes, coverage, files, html, phrases, verdict
 from auditor.reports.blocks import (
@@ -53,13 +52,11 @@ _READING = (
 class _ShownRun:
     """A run on the page.
 
-    change: comparison of the previous run with this run, or None.
     result: the cleaned result.
     label: the run's date, commit or checkpoint.
     """
 
     entry: HistoryEntry
-    change: Comparison | None
     result: AuditResult
     label: str
 
@@ -74,12 +71,10 @@ class _ShownRun:
         for gate in self.entry.gates:
             decision = gate.decision
             rules = dict.fromkeys(ruling.rule or ruling.reason for ruling in decision.rulings)
-            baseline = decision.baseline
-            remark = ""
-            if baseline:
-                remark = f" (baseline {_get_last_part(baseline)})"
             described = ", ".join(rules) or "nothing was judged"
-            decisions.append(f"{decision.verdict}: {described}{remark}")
+            if decision.baseline:
+                described += f" (baseline {_get_last_part(decision.baseline)})"
+            decisions.append(f"{decision.verdict}: {described}")
         return make_printable_line("; ".join(decisions))
 
     def describe_change(self, cell: CellKey, metric: str) -> str:
@@ -87,18 +82,11 @@ class _ShownRun:
 
         cell: model, access and attack.
         """
-        for line in self.change.lines if self.change else ():
+        for line in self.entry.change.lines if self.entry.change else ():
             # Comparisons hold raw names, `result` has cleaned names.
-            cleaned = (
-                CellKey(*map(make_printable_line, line.cell)),
-                make_printable_line(line.metric),
-            )
-            if cleaned == (cell, metric):
-                before, now = line.comparands[0], line.comparands[-1]
-                if now.delta:
-                    return phrases.format_difference(now.delta)
-                reason = now.reason or (before.reason if before.measured is None else "")
-                return make_printable_line(reason) or phrases.NOTHING
+            names = tuple(map(make_printable_line, (*line.cell, line.metric)))
+            if names == (*cell, metric):
+                return changes.format_change_cells(line)[-1] or phrases.NOTHING
         return phrases.NOTHING
 
 
@@ -108,10 +96,10 @@ def render_history_page(history: History, folder: Path) -> str:
     lines = []
     for i, line in enumerate(history.lines):
         runs = []
-        for entry, change in zip(line.entries, line.changes, strict=True):
+        for entry in line.entries:
             printable = phrases.make_result_printable(entry.run.result)
             label = make_printable_line(_shorten_label(history.by, entry))
-            runs.append(_ShownRun(entry, change, printable, label))
+            runs.append(_ShownRun(entry, printable, label))
         lines.append(runs)
         sections.append(_build_line_section(history.by, line.reason, runs, i, folder))
     items = []
@@ -146,10 +134,9 @@ def _build_history_document(
     by: By, lines: Sequence[Sequence[_ShownRun]], sections: tuple[Section, ...]
 ) -> Document:
     last = lines[0][-1]  # the page is about the first line: no other line can be compared with it
-    if last.change:
-        since = changes.write_headline(last.change)
-    else:
-        since = "It is the first of its series."
+    since = "It is the first of its series."
+    if last.entry.change:
+        since = changes.write_headline(last.entry.change)
     answers = (
         ("The last run", f"{last.name}, {last.entry.time:%Y-%m-%d %H:%M}"),
         ("Since the run before", since),
@@ -157,8 +144,8 @@ def _build_history_document(
     )
     record = last.result.benchmark
     model = last.result.plan.get("model")
-    members = f"{format_count(record.members, 'member')}"
-    nonmembers = f"{format_count(record.nonmembers, 'non-member')}"
+    members = format_count(record.members, "member")
+    nonmembers = format_count(record.nonmembers, "non-member")
     counts = [f"{len(lines[0])} in one series"]
     if lines[1:]:
         counts.append(f"{sum(map(len, lines[1:]))} not comparable with them")
@@ -259,7 +246,6 @@ def _draw_leakage(
         f"{order}, evenly spaced, with 95% intervals.",
         ("Run", label, "95% interval", "n", "Non-members", "Since the run before"),
         groups,
-        (),
         series,
         {0},
         axes=(order, label if shares or not unit or unit in label else f"{label}, {unit}"),
@@ -272,13 +258,16 @@ def _build_runs_table(runs: Sequence[_ShownRun], line: int, folder: Path) -> Tab
     head = ("Run", "Date", "Records", "Perplexity", "Since the run before", "Gates")
     rows, links = [], []
     for run in reversed(runs):
+        since = phrases.NOTHING
+        if run.entry.change:
+            since = changes.format_change_counts(run.entry.change)
         rows.append(
             (
                 run.name,
                 f"{run.entry.time:%Y-%m-%d %H:%M}",
                 coverage.format_audited_share(run.result) or phrases.NOTHING,
                 phrases.format_target_perplexity(run.result, UNDEFENDED),
-                changes.format_change_counts(run.change) if run.change else phrases.NOTHING,
+                since,
                 run.gate_decisions or phrases.NOTHING,
             )
         )

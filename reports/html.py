@@ -36,21 +36,16 @@ def render_html_report(
     details: values stored per secret. since: a comparison of an earlier run with this run.
     texts: private text to show, keyed by secret id; none by default. folder: the run, for commands.
     """
-    clean = escaping.make_printable_line
-    titles = {}
-    for target in result.targets:
-        titles[clean(target.name)] = clean(target.title)
     return render_html_document(
-        table_of_contents.build_page_document(result, details, since, texts, folder), titles
+        table_of_contents.build_page_document(result, details, since, texts, folder)
     )
 
 
-def render_html_document(doc: Document, titles: Mapping[str, str] | None = None) -> str:
-    """Render a document as one page. titles: the titles of models in its plots, keyed by name."""
-    plot_titles = dict(titles or {})
+def render_html_document(doc: Document) -> str:
+    """Render a document as one page."""
 
     def plot(figure: Figure) -> Markup:
-        return Markup(render_plot_svg(figure, plot_titles))  # matplotlib escapes the text it writes
+        return Markup(render_plot_svg(figure))  # matplotlib escapes the text it writes
 
     script = ""
     if any(isinstance(block, Secrets) for section in doc.sections for block in section.blocks):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from auditor.core.arrays import Floats
-from auditor.core.result import Finding
 from auditor.reports.blocks import PlotPoint, Series
 
 if TYPE_CHECKING:
@@ -127,36 +126,21 @@ def compute_error_bars(value: Floats, low: Floats, high: Floats) -> Floats:
     return np.fmax(0.0, [value - low, high - value])
 
 
-def choose_finding_styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return a style per finding: colour and marker show the model, line style shows the attack."""
-    targets: dict[str, int] = {}
-    attacks: dict[str, int] = {}
-    styles = []
-    for f in findings:
-        style = choose_target_style(targets.setdefault(f.target, len(targets)))
-        line = choose_line_style(attacks.setdefault(f.attack, len(attacks)))
-        styles.append({**style, "linestyle": line})
-    return styles
-
-
 def choose_target_style(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % SERIES], "marker": MARKERS[i % len(MARKERS)]}
 
 
-def choose_line_style(i: int) -> Any:
-    return LINES[i % len(LINES)]
+def pair_series_styles(series: Sequence[Series]) -> Iterator[tuple[Series, dict[str, Any]]]:
+    """Yield each series with its style.
 
-
-def choose_series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return a style per series: colour and marker show `label`, line style and fill `kind`."""
+    Colour and marker show `label`, line style and fill `kind`.
+    """
     labels: dict[str, int] = {}
     kinds: dict[str, int] = {}
-    styles = []
     for s in series:
         style = choose_target_style(labels.setdefault(s.label, len(labels)))
-        styles.append({**style, **choose_kind_style(kinds.setdefault(s.kind, len(kinds)))})
-    return styles
+        yield s, style | choose_kind_style(kinds.setdefault(s.kind, len(kinds)))
 
 
 def choose_kind_style(i: int) -> dict[str, Any]:
-    return {"linestyle": choose_line_style(i), **({"markerfacecolor": "none"} if i else {})}
+    return {"linestyle": LINES[i % len(LINES)], **({"markerfacecolor": "none"} if i else {})}

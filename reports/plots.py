@@ -9,12 +9,11 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from auditor.core.result import Finding, Measurement
 from auditor.reports import escaping, phrases, plot_frontier
 from auditor.reports.blocks import Figure as Block
 from auditor.reports.blocks import PlotPoint, Series
@@ -26,13 +25,12 @@ from auditor.reports.plot_style import (
     METADATA,
     POINTS,
     STYLE,
-    choose_finding_styles,
     choose_kind_style,
-    choose_series_styles,
     choose_target_style,
     compute_error_bars,
     draw_wrong_guess_line,
     format_axes,
+    pair_series_styles,
     set_percent_axis,
     split_points,
     styled_figure_context,
@@ -55,14 +53,14 @@ _Point = TypeVar("_Point")
 _TICKS = 5  # dates that fit side by side under a plot
 
 
-def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
-    """Render the block as one `<svg>` element. titles: the titles of models, keyed by name."""
+def render_plot_svg(block: Block) -> str:
+    """Render the block as one `<svg>` element."""
     with styled_figure_context(STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
         if PLOTS[block.plot] is plot_frontier.draw_frontier:
             handles, labels = plot_frontier.build_legend_entries([block])
         else:
-            handles, labels = _build_legend_entries(block, {**titles, **block.labels})
+            handles, labels = _build_legend_entries(block)
         # matplotlib hides labels that open with `_`
         legend_labels = [" " + phrases.shorten(label, 60) for label in labels]
         # a legend wider than the axes would shrink them
@@ -91,16 +89,17 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
 
 
 def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
-    """Draw recall against the number of allowed wrong guesses, with a line per finding.
+    """Draw recall against the number of allowed wrong guesses, with a line per attack and model.
 
     The most confident guesses come first.
     """
-    findings = block.findings
-    budget = max(12, min(200, POINTS // len(findings)))
-    for finding, style in zip(findings, choose_finding_styles(findings), strict=True):
-        points = _thin_plot_curve(finding.curve, budget)
-        mark_step = max(1, len(points) // (6 if len(findings) <= 12 else 2))
-        axes.plot(*zip(*points, strict=True), markevery=mark_step, **style)
+    n_lines = len(block.series)
+    budget = max(12, min(200, POINTS // n_lines))
+    for series, style in pair_series_styles(block.series):
+        points = _thin_plot_curve(series.points, budget)
+        x, y, *_ = split_points(points)
+        style |= {"markerfacecolor": style["color"]}
+        axes.plot(x, y, markevery=max(1, len(points) // (6 if n_lines <= 12 else 2)), **style)
     draw_wrong_guess_line(axes, GRID)
     axes.set_xlim(left=0)
     axes.locator_params(axis="x", nbins=4)
@@ -109,13 +108,9 @@ def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
 
 
 def _draw_copies_recall(axes: Axes, block: Block) -> None:
-    """Draw recall by copies with intervals, with a line per finding.
-
-    Lines are shifted sideways to separate their error bars.
-    """
-    _plot_copies_numbers(axes, block.findings)
-    shares = {m.unit for m in _list_copies_numbers(block.findings)} <= {"share"}
-    axes.set(xlabel="Repetitions in the training data", ylabel="Recall" if shares else "Mean")
+    """Draw recall by copies with intervals, with a line per model."""
+    _draw_copies_numbers(axes, block)
+    axes.set(xlabel=block.axes[0], ylabel=block.axes[1])
     set_percent_axis(axes)
 
 
@@ -123,44 +118,36 @@ def _draw_insertion_exposure(axes: Axes, block: Block) -> None:
     """Draw exposure by number of insertions, from zero bits to the maximum, with a line per
     model.
     """
-    findings = block.findings
-    _plot_copies_numbers(axes, findings)
+    _draw_copies_numbers(axes, block)
     # Without insertions the rank is uniform: exposure is -log2 U, of mean 1 / ln 2 = 1.44 bits.
     axes.axhline(1 / math.log(2), color=INK, linewidth=0.9, linestyle=FLOOR["linestyle"], zorder=0)
-    axes.set_ylim(-0.4, max(m.high for m in _list_copies_numbers(findings)) + 0.4)
-    format_axes(axes, "Insertions into the training data", "Exposure, bits")
+    axes.set_ylim(-0.4, max(point.high for point in block.points) + 0.4)
+    format_axes(axes, *block.axes)
 
 
-def _list_copies_numbers(findings: Sequence[Finding]) -> Iterator[Measurement]:
-    for finding in findings:
-        yield from finding.by_repeats.values()
+def _draw_copies_numbers(axes: Axes, block: Block) -> None:
+    _draw_shifted_series(axes, block, 0.1, 0.7)
+    axes.set_xticks(range(len(block.ticks)), [phrases.shorten(name, 10) for name in block.ticks])
 
 
-def _plot_copies_numbers(axes: Axes, findings: Sequence[Finding]) -> None:
-    # Evenly spaced by rank, as counts may be 1 and 1,000, and some are names.
-    names = sorted(set[str]().union(*(f.by_repeats for f in findings)), key=phrases.key_repeats)
-    spacing = min(0.1, 0.7 / len(findings))
-    for i, (finding, style) in enumerate(
-        zip(findings, choose_finding_styles(findings), strict=True)
-    ):
-        shift = spacing * (i - (len(findings) - 1) / 2)
-        measured = phrases.sort_repeats(finding.by_repeats)
-        points = []
-        for name, m in measured:
-            points.append(PlotPoint(names.index(name), m.value, m.low, m.high))
-        _draw_error_bars(axes, points, style, shift)
-    axes.set_xticks(range(len(names)), [phrases.shorten(name, 10) for name in names])
+def _draw_shifted_series(axes: Axes, block: Block, most: float, width: float) -> None:
+    """Draw the series with intervals, shifted sideways to separate their error bars.
+
+    most: the largest distance between two series. width: the largest width of all.
+    """
+    n_lines = len(block.series)
+    spacing = min(most, width / n_lines)
+    for i, (series, style) in enumerate(pair_series_styles(block.series)):
+        _draw_error_bars(axes, series.points, style, spacing * (i - (n_lines - 1) / 2))
 
 
 def _draw_sample_recall(axes: Axes, block: Block) -> None:
     """Draw recall by number of samples (log axis), with lines for members and non-members per
-    finding.
+    model.
     """
-    for finding, style in zip(block.findings, choose_finding_styles(block.findings), strict=True):
-        members = phrases.select_any_sample_recall(finding)
-        nonmembers = phrases.select_any_sample_recall(finding, "_nonmembers")
-        for measured, line_style_of_group in ((members, style), (nonmembers, {**style, **FLOOR})):
-            axes.plot(list(measured), [m.value for m in measured.values()], **line_style_of_group)
+    for series, style in pair_series_styles(block.series):
+        axes.plot(*split_points(series.points)[:2], **style)
+        axes.plot(*split_points(series.baseline)[:2], **{**style, **FLOOR})
     axes.set_xscale("log")
     axes.minorticks_off()
     # Set after the scale, which replaces the formatters.
@@ -199,7 +186,7 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
         bits, chance, _, band, *_ = split_points(block.null.points)
         axes.plot(bits, chance, color=INK, **FLOOR)
         axes.fill_between(bits, chance, band, color=GRID, linewidth=0)
-    for series, style in zip(block.series, choose_series_styles(block.series), strict=True):
+    for series, style in pair_series_styles(block.series):
         x, y, *_ = split_points([PlotPoint(0.0, 1.0), *series.points])
         # y is the share with at least x, so the step falls after x.
         axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
@@ -230,13 +217,8 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
 
 
 def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
-    """Draw numbers of successive runs, with a line per series, shifted to separate error bars."""
-    spacing = min(0.12, 0.6 / len(block.series))
-    for i, (series, style) in enumerate(
-        zip(block.series, choose_series_styles(block.series), strict=True)
-    ):
-        shift = spacing * (i - (len(block.series) - 1) / 2)
-        _draw_error_bars(axes, series.points, style, shift)
+    """Draw numbers of successive runs, with a line per series."""
+    _draw_shifted_series(axes, block, 0.12, 0.6)
     step = -(-len(block.ticks) // _TICKS)
     tick_indices = range((len(block.ticks) - 1) % step, len(block.ticks), step)  # newest included
     axes.set_xticks(list(tick_indices), [phrases.shorten(block.ticks[i], 16) for i in tick_indices])
@@ -264,7 +246,7 @@ def _draw_roc(axes: Axes, block: Block) -> None:
     least = min(x[x > 0], default=0.01) / 2
     lowest = min(y[y > 0], default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
-    for series, style in zip(block.series, choose_series_styles(block.series), strict=True):
+    for series, style in pair_series_styles(block.series):
         x, y, *_ = split_points(_thin_plot_points(series, block))
         mark_step = max(1, len(x) // 8)
         # "post": members found at a false positive rate are found up to the next rate.
@@ -282,7 +264,7 @@ def _draw_roc(axes: Axes, block: Block) -> None:
 
 
 def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
-    for series, style in zip(block.series, choose_series_styles(block.series), strict=True):
+    for series, style in pair_series_styles(block.series):
         points = _thin_plot_points(series, block)
         x, y, low, *_ = split_points(points)
         if np.isnan(low).all():
@@ -328,30 +310,22 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 }
 
 
-def _build_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
+def _build_legend_entries(block: Block) -> tuple[list[Any], list[str]]:
     """Return legend handles and labels.
 
-    The first entries explain colours and markers: labels of series, or models of findings. The
-    others explain line styles: kinds of series, or attacks of findings.
+    The first entries explain colours and markers: labels of series. The others explain line styles:
+    kinds of series.
     """
     from matplotlib.lines import Line2D
 
-    labels = {}
-    kinds = dict[str, None]()  # an ordered set
-    has_floor = block.plot != "any_of_n"  # Without non-members there is no dotted line to explain.
-    for s in block.series:
-        labels[s.label] = s.label
-        kinds[s.kind] = None
-    for f in block.findings:
-        has_floor = has_floor or bool(phrases.select_any_sample_recall(f, "_nonmembers"))
-        if not block.series:
-            labels[f.target] = titles.get(f.target, f.target)
-            kinds[f.attack] = None
+    names = list(dict.fromkeys(s.label for s in block.series))
+    kinds = dict.fromkeys(s.kind for s in block.series)
+    # Without non-members there is no dotted line to explain.
+    has_floor = block.plot != "any_of_n" or any(s.baseline for s in block.series)
     line = {"linestyle": "", "marker": "o"} if block.plot == "tradeoff" else {}
     handles = []
-    for i in range(len(labels)):
+    for i in range(len(names)):
         handles.append(Line2D([], [], **{**line, **choose_target_style(i)}))
-    names = list(labels.values())
     if len(kinds) > 1:
         for i in range(len(kinds)):
             handles.append(Line2D([], [], color=INK, **{**choose_kind_style(i), **line}))

@@ -13,7 +13,7 @@ import random
 import re
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -152,15 +152,15 @@ SAVE = plot_files.save_frontier_plot
 PICTURES: dict[bytes, str] = {}
 
 
-def drawn_once(block: Figure, titles: Mapping[str, str]) -> str:
+def drawn_once(block: Figure) -> str:
     """`plots.svg`, which draws the same plot of the same result once for all tests."""
-    key = pickle.dumps((block, dict(titles)))
+    key = pickle.dumps(block)
     if key not in PICTURES:
-        PICTURES[key] = plots.render_plot_svg(block, titles)
+        PICTURES[key] = plots.render_plot_svg(block)
     return PICTURES[key]
 
 
-def framed(block: Figure, titles: Mapping[str, str]) -> str:
+def framed(block: Figure) -> str:
     """A plot with nothing in it."""
     return plots._format_inline_svg('<svg viewBox="0 0 1 1"></svg>', block)
 

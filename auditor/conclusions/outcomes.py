@@ -450,6 +450,21 @@ def has_stored_auc(row: ValuesBySecret, count: int | None, value: float) -> bool
     return False
 
 
+def measure_paired_change(
+    metric: str, unit: str, new: ValuesBySecret | None, base: ValuesBySecret | None
+) -> Measurement | str:
+    """Return the metric of `new` minus the metric of `base`, paired by secret, with its interval.
+
+    `unit` is the metric's unit. If the difference cannot be computed, return the reason as text.
+    """
+    if new is None or base is None:
+        return "nothing to pair"
+    difference = compare_paired_metric(metric, None, new, base)
+    if isinstance(difference, str):
+        return difference
+    return make_measurement(f"{metric}_difference", difference, unit)
+
+
 def compare_paired_metric(
     metric: str, count: int | None, new: ValuesBySecret, base: ValuesBySecret
 ) -> BoundedNumber | str:

@@ -19,7 +19,6 @@ from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.gate.comparability import check_comparable
-from auditor.statistics import bounds
 from auditor.statistics.bounds import LEVEL, BoundedNumber
 from auditor.statistics.holm import adjust_test_level
 
@@ -167,16 +166,11 @@ def _compare_runs(
         return Comparand(None, reason=finding.not_applicable or f"has no {metric}")
     if i == 0:
         return Comparand(measured)
-    first = runs[0].outcomes.get(cell)
-    outcome = runs[i].outcomes.get(cell)
-    if first is None or outcome is None:
-        return Comparand(measured, reason="nothing to pair")
-    difference = outcomes.compare_paired_metric(metric, None, outcome, first)
-    if isinstance(difference, str):
-        return Comparand(measured, reason=difference)
-    return Comparand(
-        measured, bounds.make_measurement(f"{metric}_difference", difference, measured.unit)
-    )
+    pair = (runs[i].outcomes.get(cell), runs[0].outcomes.get(cell))
+    change = outcomes.measure_paired_change(metric, measured.unit, *pair)
+    if isinstance(change, str):
+        return Comparand(measured, reason=change)
+    return Comparand(measured, change)
 
 
 def _find_least_leaking_run(line: ComparisonRow) -> int:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
@@ -36,6 +35,8 @@ class HistoryEntry:
         time: time of the run.
         label: recorded label to order the runs by, such as a commit.
         gates: gate decisions on the run.
+        change: comparison of the previous run of the line with this run, paired by secret; None for
+            the first run.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class HistoryEntry:
     time: datetime
     label: str
     gates: tuple[KeptDecision, ...] = ()
+    change: Comparison | None = None
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,10 @@ class ComparableRuns:
 
     Args:
         entries: the runs.
-        changes: comparison of each run with the previous run, paired by secret; None for the first
-        run.
         reason: reason why the runs do not fit the first line of the history.
     """
 
     entries: tuple[HistoryEntry, ...]
-    changes: tuple[Comparison | None, ...]
     reason: str = ""
 
 
@@ -134,7 +133,7 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
 
 def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
     """Return each folder once, even if it is also given by a link such as runs/latest."""
-    folder_by_path: dict[Path, Path] = {}
+    folder_by_path = {}
     for folder in folders:
         path = folder.resolve()
         if path not in folder_by_path or folder_by_path[path].is_symlink():
@@ -205,15 +204,16 @@ def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[Comparab
         else:
             grouped.append([entry])
     for line in grouped:
-        runs = tuple(reversed(line))
-        changes = []
-        for before, now in pairwise(runs):
-            changes.append(compare_finished_runs([before.run, now.run]))
-        # compare its last run with the first line
-        obstacles = (_explain_incomparable(line[0], other) for other in grouped[0])
-        yield ComparableRuns(
-            runs, (None, *changes), next(filter(None, obstacles)) if line is not grouped[0] else ""
-        )
+        runs = [line[-1]]
+        for now in line[-2::-1]:
+            change = compare_finished_runs([runs[-1].run, now.run])
+            runs.append(replace(now, change=change))
+        reason = ""
+        if line is not grouped[0]:
+            # compare its last run with the first line
+            obstacles = (_explain_incomparable(line[0], other) for other in grouped[0])
+            reason = next(filter(None, obstacles))
+        yield ComparableRuns(tuple(runs), reason)
 
 
 def _explain_incomparable(entry: HistoryEntry, other: HistoryEntry) -> str:

@@ -63,7 +63,7 @@ def test_the_figure_compares_targets_with_what_they_cost_and_claim(
         ("16", "19.9", "[15.9–19.9]", "6"),
     )
     assert re.search(r"PMixED \(sound\) · PPL [\d.]+ · ε 8", groups["PMixED (sound)"].title)
-    picture = render_plot_svg(drawn, {})
+    picture = render_plot_svg(drawn)
     assert groups["PMixED (sound)"].title in picture and "never inserted, on average" in picture
     assert "Exposure, bits" in picture and "100%" not in picture
     assert "exposure-claim" not in figures(with_exposure)

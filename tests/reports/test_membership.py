@@ -173,7 +173,7 @@ def test_the_curve_is_drawn_from_the_kept_scores_beside_the_blind_one_and_chance
     main = scores()[name_score_column("")]
     expected = roc.compute_roc_curve(main[:30], main[30:])
     assert [(p.x, p.y) for p in drawn.series[0].points] == expected
-    picture = render_plot_svg(drawn, {})
+    picture = render_plot_svg(drawn)
     assert "chance" in picture and "blind baseline" in picture and "Members found" in picture
     assert "10%" in picture and "100%" in picture
 

@@ -240,7 +240,7 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
     assert "Above it: Undefended, white-box." in drawn.description
     assert drawn.null is not None and drawn.null.points[-1].high == bound_null_exposure_tail(7, 8)
-    picture = render_plot_svg(drawn, {})
+    picture = render_plot_svg(drawn)
     assert (
         "nothing memorised: 2^-x" in picture
         and "Exposure (bits)" in picture

@@ -172,14 +172,14 @@ def test_any_of_n_is_drawn_beside_the_floor(
         for f in getattr(b, "figures", ())
     ]
     drawn = [f for f in figures if f.plot == "any_of_n"]
-    assert [f.id for f in drawn] == ["any-of-white-box"] and len(drawn[0].findings) == 2
+    assert [f.id for f in drawn] == ["any-of-white-box"] and len(drawn[0].series) == 2
     assert ("100", "100.0% [96.0–100.0]", "46% [42–50]") in drawn[0].table.groups[0].rows
-    picture = render_plot_svg(drawn[0], {})
+    picture = render_plot_svg(drawn[0])
     assert "non-members" in picture and "Samples" in picture
     assert "any_of_n" not in [f.plot for f in figures if f.id.endswith("text-only")]
     repeats = next(f for f in figures if f.id == "repeats-white-box")
     assert repeats.title.startswith("Extraction probability, mean by" if alone else "Recall by")
-    assert {f.attack for f in repeats.findings} == {
+    assert {series.kind for series in repeats.series} == {
         "extraction-probability" if alone else "ethicist"
     }
 
@@ -418,7 +418,7 @@ def test_a_large_plot_is_small_too(result: AuditResult) -> None:
         for figure in getattr(block, "figures", ())
         if figure.plot == "errors"
     )
-    assert len(render_plot_svg(figure, {}).encode()) < 60_000
+    assert len(render_plot_svg(figure).encode()) < 60_000
 
 
 def test_on_paper_a_paragraph_is_set_as_on_the_screen() -> None:
