@@ -154,12 +154,13 @@ class PlotPoint(NamedTuple):
 class Series:
     """A line of a plot.
 
-    The line style shows `kind`; the marker and the colour show `label`.
+    The line style shows `kind`; the marker and the colour show `target`, or `label` without one.
     """
 
     label: str
     points: Sequence[PlotPoint]
     kind: str = ""
+    target: str = ""  # several targets may have one title
     baseline: Sequence[PlotPoint] = ()  # dotted
 
 

@@ -110,7 +110,7 @@ def _build_repeats_series(finding: Finding, label: str, names: Sequence[str]) ->
     points = []
     for name, m in phrases.sort_repeats(finding.by_repeats):
         points.append(PlotPoint(names.index(name), m.value, m.low, m.high))
-    return Series(label, points, finding.attack)
+    return Series(label, points, finding.attack, finding.target)
 
 
 def table_by_target(
@@ -142,7 +142,7 @@ def _draw_wrong_guess_figure(
     series = []
     for f in findings:
         label = phrases.title_target(result, f.target)
-        series.append(Series(label, list(starmap(PlotPoint, f.curve)), f.attack))
+        series.append(Series(label, list(starmap(PlotPoint, f.curve)), f.attack, f.target))
         title = title_attack_row(result, f)
         group = Group(title, _build_wrong_guess_rows(f.curve))
         if f.curve[-1][1]:  # recall rises along the curve
@@ -182,7 +182,7 @@ def _draw_sample_count_figure(
         groups.append(Group(phrases.title_row(result, f), rows))
         baseline = [PlotPoint(n, m.value) for n, m in floor.items()]
         label = phrases.title_target(result, f.target)
-        series.append(Series(label, points, f.attack, baseline))
+        series.append(Series(label, points, f.attack, f.target, baseline))
     head = ("Samples", "Members", "Non-members")
     return Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, series)
 

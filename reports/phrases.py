@@ -241,11 +241,8 @@ def find_reported_target(result: AuditResult, name: str) -> TargetRecord | None:
 
 
 def title_target(result: AuditResult, name: str) -> str:
-    """Return the model's title; without one, return "Undefended" or the model's name."""
     record = find_reported_target(result, name)
-    if record is None:
-        return "Undefended" if name == UNDEFENDED else name
-    return record.title
+    return record.title if record else name
 
 
 def title_row(result: AuditResult, finding: Finding) -> str:

@@ -133,12 +133,12 @@ def choose_target_style(i: int) -> dict[str, Any]:
 def pair_series_styles(series: Sequence[Series]) -> Iterator[tuple[Series, dict[str, Any]]]:
     """Yield each series with its style.
 
-    Colour and marker show `label`, line style and fill `kind`.
+    Colour and marker show `target` or `label`, line style and fill `kind`.
     """
     labels: dict[str, int] = {}
     kinds: dict[str, int] = {}
     for s in series:
-        style = choose_target_style(labels.setdefault(s.label, len(labels)))
+        style = choose_target_style(labels.setdefault(s.target or s.label, len(labels)))
         yield s, style | choose_kind_style(kinds.setdefault(s.kind, len(kinds)))
 
 

@@ -318,7 +318,7 @@ def _build_legend_entries(block: Block) -> tuple[list[Any], list[str]]:
     """
     from matplotlib.lines import Line2D
 
-    names = list(dict.fromkeys(s.label for s in block.series))
+    names = list({s.target or s.label: s.label for s in block.series}.values())
     kinds = dict.fromkeys(s.kind for s in block.series)
     # Without non-members there is no dotted line to explain.
     has_floor = block.plot != "any_of_n" or any(s.baseline for s in block.series)

@@ -131,7 +131,7 @@ def _build_promise_screen_entries(
 
 
 def _short_target_title(result: AuditResult, target: str) -> str:
-    return _cut_line(phrases.title_target(result, target), _LONGEST)
+    return _cut_line(signals.title_signal_target(result, target), _LONGEST)
 
 
 # --- leaks, and doubts that may hide a leak
@@ -175,7 +175,7 @@ def _build_result_screen_entry(
             groups.setdefault(brief, []).append(target)
         sentences = []
         for verdict, targets in groups.items():
-            titles = [phrases.title_target(result, target) for target in targets]
+            titles = [signals.title_signal_target(result, target) for target in targets]
             cost = _format_perplexity_cost(result, targets)
             sentences.append(verdict.describe(_format_first_titles(titles, names), cost))
         entry = ScreenEntry(RESULT, (*before, *sentences, *after), 4, " ")
@@ -557,7 +557,7 @@ def _build_limitations_screen_entry(
         items += [f"{records_label}."]
     for targets, untested in signals.group_untested_kinds(assessment).items():
         # some targets share a title
-        titles = dict.fromkeys(phrases.title_target(result, target) for target in targets)
+        titles = dict.fromkeys(signals.title_signal_target(result, target) for target in targets)
         on = ""
         if titles:
             on = f" on {_format_first_titles(list(titles), 2)}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from auditor.conclusions.leak_readings import PERSONAL, PROBABLE
-from auditor.conclusions.signals import LeakAssessment
+from auditor.conclusions.signals import NOT_TESTED, LeakAssessment
 from auditor.core.counts import format_count
 from auditor.reports import coverage, signals
 
@@ -117,10 +117,11 @@ def _explain_inconclusive(assessment: LeakAssessment, target: str) -> Iterator[s
     if assessment.unasked:
         ending = "untested"
         yield f"time ran out before {format_count(assessment.unasked, 'record')}"
-    kinds = {s.kind for s in assessment.list_target_signals(target)}
+    all_signals = assessment.list_target_signals(target)
+    kinds = {s.kind for s in all_signals}
     # A kind tested at any access level has no signal "not tested".
-    tested = {s.kind for s in assessment.list_tested_signals(target)}
-    if not tested:
+    untested = {s.kind for s in all_signals if s.status == NOT_TESTED}
+    if not assessment.list_tested_signals(target):
         yield "nothing was measured"
-    elif kinds != tested:
-        yield f"{len(kinds - tested)} of {len(kinds)} signals {ending}"
+    elif untested:
+        yield f"{len(untested)} of {len(kinds)} signals {ending}"

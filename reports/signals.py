@@ -376,6 +376,12 @@ def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
     return tuple(dict.fromkeys(doubts))
 
 
+def title_signal_target(result: AuditResult, target: str) -> str:
+    """Return the model's title; without one, return "Undefended" or the model's name."""
+    title = phrases.title_target(result, target)
+    return "Undefended" if title == UNDEFENDED else title
+
+
 # --- the section
 # -----------------------------------------------------------------------------------------------
 
@@ -427,7 +433,7 @@ def list_untested_signals(
             if methods:
                 flags = f"--attack {' or '.join(methods)}"
             labels.append(f"{kind.short}{_bracket_text('; '.join(reasons) or flags)}")
-        titles = dict.fromkeys(phrases.title_target(result, target) for target in targets)
+        titles = dict.fromkeys(title_signal_target(result, target) for target in targets)
         yield f" on {', '.join(titles)}" if titles else "", ", ".join(labels)
 
 

@@ -73,9 +73,8 @@ def build_markdown_document(
             # Markdown shows no parts.
             topics.append(replace(topic, part="", make=topic.brief or topic.make))
     topics.sort(key=lambda topic: topic.turn)
-    if texts is None:
-        source = "Rendered only from result.json"
-    else:
+    source = "Rendered only from result.json"
+    if texts is not None:
         source = "Rendered from result.json and texts.jsonl"
     return replace(_build_report_document(material, topics), source=source)
 
@@ -98,36 +97,37 @@ def build_page_document(
     return _build_report_document(material, topics)
 
 
-def _build_section(topic: Topic, material: ReportMaterial) -> Section:
-    """Return a section of the report.
-
-    In the section's tables, a column of equal cells becomes part of the caption. If the run has a
-    single attack, only the report's head names the attack.
-    """
-    known = {"Attack"} if _find_only_attack(material.result) else set()
-    blocks = []
-    for block in filter(has_content, topic.make(material)):
-        blocks.append(block.fold_constant_columns(known) if isinstance(block, Table) else block)
-    return Section(topic.id, topic.title, tuple(blocks), topic.part)
-
-
 def _build_report_document(material: ReportMaterial, topics: Iterable[Topic]) -> Document:
+    """Return the report with the nonempty sections of these topics.
+
+    In the tables, a column of equal cells becomes part of the caption. If the run has a single
+    attack, only the report's head names the attack.
+    """
+    result = material.result
+    facts = [*_report_header_facts(result)]
+    known = {"Attack"} if _find_only_attack(result) else set()
     sections = []
     for topic in topics:
-        section = _build_section(topic, material)
-        if section.blocks:
-            sections.append(section)
-    result = material.result
-    since = material.comparison
-    compared = (("Compared with", escaping.make_printable_line(since.runs[0])),) if since else ()
+        blocks: list[Block] = []
+        for block in filter(has_content, topic.make(material)):
+            blocks.append(block.fold_constant_columns(known) if isinstance(block, Table) else block)
+        if blocks:
+            sections.append(Section(topic.id, topic.title, tuple(blocks), topic.part))
+    if since := material.comparison:
+        facts.append(("Compared with", escaping.make_printable_line(since.runs[0])))
+    assessment = assess_signals(result)
+    summaries = []
+    for name, grade in rate_targets(assessment).items():
+        title = signals.title_signal_target(result, name)
+        summaries.append(TargetSummary(title, grade.word, grade.reason, grade.decision))
     return Document(
         title=subject_line.audit_subject_line(result),
-        facts=(*_report_header_facts(result), *compared),
+        facts=tuple(facts),
         headline=write_headline(result),
         sections=tuple(sections),
         warning="" if material.texts is None else REVEALED,
-        doubts=tuple(doubt.sentence for doubt in signals.list_doubts(assess_signals(result))),
-        standings=_summarise_target_severities(result),
+        doubts=tuple(doubt.sentence for doubt in signals.list_doubts(assessment)),
+        standings=tuple(summaries),
         glossary=evidence.list_glossary_terms(result),
     )
 
@@ -166,11 +166,3 @@ def _report_header_facts(result: AuditResult) -> Facts:
         *((("Text form", f"--template {text_form}"),) if text_form else ()),
         ("Run", f"{result.name}, seed {result.seed}"),
     )
-
-
-def _summarise_target_severities(result: AuditResult) -> tuple[TargetSummary, ...]:
-    summaries = []
-    for name, grade in rate_targets(assess_signals(result)).items():
-        title = phrases.title_target(result, name)
-        summaries.append(TargetSummary(title, grade.word, grade.reason, grade.decision))
-    return tuple(summaries)

@@ -21,7 +21,7 @@ def write_headline(result: AuditResult) -> str:
     assessment = assess_signals(result)
     sentences = [doubt.sentence for doubt in signals.list_doubts(assessment)]
     for target, severe in rate_targets(assessment).items():
-        sentences.append(severe.describe(phrases.title_target(result, target)))
+        sentences.append(severe.describe(signals.title_signal_target(result, target)))
     if UNDEFENDED not in assessment.targets:
         sentences.append(NOTHING_MEASURED)
     return " ".join(sentences)

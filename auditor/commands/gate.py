@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 if TYPE_CHECKING:
     from auditor.conclusions.outcomes import RunOutcomes
     from auditor.gate.policy import Policy
-    from auditor.gate.rulings import Decision, Ruling
+    from auditor.gate.rulings import Ruling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,17 +225,6 @@ def print_run_judgement(
         decision = gate_inputs.judge_run(
             folder, policy, baseline, progress=reporter.progress, **judged_rows
         )
-    _report_decision(decision, outputs)
-    try:
-        save_decision(folder, decision)
-    except AuditError as why:  # the verdict is valid even if the folder is read-only
-        console.print_stderr_line(
-            f"audit history will not know of this decision: {why}", decision.exit_code
-        )
-    return decision.exit_code
-
-
-def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
     from auditor.reports import decision as reports
 
     for line in reports.format_ruling_terminal_lines(decision):
@@ -250,6 +239,13 @@ def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
         from auditor.reports import files
 
         files.append_job_summary(Path(step), reports.render_decision_markdown(decision))
+    try:
+        save_decision(folder, decision)
+    except AuditError as why:  # the verdict is valid even if the folder is read-only
+        console.print_stderr_line(
+            f"audit history will not know of this decision: {why}", decision.exit_code
+        )
+    return decision.exit_code
 
 
 def _print_secrets_needed(changes: list[str], power: float | None, rules: int | None) -> None:

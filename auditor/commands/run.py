@@ -116,7 +116,10 @@ def run(
     base = gates.read_flagged_run(single.baseline)  # refused now rather than after hours
     policy = None
     if single.gate is not None:
-        policy = _read_gate_policy(single.gate, base)
+        from auditor.gate.decide import check_policy
+
+        policy = gates.GateLimitFlags(policy=single.gate).build_policy()
+        check_policy(policy, base)
     # This imports a part of transformers, which takes a second: refuse what needs no import before.
     console.silence_libraries()
     requested: Plan | RunFolder | list[GridPoint]
@@ -184,14 +187,6 @@ def _print_cost_estimate(plan: Plan) -> None:
             plan, reporter, starting=console.seconds_since_start()
         )
     console.print_table(cost.run_cost_estimate_table(cost_estimate))
-
-
-def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
-    from auditor.gate.decide import check_policy
-
-    policy = gates.GateLimitFlags(policy=path).build_policy()
-    check_policy(policy, baseline)
-    return policy
 
 
 def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:

@@ -27,7 +27,7 @@ def show(folder: Path = Path("runs/latest"), *, verbose: bool = False) -> None:
     print_result_screen(read_result(folder), folder, verbose)
 
 
-def print_result_screen(result: AuditResult, folder: Path, verbose: bool) -> None:
+def print_result_screen(result: AuditResult, folder: Path, verbose: bool = False) -> None:
     """Print the first screen of a run; with `verbose`, print every table."""
     from rich.console import Console
 

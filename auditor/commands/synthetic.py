@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from auditor.commands import console, options
+from auditor.commands.show import print_result_screen
 from auditor.core.errors import AuditError
 
 
@@ -37,11 +38,8 @@ def synthetic(
     """
     if words is not None and words < 2:
         raise AuditError(f"expected --words >= 2, got {words}")
-    from rich.console import Console
-
     from auditor.records.folder import RunFolder
     from auditor.reports import files
-    from auditor.reports.screen import build_first_screen
     from auditor.runs import released_text
 
     plan = released_text.build_release_plan(
@@ -57,4 +55,4 @@ def synthetic(
         except (AuditError, OSError):
             folder.discard_if_empty()
             raise
-    Console().print(build_first_screen(result, folder.path), soft_wrap=True)
+    print_result_screen(result, folder.path)

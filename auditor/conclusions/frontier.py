@@ -58,11 +58,8 @@ class FrontierModel:
 
     def is_same_model(self, other: FrontierModel) -> bool:
         """Test if both models have equal held-out numbers at their common seeds."""
-        shared_seeds = self.heldout.keys() & other.heldout.keys()
-        for seed in shared_seeds:
-            if self.heldout[seed] != other.heldout[seed]:
-                return False
-        return bool(shared_seeds)
+        seeds = self.heldout.keys() & other.heldout.keys()
+        return bool(seeds) and all(self.heldout[seed] == other.heldout[seed] for seed in seeds)
 
 
 # --- models of runs
@@ -88,34 +85,22 @@ def list_frontier_models(
     has_one_defense = len(targets) == 2  # besides the undefended model
     models = []
     for target in targets:
-        defended = target.name != UNDEFENDED
-        if defended and has_one_defense and variant:
-            line = variant
-        else:
-            line = target.title
-        option_labels = (
-            _list_swept_options(target.name, at or {}, first.plan.get("defense", ()))
-            if defended
-            else ()
-        )
+        line = target.title
+        labels = []
+        if target.name != UNDEFENDED:
+            if has_one_defense and variant:
+                line = variant
+            labels += _list_swept_options(target.name, at or {}, first.plan.get("defense", ()))
         claims = []
         for result, _ in runs.values():
-            for record in result.targets:
-                if record.name == target.name:
-                    claims.append(record.claim)
+            claims += [record.claim for record in result.targets if record.name == target.name]
         cells = {}
         for cell in replicates:
             if cell.target == target.name:
                 cells[(cell.setting, cell.attack)] = cell
-        models.append(
-            FrontierModel(
-                target.name,
-                ", ".join([line, *option_labels]),
-                line,
-                _find_weakest_claim(claims),
-                cells,
-            )
-        )
+        label = ", ".join([line, *labels])
+        claim = _find_weakest_claim(claims)
+        models.append(FrontierModel(target.name, label, line, claim, cells))
     return models
 
 
@@ -205,10 +190,9 @@ def _make_labels_distinct(models: Sequence[FrontierModel]) -> list[FrontierModel
         names_by_line.setdefault(model.line, set()).add(model.name)
     renamed = []
     for model in models:
-        if len(names_by_line[model.line]) > 1:
-            line = f"{model.line} ({model.name})"
-        else:
-            line = model.line
+        line = model.line
+        if len(names_by_line[line]) > 1:
+            line += f" ({model.name})"
         renamed.append(replace(model, line=line, label=line + model.label.removeprefix(model.line)))
     return renamed
 
@@ -292,14 +276,11 @@ def _build_metric_frontier(
         return curve
     points = []
     for m, leak in zip(compared, leaks, strict=True):
-        points.append(
-            _build_frontier_point(
-                m, ratio[m.label], leak.leakage_measurement(metric.name, metric.unit)
-            )
-        )
-    return replace(
-        curve, points=tuple(_mark_frontier_corners(_flag_least_leaking_points(points, leaks)))
-    )
+        measured = leak.leakage_measurement(metric.name, metric.unit)
+        points.append(_build_frontier_point(m, ratio[m.label], measured))
+    _flag_least_leaking_points(points, leaks)
+    _mark_frontier_corners(points)
+    return replace(curve, points=tuple(points))
 
 
 def _explain_missing_point(
@@ -335,11 +316,8 @@ def _explain_missing_point(
             return f"{metric.name} is not stored for each secret"
         # A score is used only by its rank, so it may be infinite; a value that enters a mean must
         # be finite.
-        if metric.scores:
-            is_known = ~np.isnan(values.values[column])
-        else:
-            is_known = np.isfinite(values.values[column])
-        if not is_known.all():
+        numbers = values.values[column]
+        if not (~np.isnan(numbers) if metric.scores else np.isfinite(numbers)).all():
             return f"{metric.name} is not a number for some secret"
     return ""
 
@@ -386,20 +364,17 @@ def _build_frontier_point(
         within = "shown"
     elif ratio.low > most:
         within = "beyond"
-    claim = model.claim
-    if claim and claim.sound:
-        epsilon = claim.epsilon.get(claim.relation, math.inf)
-    else:
-        epsilon = math.inf
     point = FrontierPoint(model.label, model.line, ratio, leak, within)
-    if claim is None or not math.isfinite(epsilon):
+    claim = model.claim
+    if claim is None or not claim.sound:
+        return point
+    epsilon = claim.epsilon.get(claim.relation, math.inf)
+    if not math.isfinite(epsilon):
         return point
     return replace(point, epsilon=epsilon, delta=claim.delta, unit=claim.unit, tokens=claim.queries)
 
 
-def _flag_least_leaking_points(
-    points: Sequence[FrontierPoint], leaks: Sequence[ModelLeakage]
-) -> list[FrontierPoint]:
+def _flag_least_leaking_points(points: list[FrontierPoint], leaks: Sequence[ModelLeakage]) -> None:
     """Set `least` on the points that may leak least among the equally useful points.
 
     A point is equally useful if its perplexity is significantly within the margin.
@@ -407,23 +382,18 @@ def _flag_least_leaking_points(
     Args:
         leaks: the leakage of each point's model, in the order of the points.
     """
-    indices = []
-    for i, point in enumerate(points):
-        if point.within == "shown":
-            indices.append(i)
+    indices = [i for i, point in enumerate(points) if point.within == "shown"]
 
     @cache
     def apart(i: int, j: int) -> BoundedNumber:
         return frontier.compare_paired_leakage(leaks[indices[i]], leaks[indices[j]])
 
-    flagged = list(points)
     least = frontier.select_possibly_least_leaking(len(indices), apart, LEVEL)
     for i, is_least in zip(indices, least, strict=True):
-        flagged[i] = replace(points[i], least=is_least)
-    return flagged
+        points[i] = replace(points[i], least=is_least)
 
 
-def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
+def _mark_frontier_corners(points: list[FrontierPoint]) -> None:
     """Mark the corners of the convex frontier of leakage against log perplexity.
 
     A user who chooses at random between two models gets a point on the line between them.
@@ -434,8 +404,6 @@ def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoin
         if math.isfinite(point.ratio.value):
             indices.append(i)
             places.append((math.log(point.ratio.value), point.leak.value))
-    marked = list(points)
     for corner in frontier.find_convex_frontier(places):
         i = indices[corner]
-        marked[i] = replace(points[i], corner=True)
-    return marked
+        points[i] = replace(points[i], corner=True)

@@ -55,7 +55,9 @@ def test_the_figure_compares_targets_with_what_they_cost_and_claim(
     with_exposure: AuditResult,
 ) -> None:
     drawn = figures(with_exposure)["exposure-white-box"]
-    assert [f.target for f in drawn.findings] == ["undefended", "pmixed", "uniform-mixing"]
+    names = ("undefended", "pmixed", "uniform-mixing")
+    titles = [phrases.title_target_costs(with_exposure, name) for name in names]
+    assert [series.label for series in drawn.series] == titles
     groups = {group.title.split(" · ")[0]: group for group in drawn.table.groups}
     assert tuple(groups["Undefended"].rows) == (
         ("1", "4.50", "[0.500–8.50]", "6"),

@@ -116,7 +116,7 @@ def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apar
         found.lines[0].reason == ""
         and "model family 'gpt2' against 'neox'" in found.lines[1].reason
     )
-    first, change = found.lines[0].changes
+    first, change = (entry.change for entry in found.lines[0].entries)
     assert first is None and change is not None
     (moved,) = [
         line for line in change.lines if line.cell == ("undefended", "white-box", "ethicist")
