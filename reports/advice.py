@@ -151,8 +151,10 @@ def _find_strongest_attack_row(
     Return None if no member was extracted, or if outcomes are not stored.
     """
     worst = find_strongest_attack_row(result, UNDEFENDED)
-    values = details.values_by_cell.get(worst.cell_key) if worst else None
-    if worst is None or values is None or values.outcome is None:
+    if worst is None or worst.cell_key not in details.values_by_cell:
+        return None
+    values = details.values_by_cell[worst.cell_key]
+    if values.outcome is None:
         return None
     members = values.outcome.select_secrets(values.outcome.member)
     return (worst, members) if members.hit.any() else None

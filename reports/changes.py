@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from auditor.core.counts import format_count
-from auditor.gate.compare import Comparand, Comparison, ComparisonRow
+from auditor.gate.compare import Comparison, ComparisonRow
 from auditor.reports import phrases
 from auditor.reports.blocks import Table, make_table
 from auditor.reports.escaping import make_printable_line
@@ -21,7 +21,7 @@ def write_headline(comparison: Comparison) -> str:
     """Return a summary of changes: `1 of 4 configurations leak more, 0 less, 3 show no change;
     ...`
     """
-    counts = Counter(_format_change_direction(line.comparands[-1]) for line in comparison.lines)
+    counts = Counter(map(_format_change_direction, comparison.lines))
     rows = format_count(len(comparison.lines), "configuration leaks", "configurations leak")
     parts = [f"{counts[_MORE]} of {rows} more", f"{counts[_LESS]} less"]
     if counts[_SAME]:
@@ -33,7 +33,7 @@ def write_headline(comparison: Comparison) -> str:
 
 def format_change_counts(comparison: Comparison) -> str:
     """Return the counts of changes as `1 more, 0 less, 3 no change shown`, for narrow columns."""
-    counts = Counter(_format_change_direction(line.comparands[-1]) for line in comparison.lines)
+    counts = Counter(map(_format_change_direction, comparison.lines))
     parts = [f"{counts[_MORE]} more", f"{counts[_LESS]} less"]
     for label in (_SAME, _UNKNOWN):
         if counts[label]:
@@ -55,14 +55,14 @@ def sort_rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
     """Return the rows in table order, which begins with rows whose leakage increased."""
     return sorted(
         comparison.lines,
-        key=lambda line: _ORDER.index(_format_change_direction(line.comparands[-1])),
+        key=lambda line: _ORDER.index(_format_change_direction(line)),
     )
 
 
 def _build_baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
     name = make_printable_line(line.cell.title)
     metric = phrases.format_metric(make_printable_line(line.metric))
-    return (name, metric, *format_change_cells(line), _format_change_direction(line.comparands[-1]))
+    return (name, metric, *format_change_cells(line), _format_change_direction(line))
 
 
 def format_change_cells(line: ComparisonRow) -> tuple[str, str, str]:
@@ -80,11 +80,12 @@ def format_change_cells(line: ComparisonRow) -> tuple[str, str, str]:
     return (*numbers, difference)
 
 
-def _format_change_direction(cell: Comparand) -> str:
-    if cell.delta is None:
+def _format_change_direction(line: ComparisonRow) -> str:
+    delta = line.comparands[-1].delta
+    if delta is None:
         return _UNKNOWN
-    if cell.delta.low > 0:
+    if delta.low > 0:
         return _MORE
-    if cell.delta.high < 0:
+    if delta.high < 0:
         return _LESS
     return _SAME

@@ -251,7 +251,7 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
 def _build_leak_signals_section(e: EdpbEvidence) -> Section:
     """Return a section with reasons why a leak may be hidden, then the signals of all models."""
     assessment = assess_signals(e.result)
-    against = " ".join(doubt.sentence for doubt in signals.list_doubts(assessment))
+    against = " ".join(signals.list_doubt_sentences(assessment))
     publishable = []
     for s in assessment.signals:
         publishable.append(
@@ -263,11 +263,9 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
         )
     blocks = signals.build_signal_blocks(e.result, replace(assessment, signals=tuple(publishable)))
     title = "Shown, not shown and not tested"
-    return Section(
-        "signals",
-        title,
-        (*([Paragraph(f"What may hide a leak: {against}")] if against else []), *blocks),
-    )
+    if against:
+        blocks.insert(0, Paragraph(f"What may hide a leak: {against}"))
+    return Section("signals", title, tuple(blocks))
 
 
 def _signal_counts_paragraph(e: EdpbEvidence) -> str:

@@ -32,6 +32,7 @@ from auditor.reports.topics import (
     CHECK,
     Topic,
     group_table_rows,
+    name_attack,
     title_attack_row,
 )
 from auditor.reports.verdict import list_strongest_rows
@@ -201,9 +202,7 @@ def _list_titled_calibrations(
     title = phrases.title_target(result, finding.target)
     o = values.outcome.select_secrets(values.outcome.member)
     if values.score_is_probability and len(o.ids):
-        name = title
-        if len({f.attack for f in result.findings}) > 1:
-            name = f"{title} · {finding.attack}"
+        name = name_attack(result, finding, title)
         # Rounding may push a sum of probabilities above 1.
         yield finding, name, detailed.calibrate_guess_scores(o.score.clip(max=1.0), o.hit)
     chances = _map_any_sample_probabilities(result, details, finding)

@@ -97,8 +97,8 @@ def _list_finding_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
         return (*about, *(None,) * len(_CLAIM))
     epsilon = phrases.select_claimed_epsilon(claim)
     promised = (epsilon, claim.delta, claim.relation, claim.unit, claim.queries)
-    spent = (claim.spent_epsilon.get(claim.relation), claim.spent_queries)
-    return (*about, *promised, *spent, claim.status)
+    spending = (claim.spent_epsilon.get(claim.relation), claim.spent_queries)
+    return (*about, *promised, *spending, claim.status)
 
 
 def _build_measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:

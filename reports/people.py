@@ -33,7 +33,7 @@ def _build_person_extraction_blocks(result: AuditResult, details: SecretDetails)
         f = find_strongest_attack_row(result, target.name)
         if f is not None and f.measurement("user_recall") is not None:
             rows.append(f)
-            shares = (phrases.format_share(f.measurement(name)) for name in names)
+            shares = map(phrases.format_share, map(f.measurement, names))
             cells.append((title_attack_row(result, f), *shares))
     if rows:
         yield Paragraph(_INTRO)

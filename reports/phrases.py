@@ -101,11 +101,10 @@ def format_interval(m: Measurement) -> str:
     """Return the interval of a measurement: `[46–57]`, `[−52 to −41]`, `[10.9–11.5]`."""
     if math.isnan(m.low) or math.isnan(m.high) or m.unit == "count":
         return NOTHING
-    ends = []
-    for end in (m.low, m.high):
+    ends = [format_number(m.low, "#"), format_number(m.high, "#")]
+    if m.unit in metrics.SHARES:
         # Limits have the decimals of the value before them.
-        is_share = m.unit in metrics.SHARES
-        ends.append(format_percent(end, m.value) if is_share else format_number(end, "#"))
+        ends = [format_percent(m.low, m.value), format_percent(m.high, m.value)]
     text = "–".join(ends)
     if "−" in text:
         text = " to ".join(ends)
@@ -331,7 +330,9 @@ def format_claim_scope(finding: Finding) -> str:
     """Return whether the claim covers the attack: `yes (why)` or `no, outside ... (why)`."""
     if finding.claim_applies is None:
         return "nothing claimed"
-    answer = "yes" if finding.claim_applies else f"no, {OUTSIDE}"
+    answer = "yes"
+    if not finding.claim_applies:
+        answer = f"no, {OUTSIDE}"
     if finding.claim_reason:
         return f"{answer} ({finding.claim_reason})"
     return answer

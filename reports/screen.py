@@ -79,11 +79,8 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
     )
     leaks = assess_signals(result)
     known = detailed.read_secret_details(folder)
-    doubts = tuple(doubt.sentence for doubt in signals.list_doubts(leaks))
-    top = _lay_out_entries(
-        (_build_result_screen_entry(result, leaks, width), ScreenEntry("DOUBT", doubts, 3, " ")),
-        width,
-    )
+    doubts = ScreenEntry("DOUBT", signals.list_doubt_sentences(leaks), 3, " ")
+    top = _lay_out_entries((_build_result_screen_entry(result, leaks, width), doubts), width)
     body = (
         _build_other_signals_screen_entry(result, leaks),
         _build_copies_screen_entry(result, leaks),

@@ -376,6 +376,10 @@ def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
     return tuple(dict.fromkeys(doubts))
 
 
+def list_doubt_sentences(assessment: LeakAssessment) -> tuple[str, ...]:
+    return tuple(doubt.sentence for doubt in list_doubts(assessment))
+
+
 def title_signal_target(result: AuditResult, target: str) -> str:
     """Return the model's title; without one, return "Undefended" or the model's name."""
     title = phrases.title_target(result, target)

@@ -31,7 +31,14 @@ from auditor.reports.blocks import (
     has_content,
     make_table,
 )
-from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
+from auditor.reports.topics import (
+    CHECK,
+    DECIDE,
+    MEND,
+    ReportMaterial,
+    Topic,
+    find_only_attack,
+)
 from auditor.reports.verdict import rate_targets, write_headline
 from auditor.statistics import documents
 
@@ -105,7 +112,7 @@ def _build_report_document(material: ReportMaterial, topics: Iterable[Topic]) ->
     """
     result = material.result
     facts = [*_report_header_facts(result)]
-    known = {"Attack"} if _find_only_attack(result) else set()
+    known = {"Attack"} if find_only_attack(result) else set()
     sections = []
     for topic in topics:
         blocks: list[Block] = []
@@ -126,15 +133,10 @@ def _build_report_document(material: ReportMaterial, topics: Iterable[Topic]) ->
         headline=write_headline(result),
         sections=tuple(sections),
         warning="" if material.texts is None else REVEALED,
-        doubts=tuple(doubt.sentence for doubt in signals.list_doubts(assessment)),
+        doubts=signals.list_doubt_sentences(assessment),
         standings=tuple(summaries),
         glossary=evidence.list_glossary_terms(result),
     )
-
-
-def _find_only_attack(result: AuditResult) -> str | None:
-    attacks = {finding.attack for finding in result.findings}
-    return attacks.pop() if len(attacks) == 1 else None
 
 
 def _list_plugin_topics(result: AuditResult) -> list[Topic]:
@@ -158,7 +160,7 @@ def _report_header_facts(result: AuditResult) -> Facts:
     n = result.benchmark
     has_parts = any(finding.measurement(documents.RECALL) for finding in result.findings)
     attacked = "Parts of records" if has_parts else "Records"
-    attack = _find_only_attack(result)
+    attack = find_only_attack(result)
     text_form = n.text_form.partition(" (")[0]
     return (
         (attacked, f"{n.members:,} trained on (members), {n.nonmembers:,} not (non-members)"),

@@ -86,7 +86,18 @@ def build_forest_span(m: Measurement, floor: float | None = None) -> ForestSpan 
 
 def title_attack_row(result: AuditResult, finding: Finding) -> str:
     """Return `PMixED, white-box · ethicist`; omit the attack if the run has only one attack."""
-    title = phrases.title_row(result, finding)
-    if len({f.attack for f in result.findings}) == 1:
+    return name_attack(result, finding, phrases.title_row(result, finding))
+
+
+def name_attack(result: AuditResult, finding: Finding, title: str) -> str:
+    """Return the title with the attack: `PMixED · ethicist`; omit the attack if there is only
+    one.
+    """
+    if find_only_attack(result):
         return title
     return f"{title} · {finding.attack}"
+
+
+def find_only_attack(result: AuditResult) -> str | None:
+    attacks = {finding.attack for finding in result.findings}
+    return attacks.pop() if len(attacks) == 1 else None

@@ -68,7 +68,7 @@ def _format_unlearning_change(row: GroupRecall) -> str:
     retrained = ""
     if RETRAINED in row.values:
         retrained = f", never seen {phrases.format_value(row.values[RETRAINED])}"
-    before, after = (phrases.format_value(row.values[model]) for model in (BEFORE, AFTER))
+    before, after = map(phrases.format_value, (row.values[BEFORE], row.values[AFTER]))
     if before != after:
         after = phrases.format_measurement_value(row.values[AFTER])
     return f"{_format_recall_measure(row)} {before} → {after}{retrained}"
@@ -153,7 +153,7 @@ def _format_relearned_records(row: GroupRecall) -> str:
     if share and _is_relearning_shown(row):
         part = f", {phrases.format_measurement_value(share)} of what was taken"
     retrained = f", never seen {phrases.format_value(never)}" if never else ""
-    after, again = (phrases.format_value(row.values[model]) for model in (AFTER, RELEARNED))
+    after, again = map(phrases.format_value, (row.values[AFTER], row.values[RELEARNED]))
     return f"{_format_recall_measure(row)} {after} → {again}{part}{retrained}"
 
 
@@ -195,17 +195,17 @@ def _build_forgotten_records_table(result: AuditResult, unlearning: Unlearning) 
     cell = phrases.format_measurement_value
     for row in unlearning.numbers:
         cells = [f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})"]
-        cells += [cell(row.values.get(model)) for model in shown_models]
-        cells += [cell(row.changes.get(n)) for n in ("unlearned", "relearned", "came_back")]
+        cells += map(cell, map(row.values.get, shown_models))
+        cells += map(cell, map(row.changes.get, ("unlearned", "relearned", "came_back")))
         title = f"{phrases.format_metric(row.name)} · {row.attack}"
         rows.setdefault(title, []).append(tuple(cells))
-    costs = (phrases.format_value(unlearning.perplexity.get(model)) for model in shown_models)
+    costs = map(phrases.format_value, map(unlearning.perplexity.get, shown_models))
     ratio = unlearning.perplexity.get("ratio")
     times = f"× {cell(ratio)}" if ratio else phrases.NOTHING
     rows["Held-out perplexity"] = [("all", *costs, times)]
     head = (
         "Records",
-        *(_HEADS[model] for model in shown_models),
+        *map(_HEADS.__getitem__, shown_models),
         "After − before",
         "Relearned − after",
         "That − never saw",

@@ -19,7 +19,7 @@ NOTHING_MEASURED = "Nothing was measured on the undefended model."
 def write_headline(result: AuditResult) -> str:
     """Return the headline: reasons to distrust the results, then each model's severity and why."""
     assessment = assess_signals(result)
-    sentences = [doubt.sentence for doubt in signals.list_doubts(assessment)]
+    sentences = [*signals.list_doubt_sentences(assessment)]
     for target, severe in rate_targets(assessment).items():
         sentences.append(severe.describe(signals.title_signal_target(result, target)))
     if UNDEFENDED not in assessment.targets:

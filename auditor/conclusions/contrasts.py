@@ -109,7 +109,7 @@ def _measure_attack_contrast(
         for seed in seeds:
             outcome = part.cell.member_outcomes_by_seed[seed]
             # (1 + resamples, secrets of this outcome): count of each secret in each resample
-            outcome_draws = draws[:, [column_by_id[secret] for secret in outcome.ids]]
+            outcome_draws = draws[:, list(map(column_by_id.__getitem__, outcome.ids))]
             values += (
                 part.coefficient
                 / len(seeds)
@@ -194,7 +194,7 @@ def _measure_probe_contrast(
     for part in parts:
         for seed in seeds:
             value_by_secret = _map_metric_values(part, seed)
-            values = np.array([value_by_secret[secret] for secret in secrets])
+            values = np.array(list(map(value_by_secret.__getitem__, secrets)))
             values *= part.coefficient / len(seeds)
             if part.coefficient > 0:
                 plus += values

@@ -317,7 +317,10 @@ def _explain_missing_point(
         # A score is used only by its rank, so it may be infinite; a value that enters a mean must
         # be finite.
         numbers = values.values[column]
-        if not (~np.isnan(numbers) if metric.scores else np.isfinite(numbers)).all():
+        is_unknown = np.isnan(numbers)
+        if not metric.scores:
+            is_unknown = ~np.isfinite(numbers)
+        if is_unknown.any():
             return f"{metric.name} is not a number for some secret"
     return ""
 
@@ -382,7 +385,10 @@ def _flag_least_leaking_points(points: list[FrontierPoint], leaks: Sequence[Mode
     Args:
         leaks: the leakage of each point's model, in the order of the points.
     """
-    indices = [i for i, point in enumerate(points) if point.within == "shown"]
+    indices = []
+    for i, point in enumerate(points):
+        if point.within == "shown":
+            indices.append(i)
 
     @cache
     def apart(i: int, j: int) -> BoundedNumber:

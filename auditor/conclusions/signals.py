@@ -159,9 +159,9 @@ class LeakAssessment:
 
     def shows_no_leakage(self, target: str) -> bool:
         """Test if a report may state "no leakage seen" for the target."""
-        above = (*self.list_shown_signals(target), *self.list_suspected_signals(target))
-        in_doubt = above or self.list_target_doubts(target) or self.unasked
-        return bool(self.list_tested_signals(target)) and not in_doubt
+        leaking = self.list_shown_signals(target) or self.list_suspected_signals(target)
+        in_doubt = self.list_target_doubts(target) or self.unasked
+        return not leaking and not in_doubt and bool(self.list_tested_signals(target))
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -176,7 +176,9 @@ class LeakAssessment:
         Args:
             target: if given, consider only this target.
         """
-        candidates = self.signals if target is None else self.list_target_signals(target)
+        candidates = self.signals
+        if target is not None:
+            candidates = self.list_target_signals(target)
         # A gate judges defended targets; the undefended model if there are none.
         leaking = [s for s in candidates if s.status == SHOWN]
         return min(

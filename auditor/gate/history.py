@@ -74,10 +74,6 @@ class History:
     lines: tuple[ComparableRuns, ...]
     left_out: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def entries(self) -> tuple[HistoryEntry, ...]:
-        return tuple(entry for line in self.lines for entry in line.entries)
-
 
 def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
     """Build the history of finished runs. A folder given under two names counts once.

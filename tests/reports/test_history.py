@@ -159,7 +159,7 @@ def test_checkpoints_stand_in_the_order_of_their_steps(made: Maker) -> None:
     ]
     found = build_run_history(runs, "checkpoint")
     assert names(found) == [["b", "a", "c"]]
-    assert [entry.label for entry in found.entries] == [
+    assert [entry.label for line in found.lines for entry in line.entries] == [
         "checkpoint-90",
         "checkpoint-1000",
         "step143000",
