@@ -69,16 +69,14 @@ def summarise_claim(evidence: ClaimEvidence) -> str:
     `PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not audited`
     """
     claim = evidence.target.claim
-    covers = (
-        (phrases.format_single_record_epsilon(claim), phrases.format_covered_tokens(claim))
-        if claim
-        else ()
-    )
-    reasons = ""
+    parts = [f"{evidence.target.title}: {_describe_claimed_epsilon(evidence)}"]
+    if claim:
+        parts.append(phrases.format_single_record_epsilon(claim))
+        parts.append(phrases.format_covered_tokens(claim))
+    verdict = format_claim_verdict(evidence)
     if evidence.refuted:
-        reasons = f" ({'; '.join(evidence.refuted)})"
-    opening = f"{evidence.target.title}: {_describe_claimed_epsilon(evidence)}"
-    return f"{'; '.join(filter(None, (opening, *covers, format_claim_verdict(evidence))))}{reasons}"
+        verdict += f" ({'; '.join(evidence.refuted)})"
+    return "; ".join(filter(None, (*parts, verdict)))
 
 
 def format_claim_verdict(evidence: ClaimEvidence) -> str:
@@ -88,12 +86,9 @@ def format_claim_verdict(evidence: ClaimEvidence) -> str:
     """
     if evidence.verdict is None:
         return "not audited"
-    if evidence.verdict == CONSISTENT:
-        strongest = evidence.most_sensitive_bound
-    else:
-        strongest = None
     power = ""
-    if strongest is not None:
+    strongest = evidence.most_sensitive_bound
+    if evidence.verdict == CONSISTENT and strongest:
         power = f" ({describe_detection_power(strongest.audit, strongest.promised)})"
     if evidence.claimed is not None:
         return f"{evidence.verdict}{power}"
@@ -201,10 +196,9 @@ def _build_claim_audit_rows(evidence: ClaimEvidence) -> list[tuple[str, ...]]:
     nothing = phrases.NOTHING
     claimed = nothing if evidence.claimed is None else number(evidence.claimed)
     nominal = nothing if evidence.nominal is None else number(evidence.nominal)
+    end = "nothing to hold it to"
     if evidence.verdict or not evidence.bounds:
         end = format_claim_verdict(evidence)
-    else:
-        end = "nothing to hold it to"
     lines = []
     for bound in evidence.bounds:
         lines.append((bound.cell.attack, bound.audit, end))
@@ -212,19 +206,11 @@ def _build_claim_audit_rows(evidence: ClaimEvidence) -> list[tuple[str, ...]]:
         lines.append((other.cell.attack, other.audit, other.reason))
     rows: list[tuple[str, ...]] = []
     for attack, a, remark in lines:
+        audit = f"{attack}, δ {number(a.delta)}"
         ceiling = find_audit_ceiling(a, evidence.target.claim)
-        rows.append(
-            (
-                claimed,
-                nominal,
-                f"{attack}, δ {number(a.delta)}",
-                number(a.epsilon),
-                number(a.best),
-                nothing if ceiling is None else number(ceiling),
-                f"{a.canaries:,}",
-                remark,
-            )
-        )
+        median = nothing if ceiling is None else number(ceiling)
+        bounds = (number(a.epsilon), number(a.best), median)
+        rows.append((claimed, nominal, audit, *bounds, f"{a.canaries:,}", remark))
     if evidence.refuted and not evidence.bounds:
         rows.append((claimed, nominal, "seen to fail", *[nothing] * 4, end))
     return rows

@@ -50,7 +50,11 @@ def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> 
                 if change.unit in (*SHARES, AUC):
                     span = build_forest_span(change)
             full = phrases.format_measurement_value(f.main)
-            rows.append((title, full, _format_form_number(result, f, name), delta))
+            number = _NOT_ASKED
+            for form in result.select_findings(name, f.setting, f.attack):
+                if m := form.measurement(f.main.name):
+                    number = phrases.format_measurement_value(m)
+            rows.append((title, full, number, delta))
             spans.append(span)
         title = f"{phrases.format_metric(f.main.name)} · {f.attack} ({f.setting})"
         groups.append(Group(title, rows))
@@ -72,18 +76,6 @@ def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> 
         Paragraph(f"{_describe_deployed_form_leak(changes)} {_NOTE}"),
         Forest.of_differences(table, spans),
     ]
-
-
-def _format_form_number(result: AuditResult, full: Finding, name: str) -> str:
-    """Return the main number of an attack, measured on a deployed form instead of the full model.
-
-    full: the attack's finding on the full model. name: the deployed form.
-    """
-    assert full.main is not None
-    for f in result.select_findings(name, full.setting, full.attack):
-        if m := f.measurement(full.main.name):
-            return phrases.format_measurement_value(m)
-    return _NOT_ASKED
 
 
 def _measure_leak_change(details: SecretDetails, full: Finding, name: str) -> Measurement | None:

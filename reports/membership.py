@@ -108,10 +108,9 @@ def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, 
             continue
         cells = []
         for rate in FALSE_POSITIVES:
+            cells.append(f"needs {roc.count_threshold_nonmembers(rate):,} non-members")
             if m := finding.measurement(name_tpr_metric(name, rate)):
-                cells.append(phrases.format_measurement_value(m))
-            else:
-                cells.append(f"needs {roc.count_threshold_nonmembers(rate):,} non-members")
+                cells[-1] = phrases.format_measurement_value(m)
         partial = finding.measurement(name_partial_auc_metric(name))
         counts = finding.measurement(name_tpr_metric(name, FALSE_POSITIVES[0]))
         yield (
@@ -146,7 +145,10 @@ def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list
             score = {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
             curve = list(starmap(PlotPoint, points))
             series.append(Series(phrases.title_row(result, f), curve, score))
-            rows = tuple(_build_roc_step_table_rows(points))
+            rows = []
+            # Points at low false-positive rates are dense, because they matter most.
+            for i in np.unique(np.geomspace(1, len(points), _SHOWN).round().astype(int)):
+                rows.append(tuple(f"{phrases.format_percent(rate)}%" for rate in points[i - 1]))
             groups.append(Group(f"{title_attack_row(result, f)} · {score}", rows))
     if not series:
         return []
@@ -186,16 +188,6 @@ def _list_roc_curves(
             and not np.isnan(scores).any()
         ):
             yield name, roc.compute_roc_curve(scores[member], scores[~member])
-
-
-def _build_roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
-    """Yield table rows for a selection of the ROC curve's points.
-
-    Points at low false-positive rates are selected densely, because they matter most.
-    """
-    for i in np.unique(np.geomspace(1, len(points), _SHOWN).round().astype(int)):
-        x, y = points[i - 1]
-        yield f"{phrases.format_percent(x)}%", f"{phrases.format_percent(y)}%"
 
 
 TOPICS = (

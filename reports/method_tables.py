@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, filterfalse
+from operator import itemgetter
 
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, TargetRecord
@@ -44,7 +47,10 @@ def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> I
         if claim := target.claim:
             rows = list(_build_claim_table_rows(claim))
             groups.append(Group(f"{target.title}: {claim.theorem}", rows))
-            notes.append(f"{target.title}: {_format_claim_details(claim)}.")
+            details = [f"covers {claim.access}, {claim.decoding} decoding"]
+            for name, value in claim.details.items():
+                details.append(f"{phrases.make_label(name).lower()} {phrases.format_number(value)}")
+            notes.append(f"{target.title}: {', '.join(details)}.")
             in_text_only = in_text_only or not claim.any_access
     if in_text_only:
         notes.append(_TRANSCRIPT)
@@ -56,14 +62,6 @@ def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> I
     audit_table = claims.build_claim_audit_table(result)
     yield audit_table
     yield Paragraph(_NEVER if audit_table.groups else "")
-
-
-def _format_claim_details(claim: Claim) -> str:
-    """Return the unit and scope that a claim protects, and the parameters of its mechanism."""
-    details = []
-    for name, value in claim.details.items():
-        details.append(f"{phrases.make_label(name).lower()} {phrases.format_number(value)}")
-    return ", ".join([f"covers {claim.access}, {claim.decoding} decoding", *details])
 
 
 def _format_claimed_tokens(claim: Claim) -> str:
@@ -145,7 +143,7 @@ def _build_attacked_records_blocks(result: AuditResult) -> Iterator[Block]:
         ("Canaries", ", ".join(canaries)),
     )
     yield Paragraph(n.description)
-    yield FactList("", tuple(fact for fact in facts if fact[1]))
+    yield FactList("", tuple(filter(itemgetter(1), facts)))
     yield _build_greedy_recall_table(n)
     yield Bullets(n.notes)
 
@@ -168,22 +166,25 @@ def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
         recall = n.greedy_recall.get(name)
         members = f"{n.repeats.get(name, 0):,}"
         rows.append((name, members if recall is None else phrases.format_share(recall)))
-    if not n.greedy_recall:
-        caption = "Members by copies in the data"
-        head = ("Copies", "Members")
-    else:
-        caption = "Members by copies in the data that greedy decoding extracts, undefended"
-        head = ("Copies", "Recall")
-    return make_table("greedy-table", caption, head, rows, {1})
+    caption, column = "Members by copies in the data", "Members"
+    if n.greedy_recall:
+        caption, column = f"{caption} that greedy decoding extracts, undefended", "Recall"
+    return make_table("greedy-table", caption, ("Copies", column), rows, {1})
 
 
 def _build_target_cost_blocks(result: AuditResult) -> Iterator[Block]:
     """Return a table of the models' descriptions and costs, then further costs and notes."""
-    shared = _select_shared_notes([target.notes for target in result.targets])
-    notes = [f"All targets: {'; '.join(shared)}."] if shared else []
+    counts = Counter(chain.from_iterable(dict.fromkeys(t.notes) for t in result.targets))
+    shared = []
+    notes = []
     rows = []
+    for note, count in counts.items():
+        if count == len(result.targets) > 1:
+            shared.append(note)
+    if shared:
+        notes.append(f"All targets: {'; '.join(shared)}.")
     for t in result.targets:
-        remarks = (*_list_further_costs(t), *(note for note in t.notes if note not in shared))
+        remarks = [*_list_further_costs(t), *filterfalse(shared.__contains__, t.notes)]
         if remarks:
             notes.append(f"{t.title}: {'; '.join(remarks)}.")
         time = memory = training = phrases.NOTHING
@@ -198,13 +199,6 @@ def _build_target_cost_blocks(result: AuditResult) -> Iterator[Block]:
     head = ("Target", "Model", "PPL", "Time per token", "Peak memory", "Training time")
     yield make_table("targets-table", "Cost of each target", head, rows, {2, 3, 4, 5})
     yield Bullets(notes)
-
-
-def _select_shared_notes(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the notes that occur in all lists, in the order of the first list."""
-    # A single list shares no notes.
-    first, *rest = notes_by_run or [()]
-    return tuple(note for note in first if rest and all(note in other for other in rest))
 
 
 def _list_further_costs(target: TargetRecord) -> list[str]:
@@ -226,6 +220,7 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
     Each option or note appears once, with the attack results that it concerns.
     """
     noted: dict[str, list[str]] = {}
+    # A note of all results needs no titles, and one of all results of a setting names the setting.
     titles_by_setting: dict[str, list[str]] = {"": []}
     of_targets = "; ".join(note for target in result.targets for note in target.notes)
     costs = []
@@ -246,23 +241,12 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
     yield make_table("rows-table", "Cost of each configuration", head, costs, {2, 3, 4})
     notes = []
     for note, titles in noted.items():
-        notes.append(f"{note}{_format_note_suffix(titles, titles_by_setting)}")
+        owners = f" ({'; '.join(titles)})"
+        for setting, setting_titles in reversed(titles_by_setting.items()):
+            if titles == setting_titles:
+                owners = setting
+        notes.append(f"{note}{owners}")
     yield Bullets(notes)
-
-
-def _format_note_suffix(
-    titles: Sequence[str], titles_by_setting: Mapping[str, Sequence[str]]
-) -> str:
-    """Return a suffix that says which attack results a note belongs to.
-
-    titles: titles of these results. titles_by_setting: groups of titles that have a shorter suffix:
-    "" for the group of all results, ` (white-box)` for the group of all white-box results. The keys
-    are the suffixes.
-    """
-    for setting, setting_titles in titles_by_setting.items():
-        if titles == setting_titles:
-            return setting
-    return f" ({'; '.join(titles)})"
 
 
 def _build_reproduction_blocks(result: AuditResult) -> Iterator[Block]:
