@@ -16,6 +16,7 @@ import numpy as np
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.plan import FIELDS, format_field_flag, list_ruled_fields
 from auditor.core.plan_fields import COMPARED
@@ -25,8 +26,8 @@ from auditor.records.table import TABLE
 
 # Plan fields that decide which secrets are attacked and how, in addition to the fields with the
 # rule COMPARED.
-_ASKED_ALIKE = (
-    *(
+_ASKED_ALIKE = frozenset(
+    [
         "data",
         "nonmembers",
         "limit",
@@ -35,9 +36,22 @@ _ASKED_ALIKE = (
         "known",
         "known_fraction",
         "group_column",
-    ),
-    *("user_column", "knows", "turns", "template", "date", "windows", "canaries", "forget", "lab"),
-    *("attack", "attack_options", "setting", "samples", "until", "seed"),
+        "user_column",
+        "knows",
+        "turns",
+        "template",
+        "date",
+        "windows",
+        "canaries",
+        "forget",
+        "lab",
+        "attack",
+        "attack_options",
+        "setting",
+        "samples",
+        "until",
+        "seed",
+    ]
 )
 
 
@@ -109,18 +123,12 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
 
 def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
     """Return the command that audits the result's model on the data and attacks of `base`."""
-    asked_alike = {*list_ruled_fields(COMPARED), *_ASKED_ALIKE}
+    asked_alike = _ASKED_ALIKE.union(list_ruled_fields(COMPARED))
     words = ["audit", "run"]
     for name, field in FIELDS.items():
         value = (base if name in asked_alike else result).plan.get(name, field.default)
-        # A plan read from JSON has lists in place of tuples.
-        if isinstance(field.default, tuple):
-            default = list(field.default)
-        else:
-            default = field.default
-        if not field.has_flag or value in (field.default, default, None):
-            continue
-        words += _format_flag(format_field_flag(name), value)
+        if field.has_flag and to_json(value) not in (to_json(field.default), None):
+            words += _format_flag(format_field_flag(name), value)
     return shlex.join(words)
 
 

@@ -60,17 +60,15 @@ def compare_deployed_files(
     age = (at - run_time).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
     is_here = _MODEL in list_model_roles(result.weights) & list_model_roles(now) and not in_memory
+    changes = []
     if is_here:
-        changes = [f"{name} {change}" for name, change in find_changed_files(result.weights, now)]
-    else:
-        changes = []
-    differs = ", ".join(changes[:_SHOWN]) + (
-        f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-    )
+        changes = list(map(" ".join, find_changed_files(result.weights, now)))
+    differs = ", ".join(changes[:_SHOWN])
+    if len(changes) > _SHOWN:
+        differs += f" and {len(changes) - _SHOWN} more"
+    name = f"model {place}"
     if target.uses_builtin_lab:
         name = "the built-in lab"
-    else:
-        name = f"model {place}"
     date = f"judged {run_time:%Y-%m-%d %H:%M} UTC ({_format_run_age(age)})"
     is_remote = ANSWERS in result.weights
     state = _describe_deployed_model(

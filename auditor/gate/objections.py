@@ -36,17 +36,16 @@ def downgrade_doubtful_ruling(
     doubts = []
     for target in result.targets:
         if target.name == ruling.target:
-            for doubt in target.doubts:
-                doubts.append(doubt)
+            doubts += target.doubts
     doubts += assessment.contradictions.get(ruling.target, ())
     reasons = []
     for doubt in doubts:
         if is_drawn and doubt.kind in ("answers", "contradiction"):
             reasons.append(doubt.sentence)
-    if not ruling.metric.startswith("perplexity"):  # a defense's cost is not a leak
-        reasons += [
-            doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"
-        ]
+    for doubt in result.benchmark.doubts:
+        # a defense's cost is not a leak
+        if doubt.kind == "text form" and not ruling.metric.startswith("perplexity"):
+            reasons.append(doubt.sentence)
     if not (ruling.verdict == "held" and reasons):
         return ruling
     reason = f"{ruling.reason}. {' '.join(reasons)}"

@@ -34,7 +34,8 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -99,21 +100,23 @@ class Rule:
 
     @property
     def metric_with_part(self) -> str:
-        part = ""
+        if self.kind is not None:
+            return f"{self.metric}(kind={self.kind})"
         if self.count is not None:
-            part = f"(count={self.count})"
-        return f"{self.metric}{part if self.kind is None else f'(kind={self.kind})'}"
+            return f"{self.metric}(count={self.count})"
+        return self.metric
 
     def __str__(self) -> str:
+        metric = self.metric_with_part
         if self.of_forms:
             return f"forms <= full + {self.limit:g}"
         if self.against_undefended:
-            return f"{self.metric_with_part} not worse than undefended by {self.limit:g}"
+            return f"{metric} not worse than undefended by {self.limit:g}"
         if self.against_baseline:
-            return f"{self.metric_with_part} not worse than baseline by {self.limit:g}"
+            return f"{metric} not worse than baseline by {self.limit:g}"
         if self.of_claim:
-            return f"{self.metric_with_part} <= {CLAIM}"
-        return f"{self.metric_with_part} <= {self.limit:g}"
+            return f"{metric} <= {CLAIM}"
+        return f"{metric} <= {self.limit:g}"
 
 
 NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # the default rule of a baseline
@@ -156,7 +159,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class _RuleTable:
-    """A [[rule]] table of a policy file: a sentence (`rule`) or fields.
+    """The valid keys of a [[rule]] table of a policy file: a sentence (`rule`) or fields.
 
     `target`, `setting` and `attack` restrict the rule to some findings.
     """
@@ -194,9 +197,8 @@ def read_policy(path: Path) -> Policy:
         raise AuditError(f"{path} is not TOML: {error}") from error
     policy_file: _PolicyFile = from_json(_PolicyFile, raw, str(path))
     rules = list(map(parse_rule, policy_file.rules))
-    rules += [
-        _parse_rule_table(table, f"{path}: rule {i}") for i, table in enumerate(policy_file.rule, 1)
-    ]
+    for i, table in enumerate(raw.get("rule", ()), 1):
+        rules.append(_parse_rule_table(table, f"{path}: rule {i}"))
     if not rules:
         raise AuditError(
             f"{path}: expected at least one rule, got none; a gate without rules decides nothing"
@@ -293,23 +295,15 @@ def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
         # rules that differ only in their limits
         first_rule = first_rules.setdefault(replace(rule, limit=0.0), rule)
         if first_rule is not rule:
+            limits = f"{first_rule.limit:g} and {rule.limit:g}"
             if rule.of_claim:
-                limits = CLAIM
-            else:
-                limits = f"{first_rule.limit:g} and {rule.limit:g}"
-            raise AuditError(
-                f"expected one limit for {rule.metric_with_part}, got "
-                f"{limits}{' twice' if rule.of_claim else ''}"
-            )
+                limits = f"{CLAIM} twice"
+            raise AuditError(f"expected one limit for {rule.metric_with_part}, got {limits}")
     return tuple(rules)
 
 
-def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
-    options = {
-        field.name: value
-        for field in fields(table)
-        if (value := getattr(table, field.name)) is not None
-    }
+def _parse_rule_table(table: Mapping[str, Any], where: str) -> Rule:
+    options = dict(table)
     for key, value in options.items():
         if value == "":
             raise AuditError(f"{where}: expected the name of a {key}, got an empty one")
@@ -323,25 +317,23 @@ def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
                 f"{where}: expected a sentence or fields, got rule and {next(iter(options))}"
             )
         return replace(parse_rule(sentence), **narrowed)
-    if table.metric is None:
+    if "metric" not in options:
         raise AuditError(f"{where}: expected a metric, got none")
     limits = [key for key in ("max", "max_increase") if key in options]
     if len(limits) != 1:
         raise AuditError(
             f"{where}: expected either max or max_increase, got {' and '.join(limits) or 'neither'}"
         )
-    if not _METRIC.fullmatch(table.metric):
+    if not _METRIC.fullmatch(table["metric"]):
         raise AuditError(
-            f"{where}: expected a metric such as recall or recall(count=16), got {table.metric!r}"
+            f"{where}: expected a metric such as recall or recall(count=16), got "
+            f"{table['metric']!r}"
         )
-    limit, complaint = (
-        options[limits[0]],
-        f"{where}: expected {limits[0]} to be a number, got {options[limits[0]]!r}",
-    )
-    metric = _split_rule_metric(table.metric, options, where)
-    return replace(
-        _validate_rule(metric, limit, complaint, limits[0] == "max_increase"), **narrowed
-    )
+    (key,) = limits
+    limit = options[key]
+    complaint = f"{where}: expected {key} to be a number, got {limit!r}"
+    metric = _split_rule_metric(table["metric"], options, where)
+    return replace(_validate_rule(metric, limit, complaint, key == "max_increase"), **narrowed)
 
 
 def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str:
@@ -364,16 +356,15 @@ def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str
         raise AuditError(
             f"{where}: expected one count or kind, got {' and '.join(parts)} for {metric}"
         )
-    if parts:
-        full_metric = f"{metric}({parts[0]}={table[parts[0]]})"
-    else:
-        full_metric = metric
+    if not parts:
+        return metric
+    (part,) = parts
+    full_metric = f"{metric}({part}={table[part]})"
     if not _METRIC.fullmatch(full_metric):
-        if parts == ["kind"]:
+        expected = "a count of at most 12 digits"
+        if part == "kind":
             expected = "a kind of personal data such as email"
-        else:
-            expected = "a count of at most 12 digits"
-        raise AuditError(f"{where}: expected {expected}, got {table[parts[0]]!r}")
+        raise AuditError(f"{where}: expected {expected}, got {table[part]!r}")
     return full_metric
 
 
@@ -418,10 +409,9 @@ def _check_gateable_metric(name: str) -> None:
     """Raise AuditError for a metric that a gate cannot decide on."""
     metric = find_metric(name)
     if not metric.is_gateable:
+        reason = "has no interval"
         if metric.of_model:
             reason = "is a number of the model and of no attack"
-        else:
-            reason = "has no interval"
         raise AuditError(
             f"expected a metric that a gate can decide, such as {', '.join(LEAKS)} (all: "
             f"docs/reference/metrics.md), got {name}, which {reason}"
@@ -444,13 +434,10 @@ def check_share_limit(rule: Rule) -> None:
 
 
 def _parse_limit_number(value: Any, complaint: str) -> float:
-    try:
-        if isinstance(value, bool):
-            number = math.nan
-        else:
+    number = math.nan
+    if not isinstance(value, bool):
+        with suppress(TypeError, ValueError, OverflowError):
             number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
     if math.isnan(number):
         raise AuditError(complaint)
     return number

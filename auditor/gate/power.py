@@ -89,10 +89,9 @@ def parse_planned_share_change(item: str) -> ShareChange:
         raise AuditError(complaint)
     if before >= after:
         raise AuditError(f"expected --plan to go from less to more, got {before:g} to {after:g}")
+    discordant = before * (1 - after) + after * (1 - before)
     if rest:
-        discordant = rest[0]
-    else:
-        discordant = before * (1 - after) + after * (1 - before)
+        (discordant,) = rest
     # Frechet bounds: the shares of changing answers that two marginal shares allow
     least = after - before
     most = min(before + after, 2 - before - after)
