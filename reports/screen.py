@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
@@ -115,9 +116,7 @@ def _build_promise_screen_entries(
     result: AuditResult,
 ) -> tuple[ScreenEntry, ScreenEntry]:
     """Return an entry on unlearning, and one on privacy claims with contradicted claims first."""
-    forgetting = []
-    for item in result.unlearning:
-        forgetting.append(unlearning.describe_forgetting(result, item))
+    forgetting = map(partial(unlearning.describe_forgetting, result), result.unlearning)
     stand = sorted(
         claims.select_reported_claims(result), key=lambda stands: stands.verdict != CONTRADICTED
     )
@@ -151,14 +150,13 @@ def _build_result_screen_entry(
     for s in claims.select_reported_claims(result):
         if s.verdict == CONTRADICTED:
             stand.append(s.target.title)
-    before = []
+    opening = ""
     if stand:
-        before.append(f"The claim of {_format_first_titles(stand, 2)} is contradicted.")
-    after = []
+        opening = f"The claim of {_format_first_titles(stand, 2)} is contradicted."
+    ending = ""
     if UNDEFENDED not in assessment.targets:
-        after.append(NOTHING_MEASURED)
-    if asked_sentence := coverage.describe_asked_records(result):
-        after.append(asked_sentence)
+        ending = NOTHING_MEASURED
+    asked_records = coverage.describe_asked_records(result)
     worst_first = sorted(judged, key=lambda name: -severity.WORDS.index(judged[name].word))
     entry = ScreenEntry(RESULT, (), 4)
     for level, names in ((0, 4), (1, 4), (2, 2)):
@@ -170,12 +168,13 @@ def _build_result_screen_entry(
             if level == 2:
                 brief = replace(brief, clause="")
             groups.setdefault(brief, []).append(target)
-        sentences = []
+        sentences = [opening]
         for verdict, targets in groups.items():
             titles = [signals.title_signal_target(result, target) for target in targets]
             cost = _format_perplexity_cost(result, targets)
             sentences.append(verdict.describe(_format_first_titles(titles, names), cost))
-        entry = ScreenEntry(RESULT, (*before, *sentences, *after), 4, " ")
+        sentences += [ending, asked_records]
+        entry = ScreenEntry(RESULT, tuple(filter(None, sentences)), 4, " ")
         if len(_wrap_line(" ".join(entry.items), width - GUTTER)) <= entry.max_lines:
             break
     return entry
@@ -196,24 +195,18 @@ def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
     The brackets compare it with the last control model of its chain, here the public model. Return
     "" for several models, for the undefended model, or if a perplexity is unknown.
     """
+    target, *others = targets
     costs = {record.name: record.perplexity for record in result.targets}
-    cost, base = costs.get(targets[0]), costs.get(UNDEFENDED)
-    if (
-        len(targets) > 1
-        or targets[0] == UNDEFENDED
-        or cost is None
-        or base is None
-        or not base.value > 0
-    ):
+    cost, base = costs.get(target), costs.get(UNDEFENDED)
+    if others or target == UNDEFENDED or cost is None or base is None or not base.value > 0:
         return ""
-    row, control = find_strongest_chained_row(result, targets[0]), ""
-    if row is not None and row.chain is not None:
-        for step in phrases.list_chain_steps(row.chain, targets[0], beyond=True)[-1:]:
+    control = ""
+    row = find_strongest_chained_row(result, target)
+    if row and row.chain:
+        for step in phrases.list_chain_steps(row.chain, target, beyond=True)[-1:]:
             if end := costs.get(step.after):
-                control = (
-                    f" ({_short_target_title(result, step.after)}: "
-                    f"{phrases.format_number(end.value / base.value)}x)"
-                )
+                title = _short_target_title(result, step.after)
+                control = f" ({title}: {phrases.format_number(end.value / base.value)}x)"
     return f"; {phrases.format_number(cost.value / base.value)}x the perplexity{control}"
 
 
@@ -235,10 +228,9 @@ def _list_verbatim_extraction_lines(
         (ScreenEntry("", (_format_nonmember_baseline(result, tested),), 2),), width
     )
     most = max(1, room - 1 - len(baseline_lines))
-    # If rows are omitted, one line of the room counts them.
-    if len(tested) <= most:
-        fitting = tested
-    else:
+    fitting = tested
+    if len(tested) > most:
+        # One line of the room counts the omitted rows.
         fitting = sorted(tested, key=_key_severity)[: max(1, most - 1)]
     rows = []
     previous = None
@@ -284,21 +276,19 @@ def _build_verbatim_extraction_screen_cells(
 ) -> tuple[str, ...]:
     m = signal.measured
     assert m is not None  # callers pass tested signals only
-    subject = _SHORT_REMARKS.get(m.name, signal.kind.counted.get(m.name, ""))
-    remark = ", ".join(
-        filter(None, (subject, signals.format_suspicion(signal) if signal.suspected else ""))
-    )
-    if signal.suspected and signals.is_excess_decisive(signal):
-        interval = ""
-    else:
-        interval = phrases.format_interval(m)
+    remarks = [_SHORT_REMARKS.get(m.name, signal.kind.counted.get(m.name, ""))]
+    interval = phrases.format_interval(m)
+    if signal.suspected:
+        remarks.append(signals.format_suspicion(signal))
+        if signals.is_excess_decisive(signal):
+            interval = ""
+    remark = ", ".join(filter(None, remarks))
     cost = ""
-    if first:
-        cost = phrases.format_target_perplexity(result, signal.target).strip(phrases.NOTHING)
-    counts = f"{phrases.count_hits(m):,}/{m.n:,}"
     title = ""
     if first:
+        cost = phrases.format_target_perplexity(result, signal.target).strip(phrases.NOTHING)
         title = _short_target_title(result, signal.target)
+    counts = f"{phrases.count_hits(m):,}/{m.n:,}"
     return title, signal.setting, counts, phrases.format_value(m), interval, remark, cost
 
 
@@ -338,12 +328,10 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
     if n_tokens := result.plan.get("suffix_length"):
         length = f" (suffixes of {n_tokens} tokens)"
     if not highest:
+        reason = "no non-members"
         if n := result.benchmark.nonmembers:
-            return (
-                f"not measured of the {n:,} non-members: what mere guessing would extract{length} "
-                f"is not known {method}"
-            )
-        return f"no non-members: what mere guessing would extract{length} is not known {method}"
+            reason = f"not measured of the {n:,} non-members"
+        return f"{reason}: what mere guessing would extract{length} is not known {method}"
     counts = []
     for target, m in highest.items():
         counts.append(f"{phrases.count_hits(m):,}/{m.n:,} {_short_target_title(result, target)}")
@@ -396,13 +384,8 @@ def _build_other_signals_screen_entry(
             )
             if group[0].kind is not VERBATIM and not listed:
                 worst = min(map(_key_severity, group))[:2]
-                entries.append(
-                    (
-                        worst,
-                        _short_target_title(result, target),
-                        signals.describe_signal_kind(group),
-                    )
-                )
+                title = _short_target_title(result, target)
+                entries.append((worst, title, signals.describe_signal_kind(group)))
     entries.sort(key=lambda entry: entry[0])
     # Name a target once, before the first of its signals.
     last = ""
@@ -501,19 +484,17 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
     items = []
     for target in result.targets:
         row = find_strongest_chained_row(result, target.name)
-        if row is not None and row.chain is not None:
-            chain_steps = phrases.list_chain_steps(row.chain, target.name)
-            steps = []
-            for step in chain_steps:
-                if step.difference is not None:
-                    steps.append(phrases.format_brief_chain_step_effect(step))
-            n, remark = row.chain.whole.n, phrases.format_baseline_excess(row.chain.whole)
-            subject = (
-                f"{_cut_line(target.title, _LONGEST)} ({row.setting}, the same "
-                f"{format_count(n, 'secret')}{remark})"
-            )
-            if steps:
-                items += [f"{subject}: {'; '.join(steps)}"]
+        if row is None or row.chain is None:
+            continue
+        steps = []
+        for step in phrases.list_chain_steps(row.chain, target.name):
+            if step.difference is not None:
+                steps.append(phrases.format_brief_chain_step_effect(step))
+        secrets = format_count(row.chain.whole.n, "secret")
+        remark = phrases.format_baseline_excess(row.chain.whole)
+        subject = f"{_cut_line(target.title, _LONGEST)} ({row.setting}, the same {secrets}{remark})"
+        if steps:
+            items += [f"{subject}: {'; '.join(steps)}"]
     return ScreenEntry("WHY", tuple(items), 2, ". ")
 
 
@@ -543,8 +524,7 @@ def _build_limitations_screen_entry(
         if f.stopped:
             title = _short_target_title(result, f.target)
             items.append(f"{title}, {f.attack}: {f.stopped.early_stop_sentence}.")
-    items = list(dict.fromkeys(items))
-    items += remarks.limits
+    items = [*dict.fromkeys(items), *remarks.limits]
     if unread := result.benchmark.unread_columns:
         items.append(
             "Columns of the data with texts or media that are not read: "
@@ -553,16 +533,16 @@ def _build_limitations_screen_entry(
     if records_label := coverage.format_coverage(result):
         items += [f"{records_label}."]
     for targets, untested in signals.group_untested_kinds(assessment).items():
-        # some targets share a title
-        titles = dict.fromkeys(signals.title_signal_target(result, target) for target in targets)
         on = ""
-        if titles:
+        if targets:
+            # some targets share a title
+            titles = dict.fromkeys(map(partial(signals.title_signal_target, result), targets))
             on = f" on {_format_first_titles(list(titles), 2)}"
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
+    origin = personal.describe_unmarked_personal_kinds(result)
     if result.benchmark.is_of_builtin_lab:
-        items += ["Synthetic lab data."]
-    else:
-        items += [personal.describe_unmarked_personal_kinds(result)]
+        origin = "Synthetic lab data."
+    items.append(origin)
     idle = coverage.list_missing_attacks(result)
     limits = tuple(filter(None, (*items, *idle))) or ("An attack gives a lower bound.",)
     return ScreenEntry("LIMITS", limits, most + bool(remarks.limits) + bool(idle), " ")
@@ -582,23 +562,22 @@ def _build_next_step_screen_entry(
     """
     if remarks.your_own:
         return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
-    command = advice.suggest_next_command(assessment, folder)
+    text = advice.suggest_next_command(assessment, folder)
     if assessment.unasked:
         steps = [advice.format_resume_line(assessment.unasked, folder)]
         if any(map(assessment.list_shown_signals, assessment.targets)):
-            steps.append(command)
+            steps.append(text)
         return ScreenEntry("NEXT", tuple(steps), 1 + len(steps), "\n")
-    if remarks.deeper and command.startswith("audit gate"):
-        command = remarks.deeper
-    if signals.list_doubts(assessment):
-        first = "resolve DOUBT first"
-    else:
+    if remarks.deeper and text.startswith("audit gate"):
+        text = remarks.deeper
+    first = "resolve DOUBT first"
+    if not signals.list_doubts(assessment):
         first = advice.describe_mildest_copy_limit(result, known)
-    if cell_len(f"{first} -> {command}") <= width - GUTTER:
-        between = " "
-    else:
-        between = "\n"
-    return ScreenEntry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)
+    if first:
+        text = f"{first} -> {text}"
+        if cell_len(text) > width - GUTTER:
+            text = text.replace(" -> ", " ->\n", 1)
+    return ScreenEntry("NEXT", (text,), 2)
 
 
 # --- layout
