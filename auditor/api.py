@@ -209,11 +209,8 @@ def open_prepared_audit(
     model: Any = None,
     tokenizer: Any = None,
     *,
-    data: Any = None,
     attacks: Sequence[Any] = AttackPlan.attack,
     defenses: Sequence[Any] = (),
-    public: Any = None,
-    reference: Any = None,
     reporter: Reporter | None = None,
     **plan: Any,
 ) -> Iterator[tuple[Plan, Site, Objects]]:
@@ -227,7 +224,9 @@ def open_prepared_audit(
     from auditor.runs.plan import make_plan
     from auditor.runs.python_objects import list_unregistered_plugins, name_class
 
-    models = {"model": model, "public": public, "reference": reference}
+    models = {"model": model}
+    for name in ("public", "reference"):
+        models[name] = plan.pop(name, None)
     live_objects = {}
     for name, argument in models.items():
         if live_models.is_live_model(name, argument):
@@ -243,7 +242,7 @@ def open_prepared_audit(
         live = {}
         for name, argument in live_objects.items():
             live[name] = live_models.wrap_live_model(argument, tokenizer)
-        values = {**plan, "data": data, "command": "audit()", **_read_live_placement(live)}
+        values = {**plan, "command": "audit()", **_read_live_placement(live)}
         values |= stack.enter_context(_open_row_files({name: values.get(name) for name in _ROWS}))
         values |= _name_plan_models(models, live) | _name_plan_plugins(plan, attacks, defenses)
         # A plan is written as JSON, so paths must be text.
@@ -252,8 +251,9 @@ def open_prepared_audit(
                 values[name] = str(argument)
         checked_plan = make_plan({}, values)
         rows = {}
-        for name, argument in {**plan, "data": data}.items():
-            if name in _ROWS and not isinstance(argument, str | Path | None):
+        for name in _ROWS:
+            argument = plan.get(name)
+            if not isinstance(argument, str | Path | None):
                 rows[name] = argument
         objects = {
             **live_objects,

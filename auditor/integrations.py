@@ -34,14 +34,14 @@ from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import SYSTEM
-from auditor.core.result import Measurement
 from auditor.core.secret_table import select_members
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Probe, mask_members, order_observations, value_column
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.reports import phrases
-from auditor.reports.training_curve import Curve, Panel, draw_training_curve
+from auditor.reports.blocks import PlotPoint, Series
+from auditor.reports.training_curve import Panel, draw_training_curve
 from auditor.runs.live_models import name_live_model, restore_training_state
 from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
 from auditor.training import preflight
@@ -297,16 +297,14 @@ class AuditCallback(TrainerCallback):
         writer.writerows(self.rows)
         return text.getvalue()
 
-    def _curve_of_logged_value(self, name: str) -> Curve | None:
+    def _curve_of_logged_value(self, name: str) -> Series | None:
         points = []
         for row in self.rows:
             if name in row:
                 # No interval, because these are exact means over a fixed set of records.
-                value = row[name]
-                mean = Measurement(name, value, value, value, len(self.secrets))
-                points.append((int(row["step"]), mean))
+                points.append(PlotPoint(row["step"], row[name]))
         if points:
-            return Curve(phrases.format_metric(name), points)
+            return Series(phrases.format_metric(name), points)
         return None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:

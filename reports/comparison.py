@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from auditor.gate.compare import Comparison, ComparisonRow
 from auditor.reports import phrases
 from auditor.reports.blocks import Document, Paragraph, Section, Table, make_table
 from auditor.reports.escaping import make_printable_line, render_csv
+from auditor.reports.tables import RowTable, render_rich_table
 
 _BEST = "leaks least"
 NOTE = (
@@ -26,63 +26,32 @@ NOTE = (
 
 
 def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
-    """Yield lines for each configuration, so that any number of runs fits a narrow terminal."""
-    blocks = []
-    # Maxima over all blocks, so that columns align; text wider than 30 may fold.
-    widths = np.zeros(4, dtype=int)
+    """Yield a table for each configuration, so that any number of runs fits a narrow terminal."""
     for line in comparison.lines:
         rows = []
-        for i, name in enumerate(map(make_printable_line, comparison.runs)):
+        for i, name in enumerate(comparison.runs):
             rows.append((name, *_format_run_table_cells(line, i)))
-            widths = np.maximum(widths, list(map(len, rows[-1])))
-        blocks.append(rows)
-    for line, rows in zip(comparison.lines, blocks, strict=True):
-        yield Text(
-            f"{make_printable_line(line.cell.title)}: {phrases.format_metric(line.metric)}",
-            style="bold cyan",
-        )
-        table = RichTable.grid(padding=(0, 2))
-        for width in (2, *widths.tolist()):
-            table.add_column(min_width=width if width < 30 else None, overflow="fold")
-        for row in rows:
-            table.add_row("", *map(Text, row))
-        yield table
+        title = f"{line.cell.title}: {phrases.format_metric(line.metric)}"
+        yield render_rich_table(RowTable(title, ("Run", "Measured", "Difference", ""), rows))
     yield Text(f"\n{NOTE}", style="dim")
 
 
 def render_comparison_csv(comparison: Comparison) -> str:
     """Return CSV with a line per configuration, metric and run; shares are fractions."""
-    head: tuple[str, ...] = (
-        "target",
-        "setting",
-        "attack",
-        "metric",
-        "run",
-        "value",
-        "low",
-        "high",
-        "n",
+    head = (
+        *("target", "setting", "attack", "metric", "run", "value", "low", "high", "n"),
+        *("difference", "difference_low", "difference_high", "best", "note"),
     )
-    head += ("difference", "difference_low", "difference_high", "best", "note")
-    return render_csv(head, _build_comparison_csv_rows(comparison))
-
-
-def _build_comparison_csv_rows(comparison: Comparison) -> Iterator[tuple[object, ...]]:
+    rows = []
     for line in comparison.lines:
         for i, (name, cell) in enumerate(zip(comparison.runs, line.comparands, strict=True)):
             m = cell.measured
             d = cell.delta
             numbers = (m.value, m.low, m.high, m.n) if m else (None,) * 4
             deltas = (d.value, d.low, d.high) if d else (None,) * 3
-            yield (
-                *line.cell,
-                line.metric,
-                name,
-                *numbers,
-                *deltas,
-                int(line.best_run == i),
-                cell.reason,
-            )
+            about = (*line.cell, line.metric, name)
+            rows.append((*about, *numbers, *deltas, int(line.best_run == i), cell.reason))
+    return render_csv(head, rows)
 
 
 def build_paired_table(comparison: Comparison) -> Table:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from auditor.core.result import Measurement
-from auditor.reports.blocks import PlotPoint
+from auditor.reports.blocks import Series
 from auditor.reports.plot_style import (
     COLOURS,
     INK,
@@ -28,22 +27,11 @@ _POINTS_AND_LINES = ("o-", "s--", "^-.", "v:")
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A measurement at several training steps, or at several values of a different number.
-
-    Points may have intervals.
-    """
-
-    label: str
-    points: Sequence[tuple[float, Measurement]]
-
-
-@dataclass(frozen=True)
 class Panel:
-    """Curves that share a unit. axis: the label of the x axis."""
+    """Series that share a unit. axis: the label of the x axis."""
 
     title: str
-    lines: tuple[Curve, ...]
+    lines: tuple[Series, ...]
     axis: str = "step"
 
 
@@ -62,10 +50,7 @@ def draw_training_curve(panels: Sequence[Panel], stopped_at: int | None = None) 
 
 def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
     for number, line in enumerate(panel.lines):
-        points = []
-        for step, m in line.points:
-            points.append(PlotPoint(step, m.value, m.low, m.high))
-        steps, values, low, high, *_ = split_points(points)
+        steps, values, low, high, *_ = split_points(line.points)
         look = _POINTS_AND_LINES[number % 4]
         colour = LIGHT[COLOURS[number % SERIES]]
         axes.errorbar(

@@ -13,7 +13,8 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object, to_json
 from auditor.reports import frontier, phrases, tables
-from auditor.reports.training_curve import Curve, Panel, draw_training_curve
+from auditor.reports.blocks import PlotPoint, Series
+from auditor.reports.training_curve import Panel, draw_training_curve
 from auditor.runs.plan_grid import GridPoint, expand_plan_grid, merge_raw_plans
 from auditor.runs.reporter import Reporter
 from auditor.studies import ledger, masked_utility, published_promises, sweep
@@ -235,9 +236,10 @@ def _draw_perplexities(study_points: Sequence[StudyPoint]) -> str:
         points = []
         for numbers in measured:
             if name in numbers and math.isfinite(numbers[name].value):
-                points.append((numbers[name].value, numbers["perplexity"]))
+                m = numbers["perplexity"]
+                points.append(PlotPoint(numbers[name].value, m.value, m.low, m.high))
         points.sort(key=lambda point: point[0])
-        curves.append(Curve(masked_utility.HEADINGS[name], points))
+        curves.append(Series(masked_utility.HEADINGS[name], points))
     undefended = f"undefended: {phrases.format_value(measured[0]['perplexity'])}"
     panel = Panel(f"Perplexity, masked ({undefended})", tuple(curves), "ε (nats)")
     return draw_training_curve([panel])

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import re
 
-from auditor.core.result import Measurement
-from auditor.reports.training_curve import Curve, Panel, draw_training_curve
+from auditor.reports.blocks import PlotPoint, Series
+from auditor.reports.training_curve import Panel, draw_training_curve
 
 
 def test_the_same_curve_is_the_same_file() -> None:
     points = [
-        (step, Measurement("recall", share, share - 0.1, share + 0.1, 50, "share"))
-        for step, share in ((0, 0.2), (9, 0.5))
+        PlotPoint(0, 0.2, 0.2 + 1e-17, 0.2 - 1e-12),  # its ends rounded
+        PlotPoint(9, 0.5, 0.4, 0.6),
     ]
-    # its ends rounded
-    points[0] = (
-        0,
-        Measurement("recall", 0.2, 0.2 + 1e-17, 0.2 - 1e-12, 50, "share"),
-    )
     panels = [
-        Panel("Recall of $x", (Curve("members", points), Curve("<b>", points))),
-        Panel("Loss", (Curve("a", points),)),
+        Panel("Recall of $x", (Series("members", points), Series("<b>", points))),
+        Panel("Loss", (Series("a", points),)),
     ]
     picture = draw_training_curve(panels, stopped_at=9)
     assert picture == draw_training_curve(panels, stopped_at=9)  # ids and dates differ otherwise
