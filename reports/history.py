@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.core.result import AuditResult
 from auditor.gate.history import By, History, HistoryEntry
 from auditor.reports import changes, coverage, files, html, phrases, verdict
 from auditor.reports.blocks import (
@@ -179,40 +179,41 @@ def _shorten_label(by: By, entry: HistoryEntry) -> str:
     return entry.label
 
 
-@dataclass(frozen=True)
-class _MainNumber:
-    """The main number of an attack in one run. place: position of the run on the time axis."""
-
-    place: int
-    run: _ShownRun
-    finding: Finding
-    main: Measurement
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        floor = self.finding.measurement(name_nonmember_metric(self.main.name))
-        return (
-            f"{self.run.label} · {self.run.name}",
-            *phrases.format_measurement_cells(self.main),
-            phrases.format_measurement_value(floor),
-            self.run.describe_change(self.finding.cell_key, self.main.name),
-        )
-
-
 def _build_leakage_figures(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
     """Yield a figure for each main number and access, with a line per attack and model."""
-    kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
+    kinds: dict[tuple[str, str], dict[CellKey, list[tuple[PlotPoint, tuple[str, ...]]]]] = {}
+    titles = {}
+    units = {}
     for i, run in enumerate(runs):
         for finding in phrases.sort_findings(run.result):
             # A run without this number leaves a gap on the time axis.
-            main = finding.main
-            if main is not None and not any(map(math.isnan, (main.value, main.low, main.high))):
-                rows = kinds.setdefault((finding.setting, main.name), {})
-                rows.setdefault(finding.cell_key, []).append(_MainNumber(i, run, finding, main))
+            m = finding.main
+            if m is None or any(map(math.isnan, (m.value, m.low, m.high))):
+                continue
+            kind = (finding.setting, m.name)
+            key = finding.cell_key
+            titles[key] = phrases.title_target(run.result, key.target)
+            units.setdefault(kind, m.unit)
+            floor = finding.measurement(name_nonmember_metric(m.name))
+            cells = (
+                f"{run.label} · {run.name}",
+                *phrases.format_measurement_cells(m),
+                phrases.format_measurement_value(floor),
+                run.describe_change(key, m.name),
+            )
+            number = (PlotPoint(i, m.value, m.low, m.high), cells)
+            kinds.setdefault(kind, {}).setdefault(key, []).append(number)
     worst_first = sorted(kinds, key=lambda kind: kind[0] != "white-box")
     figures = []
     for n, kind in enumerate(worst_first):
-        figures.append(_draw_leakage(by, runs, *kind, kinds[kind], f"course-{line}-{n}"))
+        series = []
+        groups = []
+        for key, numbers in kinds[kind].items():
+            points, rows = zip(*numbers, strict=True)
+            series.append(Series(titles[key], points, key.attack))
+            groups.append(Group(f"{titles[key]} · {key.attack}", rows))
+        id = f"course-{line}-{n}"
+        figures.append(_draw_leakage(by, runs, *kind, units[kind], series, groups, id))
     yield Figures(figures) if figures else Paragraph("Nothing was measured.")
 
 
@@ -221,22 +222,12 @@ def _draw_leakage(
     runs: Sequence[_ShownRun],
     setting: str,
     metric: str,
-    rows: Mapping[CellKey, Sequence[_MainNumber]],
+    unit: str,
+    series: Sequence[Series],
+    groups: Sequence[Group],
     id: str,
 ) -> Figure:
-    label, unit = phrases.format_metric(metric), next(iter(rows.values()))[0].main.unit
-    series = []
-    groups = []
-    for row, numbers in rows.items():
-        target = phrases.title_target(numbers[-1].run.result, row.target)
-        points = []
-        cells = []
-        for number in numbers:
-            m = number.main
-            points.append(PlotPoint(number.place, m.value, m.low, m.high))
-            cells.append(number.cells)
-        series.append(Series(target, points, row.attack))
-        groups.append(Group(f"{target} · {row.attack}", cells))
+    label = phrases.format_metric(metric)
     shares = unit in SHARES
     order = f"Runs by {by}"
     return Figure(
