@@ -42,21 +42,14 @@ class AttackRow:
     main: the attack's main number; None if the attack did not run.
     difference: the main number minus that of the first attack.
     base: the name of the first attack.
-    is_own: whether a plug-in defines this attack.
+    title: the attack's title: `perplexity`, or `tail-loss (yours)` for a plug-in.
     """
 
     finding: Finding
     main: Measurement | None
-    difference: Measurement | None = None
-    base: str = ""
-    is_own: bool = False
-
-    @property
-    def title(self) -> str:
-        """Return the attack's title: `perplexity`, or `tail-loss (yours)` for a plug-in."""
-        if self.is_own:
-            return f"{self.finding.attack} (yours)"
-        return self.finding.attack
+    difference: Measurement | None
+    base: str
+    title: str
 
     @property
     def number_text(self) -> str:
@@ -94,10 +87,9 @@ class AttackRow:
         if self.difference is None:
             return phrases.NOTHING
         m = self.difference
+        number = phrases.format_value(m)
         if m.unit in SHARES:
             number = phrases.format_point_difference(m)
-        else:
-            number = phrases.format_value(m)
         return f"{number} {phrases.format_interval(m)} from {self.base}"
 
 
@@ -120,22 +112,17 @@ def compare_attacks(
     rows = []
     for finding in findings:
         main = _find_main_number(finding)
-        if main is None:
-            base = None
-        else:
-            base = first.setdefault(main.name, finding)
+        base = first.setdefault(main.name, finding) if main else None
         difference = None
-        if main is not None and base is not None and base is not finding:
-            pair = (
-                details.values_by_cell.get(finding.cell_key),
-                details.values_by_cell.get(base.cell_key),
-            )
+        # Early stopping depends on the results, so no fixed-size interval is valid.
+        if main and base and base is not finding and not finding.stopped and not base.stopped:
+            cells = (finding.cell_key, base.cell_key)
+            pair = map(details.values_by_cell.get, cells)
             difference = _find_paired_difference(main.name, *pair, records)
-        if finding.stopped or (base is not None and base.stopped):
-            # Early stopping depends on the results, so no fixed-size interval is valid.
-            difference = None
-        is_own = finding.attack in result.own_methods
-        rows.append(AttackRow(finding, main, difference, base.attack if base else "", is_own))
+        title = finding.attack
+        if title in result.own_methods:
+            title += " (yours)"
+        rows.append(AttackRow(finding, main, difference, base.attack if base else "", title))
     return rows
 
 

@@ -30,6 +30,7 @@ from auditor.reports.blocks import (
 )
 from auditor.reports.topics import (
     CHECK,
+    ReportMaterial,
     Topic,
     group_table_rows,
     name_attack,
@@ -71,7 +72,8 @@ def list_glossary_terms(result: AuditResult) -> Facts:
     return tuple(terms)
 
 
-def _build_results_section_blocks(result: AuditResult) -> Iterator[Block]:
+def _build_results_section_blocks(material: ReportMaterial) -> Iterator[Block]:
+    result = material.result
     if not result.findings:
         yield Paragraph("Nothing was measured.")
     head = ("Target", "Attack", "Measured", "Baseline", "Excess")
@@ -148,10 +150,11 @@ def _build_result_table_row(result: AuditResult, finding: Finding) -> tuple[str,
     )
 
 
-def _build_calibration_blocks(result: AuditResult, details: SecretDetails) -> Iterator[Block]:
+def _build_calibration_blocks(material: ReportMaterial) -> Iterator[Block]:
+    result = material.result
     calibrations: list[tuple[Finding, str, Reliability]] = []
     for f in phrases.sort_findings(result):
-        calibrations += _list_titled_calibrations(result, details, f)
+        calibrations += _list_titled_calibrations(result, material.details, f)
     undefended = UNDEFENDED in {f.target for f, *_ in calibrations}
     series = []
     groups = []
@@ -241,7 +244,8 @@ def _map_any_sample_probabilities(
     return {}
 
 
-def _build_privacy_utility_blocks(result: AuditResult) -> list[Block]:
+def _build_privacy_utility_blocks(material: ReportMaterial) -> list[Block]:
+    result = material.result
     series = []
     names = set()
     for target in result.targets:
@@ -288,9 +292,7 @@ def _build_plugin_measurement_table(result: AuditResult) -> Table:
 
 
 TOPICS = (
-    Topic(
-        "results", "Results", lambda m: _build_results_section_blocks(m.result), CHECK, 1, turn=3
-    ),
+    Topic("results", "Results", _build_results_section_blocks, CHECK, 1, turn=3),
     Topic(
         "ranking",
         "Ranking and samples",
@@ -301,14 +303,14 @@ TOPICS = (
     Topic(
         "calibration",
         "Calibration of confidence",
-        lambda m: _build_calibration_blocks(m.result, m.details),
+        _build_calibration_blocks,
         CHECK,
         3,
     ),
     Topic(
         "tradeoff",
         "Privacy, utility, leakage",
-        lambda m: _build_privacy_utility_blocks(m.result),
+        _build_privacy_utility_blocks,
         CHECK,
         5,
     ),

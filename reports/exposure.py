@@ -12,12 +12,13 @@ from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series
-from auditor.reports.topics import CHECK, Topic, title_attack_row
+from auditor.reports.topics import CHECK, ReportMaterial, Topic, title_attack_row
 from auditor.statistics.exposure import bound_null_exposure_tail
 
 
-def _build_exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    exposures = list(_list_member_exposures(result, details))
+def _build_exposure_tail_blocks(material: ReportMaterial) -> list[Block]:
+    result = material.result
+    exposures = list(_list_member_exposures(result, material.details))
     if not exposures:
         return []
     n = min(len(values) for _, values in exposures)  # fewer canaries widen the band
@@ -85,8 +86,4 @@ def _list_member_exposures(
             yield f, values
 
 
-TOPICS = (
-    Topic(
-        "exposure", "Exposure", lambda m: _build_exposure_tail_blocks(m.result, m.details), CHECK, 4
-    ),
-)
+TOPICS = (Topic("exposure", "Exposure", _build_exposure_tail_blocks, CHECK, 4),)

@@ -27,7 +27,7 @@ def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -
     Both reports are rendered before any file is written. The result is written last, because it
     marks the folder as finished. reveal: whether the reports show the folder's private text.
     """
-    _write_run_reports(folder, result, None, reveal)
+    rewrite_run_reports(folder, None, reveal, result)
     write_result(folder, result)
 
 
@@ -41,19 +41,16 @@ def write_result(folder: Path, result: AuditResult) -> None:
 
 
 def rewrite_run_reports(
-    folder: Path, since: Comparison | None = None, reveal: bool = False
+    folder: Path,
+    since: Comparison | None = None,
+    reveal: bool = False,
+    result: AuditResult | None = None,
 ) -> tuple[Path, ...]:
     """Render the reports again from the run folder only; return their paths, HTML first.
 
     since: a comparison of an earlier run with this run. reveal: whether to show private text too.
+    result: the result, if the folder does not have it yet.
     """
-    _write_run_reports(folder, read_result(folder), since, reveal)
-    return folder / HTML, folder / MARKDOWN
-
-
-def _write_run_reports(
-    folder: Path, result: AuditResult, since: Comparison | None, reveal: bool
-) -> None:
     from auditor.conclusions import secret_details
     from auditor.records import private_texts
     from auditor.reports import (
@@ -63,11 +60,11 @@ def _write_run_reports(
         phrases,
     )  # jinja2 and matplotlib: import only to render
 
+    result = result or read_result(folder)
     known = secret_details.read_secret_details(folder)
+    texts = None
     if reveal:
         texts = private_texts.read_secret_texts(folder)
-    else:
-        texts = None
     rendered = {
         HTML: html.render_html_report(result, known, since, texts, folder),
         MARKDOWN: markdown.render_markdown_report(result, since, texts, known, folder),
@@ -76,6 +73,7 @@ def _write_run_reports(
         disk.replace_atomically(folder / name, report)
     if result.frontiers:
         frontier.write_frontier_files(folder, phrases.make_result_printable(result).frontiers)
+    return folder / HTML, folder / MARKDOWN
 
 
 def write_document(folder: Path, name: str, document: Document) -> tuple[Path, Path]:

@@ -14,10 +14,10 @@ from auditor.conclusions.leak_kinds import widen_leak_measurement
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import name_deployed_form
-from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.core.result import Finding, Measurement
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
-from auditor.reports.topics import DECIDE, Topic, build_forest_span
+from auditor.reports.topics import DECIDE, ReportMaterial, Topic, build_forest_span
 from auditor.statistics.frontier import estimate_perplexity_ratios
 from auditor.statistics.metrics import SHARES
 from auditor.statistics.roc import AUC
@@ -30,7 +30,9 @@ _NOTE = (
 )
 
 
-def _build_deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+def _build_deployed_form_blocks(material: ReportMaterial) -> list[Block]:
+    result = material.result
+    details = material.details
     names = [*map(name_deployed_form, result.plan.get("forms", ()))]
     groups = []
     spans = []
@@ -123,7 +125,7 @@ TOPICS = (
     Topic(
         "forms",
         "Deployed forms",
-        lambda m: _build_deployed_form_blocks(m.result, m.details),
+        _build_deployed_form_blocks,
         DECIDE,
         7,
         turn=5,

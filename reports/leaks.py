@@ -28,6 +28,7 @@ from auditor.reports.blocks import (
 )
 from auditor.reports.topics import (
     MEND,
+    ReportMaterial,
     Topic,
     build_forest_span,
     title_attack_row,
@@ -56,7 +57,9 @@ def _pair_strongest_rows(
     return pairs
 
 
-def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> Iterator[Block]:
+def _build_leak_location_blocks(material: ReportMaterial) -> Iterator[Block]:
+    result = material.result
+    details = material.details
     rows = _pair_strongest_rows(result, details)
     yield Figures(figures.draw_all_figures(result, research=False))
     yield Figures(
@@ -72,8 +75,9 @@ def _build_leak_location_blocks(result: AuditResult, details: SecretDetails) -> 
     yield _build_worst_document_table(result, details, rows)
 
 
-def _build_personal_data_blocks(result: AuditResult) -> Iterator[Block]:
+def _build_personal_data_blocks(material: ReportMaterial) -> Iterator[Block]:
     """Return blocks about personal data extracted by each model's most successful attacks."""
+    result = material.result
     best = []
     for target in result.targets:
         if not target.companion:
@@ -144,10 +148,10 @@ def _draw_length_recall_figures(
         "Share of members with a suffix this long whose first guess is right up to that token, by "
         "the strongest attack on each target."
     )
-    head, groups = figures.table_by_target("Tokens", cells)
-    axes = ("Tokens from the start", "Recall")
     if cells:
-        yield Figure("lengths", "shares", title, text, head, groups, series=series, axes=axes)
+        table = figures.table_by_target("Tokens", cells)
+        axes = ("Tokens from the start", "Recall")
+        yield Figure("lengths", "shares", title, text, *table, series, axes=axes)
 
 
 def _draw_position_probability_figures(
@@ -172,10 +176,10 @@ def _draw_position_probability_figures(
             cells[t.title] = column
     title = "Probability of the true token, by its place in the suffix"
     text = "Mean over the members of each token's probability, given all tokens before it."
-    head, groups = figures.table_by_target("Tokens", cells)
-    axes = ("Token of the suffix", "Mean probability")
     if cells:
-        yield Figure("positions", "shares", title, text, head, groups, series=series, axes=axes)
+        table = figures.table_by_target("Tokens", cells)
+        axes = ("Token of the suffix", "Mean probability")
+        yield Figure("positions", "shares", title, text, *table, series, axes=axes)
 
 
 def _build_suffix_length_table(result: AuditResult, details: SecretDetails) -> Table:
@@ -281,7 +285,7 @@ TOPICS = (
     Topic(
         "where",
         "Where it leaks",
-        lambda m: _build_leak_location_blocks(m.result, m.details),
+        _build_leak_location_blocks,
         MEND,
         1,
         6,
@@ -291,7 +295,7 @@ TOPICS = (
     Topic(
         "personal",
         "Personal data",
-        lambda m: _build_personal_data_blocks(m.result),
+        _build_personal_data_blocks,
         MEND,
         2,
         turn=16,

@@ -9,7 +9,7 @@ import numpy as np
 
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.result import AuditResult, Finding
+from auditor.core.result import Finding
 from auditor.reports import phrases
 from auditor.reports.blocks import (
     Block,
@@ -21,7 +21,7 @@ from auditor.reports.blocks import (
     Series,
     Table,
 )
-from auditor.reports.topics import CHECK, Topic, title_attack_row
+from auditor.reports.topics import CHECK, ReportMaterial, Topic, title_attack_row
 from auditor.statistics import roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import (
@@ -59,7 +59,8 @@ _OLD_NOTE = (
 )
 
 
-def _build_membership_tables(result: AuditResult) -> Iterator[Block]:
+def _build_membership_tables(material: ReportMaterial) -> Iterator[Block]:
+    result = material.result
     rows = phrases.list_measured_findings(result, name_auc(""))
     if not rows:
         return
@@ -136,12 +137,13 @@ def _list_plugin_scores(finding: Finding) -> dict[str, str]:
 # -----------------------------------------------------------------------------------------------
 
 
-def _build_roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+def _build_roc_curve_blocks(material: ReportMaterial) -> list[Block]:
+    result = material.result
     series = []
     groups = []
     for f in phrases.list_measured_findings(result, name_auc("")):
         main = f.measurement(name_auc(""))
-        for name, points in _list_roc_curves(details, f):
+        for name, points in _list_roc_curves(material.details, f):
             score = {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
             curve = list(starmap(PlotPoint, points))
             series.append(Series(phrases.title_row(result, f), curve, score))
@@ -191,13 +193,11 @@ def _list_roc_curves(
 
 
 TOPICS = (
-    Topic(
-        "membership", "Membership", lambda m: _build_membership_tables(m.result), CHECK, 7, turn=7
-    ),
+    Topic("membership", "Membership", _build_membership_tables, CHECK, 7, turn=7),
     Topic(
         "roc",
         "Membership by false positives",
-        lambda m: _build_roc_curve_blocks(m.result, m.details),
+        _build_roc_curve_blocks,
         CHECK,
         8,
     ),

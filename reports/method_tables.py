@@ -21,7 +21,7 @@ from auditor.reports.blocks import (
     Table,
     make_table,
 )
-from auditor.reports.topics import CHECK, Topic, title_attack_row
+from auditor.reports.topics import CHECK, ReportMaterial, Topic, title_attack_row
 
 _NEVER = (
     "Consistent: an audit could have contradicted the claim and did not, which is no proof. Too "
@@ -93,11 +93,12 @@ def _build_claim_table_rows(claim: Claim) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _build_adversary_access_blocks(result: AuditResult) -> Iterator[Block]:
+def _build_adversary_access_blocks(material: ReportMaterial) -> Iterator[Block]:
     """Yield a table of each attack's access, decoding and number of samples.
 
     Attacks with the same values share a row.
     """
+    result = material.result
     attacks: dict[tuple[str, ...], dict[str, None]] = {}
     for f in phrases.sort_findings(result):
         access = []
@@ -125,7 +126,8 @@ def _build_adversary_access_blocks(result: AuditResult) -> Iterator[Block]:
     yield Table("access-table", caption, head, [Group("", rows) for rows in grouped.values()])
 
 
-def _build_attacked_records_blocks(result: AuditResult) -> Iterator[Block]:
+def _build_attacked_records_blocks(material: ReportMaterial) -> Iterator[Block]:
+    result = material.result
     n = result.benchmark
     times = {"0": "never (controls)", "1": "inserted once"}
     canaries = []
@@ -172,8 +174,9 @@ def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
     return make_table("greedy-table", caption, ("Copies", column), rows, {1})
 
 
-def _build_target_cost_blocks(result: AuditResult) -> Iterator[Block]:
+def _build_target_cost_blocks(material: ReportMaterial) -> Iterator[Block]:
     """Return a table of the models' descriptions and costs, then further costs and notes."""
+    result = material.result
     counts = Counter(chain.from_iterable(dict.fromkeys(t.notes) for t in result.targets))
     shared = []
     notes = []
@@ -249,7 +252,8 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
     yield Bullets(notes)
 
 
-def _build_reproduction_blocks(result: AuditResult) -> Iterator[Block]:
+def _build_reproduction_blocks(material: ReportMaterial) -> Iterator[Block]:
+    result = material.result
     yield Code("Command", result.command)
     yield Paragraph(
         "Guesses do not depend on batch size, workers or resuming. `audit export RUN --csv FILE` "
@@ -273,7 +277,7 @@ TOPICS = (
     Topic(
         "adversary",
         "What the adversary was allowed",
-        lambda m: _build_adversary_access_blocks(m.result),
+        _build_adversary_access_blocks,
         CHECK,
         10,
         turn=10,
@@ -281,7 +285,7 @@ TOPICS = (
     Topic(
         "attacked",
         "What was attacked",
-        lambda m: _build_attacked_records_blocks(m.result),
+        _build_attacked_records_blocks,
         CHECK,
         11,
         turn=8,
@@ -289,7 +293,7 @@ TOPICS = (
     Topic(
         "targets",
         "Targets",
-        lambda m: _build_target_cost_blocks(m.result),
+        _build_target_cost_blocks,
         CHECK,
         12,
         turn=9,
@@ -297,7 +301,7 @@ TOPICS = (
     Topic(
         "reproduce",
         "How to reproduce",
-        lambda m: _build_reproduction_blocks(m.result),
+        _build_reproduction_blocks,
         CHECK,
         13,
         turn=12,

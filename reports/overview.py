@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.reports import changes, signals
 from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
-from auditor.reports.topics import BEFORE, DECIDE, Topic, build_forest_span
+from auditor.reports.topics import BEFORE, DECIDE, ReportMaterial, Topic, build_forest_span
 
 
 def _build_changes_since_blocks(since: Comparison) -> list[Block]:
@@ -28,7 +27,8 @@ def _build_changes_since_blocks(since: Comparison) -> list[Block]:
     ]
 
 
-def _build_limitations_blocks(result: AuditResult) -> list[Block]:
+def _build_limitations_blocks(material: ReportMaterial) -> list[Block]:
+    result = material.result
     limits = [
         "Zero hits is not zero leakage: the upper end of the interval remains possible.",
         "An attack gives a lower bound: other attacks, more samples or more queries may extract "
@@ -70,7 +70,7 @@ TOPICS = (
     Topic(
         "limits",
         "What a good result does not mean",
-        lambda m: _build_limitations_blocks(m.result),
+        _build_limitations_blocks,
         DECIDE,
         4,
         turn=11,

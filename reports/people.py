@@ -11,7 +11,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table, make_table
-from auditor.reports.topics import MEND, Topic, build_forest_span, title_attack_row
+from auditor.reports.topics import MEND, ReportMaterial, Topic, build_forest_span, title_attack_row
 from auditor.reports.verdict import find_strongest_attack_row
 from auditor.statistics import people
 from auditor.statistics.intervals import measure_share
@@ -25,7 +25,8 @@ _INTRO = (
 )
 
 
-def _build_person_extraction_blocks(result: AuditResult, details: SecretDetails) -> Iterator[Block]:
+def _build_person_extraction_blocks(material: ReportMaterial) -> Iterator[Block]:
+    result = material.result
     names = ("user_recall", "user_recall_nonmembers", "users_extracted")
     rows = []
     cells = []
@@ -40,7 +41,7 @@ def _build_person_extraction_blocks(result: AuditResult, details: SecretDetails)
         head = ("Target", "Recall by person", "Baseline", "People with an extracted record")
         caption = "Extraction by person, with 95% intervals"
         yield make_table("people-table", caption, head, cells)
-        yield from _build_people_spread_blocks(result, details, rows)
+        yield from _build_people_spread_blocks(result, material.details, rows)
     yield _build_person_inference_paragraph(result)
 
 
@@ -95,7 +96,7 @@ TOPICS = (
     Topic(
         "people",
         "By person",
-        lambda m: _build_person_extraction_blocks(m.result, m.details),
+        _build_person_extraction_blocks,
         MEND,
         6,
         turn=17,

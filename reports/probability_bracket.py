@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import CHECK, Topic, title_attack_row
+from auditor.reports.topics import CHECK, ReportMaterial, Topic, title_attack_row
 from auditor.statistics.metrics import name_nonmember_metric
 
 # Formulas C3: a decoding that keeps the order of tokens gives the k-th most likely token at most
@@ -29,7 +29,8 @@ _NOTE = (
 )
 
 
-def _build_probability_bracket_blocks(result: AuditResult) -> Iterator[Block]:
+def _build_probability_bracket_blocks(material: ReportMaterial) -> Iterator[Block]:
+    result = material.result
     groups = []
     for f in phrases.list_measured_findings(result, "rank_bound"):
         if f.options.get("bracket"):
@@ -109,7 +110,7 @@ TOPICS = (
     Topic(
         "bracket",
         "Floors and ceilings of extraction",
-        lambda m: _build_probability_bracket_blocks(m.result),
+        _build_probability_bracket_blocks,
         CHECK,
         6,
     ),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from auditor.core.result import AuditResult, GroupRecall, Unlearning
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import DECIDE, Topic
+from auditor.reports.topics import DECIDE, ReportMaterial, Topic
 from auditor.statistics.unlearning import (
     AFTER,
     BEFORE,
@@ -177,7 +177,8 @@ def _describe_perplexity_cost(unlearning: Unlearning) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def _build_unlearning_blocks(result: AuditResult) -> Iterator[Block]:
+def _build_unlearning_blocks(material: ReportMaterial) -> Iterator[Block]:
+    result = material.result
     measured = [unlearning for unlearning in result.unlearning if unlearning.numbers]
     for unlearning in measured:
         yield Paragraph(describe_forgetting(result, unlearning))
@@ -224,7 +225,7 @@ TOPICS = (
     Topic(
         "unlearning",
         "What is left of the forgotten",
-        lambda m: _build_unlearning_blocks(m.result),
+        _build_unlearning_blocks,
         DECIDE,
         6,
         turn=15,

@@ -20,25 +20,14 @@ from auditor.plugins.options import (
 from auditor.reports import escaping
 
 Found = Mapping[str, Mapping[str, Any]]  # kind -> name -> class
-# kind -> title, command, page (an attack class may name another)
+# kind -> title, command, flag of an option, page (an attack class may name another)
 _KINDS = {
-    "Attack": (
-        "attack",
-        "audit run --attack {}",
-        "how-to/audit-your-model",
-    ),
-    "Probe": ("probe", "audit run --attack {}", "how-to/audit-your-model"),
-    "Defense": ("defense", "audit run --defense {}", "how-to/defenses"),
-    "Trainer": ("training", "audit train {}", "how-to/train-privately"),
-    "Benchmark": ("data", "audit run", "how-to/audit-your-model"),
-    "Provider": ("models", "audit run --model {}:NAME", "how-to/write-a-plug-in"),
-}
-_FLAGS = {
-    "Attack": "-A",
-    "Probe": "-A",
-    "Defense": "-D",
-    "Trainer": "-D",
-    "Provider": "--model-arg",
+    "Attack": ("attack", "audit run --attack {}", "-A", "how-to/audit-your-model"),
+    "Probe": ("probe", "audit run --attack {}", "-A", "how-to/audit-your-model"),
+    "Defense": ("defense", "audit run --defense {}", "-D", "how-to/defenses"),
+    "Trainer": ("training", "audit train {}", "-D", "how-to/train-privately"),
+    "Benchmark": ("data", "audit run", "", "how-to/audit-your-model"),
+    "Provider": ("models", "audit run --model {}:NAME", "--model-arg", "how-to/write-a-plug-in"),
 }
 _CONTROL = "none: the control"  # claim of a target that is shown only next to another target
 _GUTTER = 10
@@ -151,7 +140,7 @@ def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
     for i, (kind, cls) in enumerate(matches):
         if i:
             yield Text()
-        title, command_format, page = _KINDS[kind]
+        title, command_format, flag, page = _KINDS[kind]
         yield Text.assemble(
             (escaping.make_printable_line(name), "bold"),
             f": {title} ({command_format.format(escaping.make_printable_line(name))})",
@@ -160,7 +149,7 @@ def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
             Text(escaping.make_printable_line(paragraph))
             for paragraph in (inspect.getdoc(cls) or "").split("\n\n")
         )
-        yield from _list_option_lines(kind, cls)
+        yield from _list_option_lines(kind, cls, flag)
         yield from _list_titled_listing_lines("source", [_find_plugin_source(cls)])
         if cls.__module__.startswith("auditor."):
             page = getattr(cls, "page", "") or page
@@ -169,7 +158,7 @@ def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
             yield from _list_titled_listing_lines("page", [f"docs/{page}.md"])
 
 
-def _list_option_lines(kind: str, cls: Any) -> Iterator[Text]:
+def _list_option_lines(kind: str, cls: Any, flag: str) -> Iterator[Text]:
     if kind == "Benchmark":
         return
     # An audit may have several attacks and defenses; a training or a provider is single and needs
@@ -180,7 +169,7 @@ def _list_option_lines(kind: str, cls: Any) -> Iterator[Text]:
     for option, value in get_option_defaults(cls).items():
         if isinstance(value, bool):
             value = str(value).lower()
-        line = f"{_FLAGS[kind]} {name}{option}={value}"
+        line = f"{flag} {name}{option}={value}"
         if option in allowed:
             line += f" ({'|'.join(map(str, allowed[option]))})"
         listed.append(line)
