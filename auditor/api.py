@@ -209,8 +209,11 @@ def open_prepared_audit(
     model: Any = None,
     tokenizer: Any = None,
     *,
+    data: Any = None,
     attacks: Sequence[Any] = AttackPlan.attack,
     defenses: Sequence[Any] = (),
+    public: Any = None,
+    reference: Any = None,
     reporter: Reporter | None = None,
     **plan: Any,
 ) -> Iterator[tuple[Plan, Site, Objects]]:
@@ -224,9 +227,8 @@ def open_prepared_audit(
     from auditor.runs.plan import make_plan
     from auditor.runs.python_objects import list_unregistered_plugins, name_class
 
-    models = {"model": model}
-    for name in ("public", "reference"):
-        models[name] = plan.pop(name, None)
+    models = {"model": model, "public": public, "reference": reference}
+    plan["data"] = data
     live_objects = {}
     for name, argument in models.items():
         if live_models.is_live_model(name, argument):
@@ -261,9 +263,8 @@ def open_prepared_audit(
             **list_unregistered_plugins(checked_plan.plugin, attacks, defenses),
         }
         # Recorded in the plan: objects cannot be read back, so resuming this folder is refused.
-        checked_plan = dataclasses.replace(
-            checked_plan, objects={role: name_class(argument) for role, argument in objects.items()}
-        )
+        class_names = dict(zip(objects, map(name_class, objects.values()), strict=True))
+        checked_plan = dataclasses.replace(checked_plan, objects=class_names)
         yield checked_plan, run.make_site(checked_plan, reporter, live=live), objects
 
 

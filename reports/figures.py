@@ -85,7 +85,7 @@ def _draw_repeat_recall_figures(
         cells[title] = {}
         for count, m in phrases.sort_repeats(f.by_repeats):
             cells[title][count] = phrases.format_counted_share(m)
-    head, groups = table_by_target("Copies", cells)
+    head, groups = tabulate_targets("Copies", cells)
     yield Figure(
         f"repeats-{setting}",
         "repeats",
@@ -113,7 +113,7 @@ def _build_repeats_series(finding: Finding, label: str, names: Sequence[str]) ->
     return Series(label, points, finding.attack, finding.target)
 
 
-def table_by_target(
+def tabulate_targets(
     first: str, cells: Mapping[str, Mapping[str, str]]
 ) -> tuple[tuple[str, ...], tuple[Group, ...]]:
     """Return the header and the row groups of a table with a column per model.

@@ -149,7 +149,7 @@ def _draw_length_recall_figures(
         "the strongest attack on each target."
     )
     if cells:
-        table = figures.table_by_target("Tokens", cells)
+        table = figures.tabulate_targets("Tokens", cells)
         axes = ("Tokens from the start", "Recall")
         yield Figure("lengths", "shares", title, text, *table, series, axes=axes)
 
@@ -177,7 +177,7 @@ def _draw_position_probability_figures(
     title = "Probability of the true token, by its place in the suffix"
     text = "Mean over the members of each token's probability, given all tokens before it."
     if cells:
-        table = figures.table_by_target("Tokens", cells)
+        table = figures.tabulate_targets("Tokens", cells)
         axes = ("Token of the suffix", "Mean probability")
         yield Figure("positions", "shares", title, text, *table, series, axes=axes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +76,7 @@ def reproduce(
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
         requested = [raw]
         if not lone:
-            requested = [point.plan for point in plan_grid.expand_plan_grid(raw)]
+            requested = list(map(attrgetter("plan"), plan_grid.expand_plan_grid(raw)))
         for requested_plan in requested:
             options.refuse_unnamed_risks(requested_plan, allowed, f"{paper}/{name}")
     small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"

@@ -40,5 +40,7 @@ def print_result_screen(result: AuditResult, folder: Path, verbose: bool = False
         for block in build_report_screen(result, folder, read_secret_details(folder)):
             out.print(block)
     else:
-        width = out.width if out.is_terminal else WIDTH
+        width = WIDTH
+        if out.is_terminal:
+            width = out.width
         out.print(build_first_screen(result, folder, width), soft_wrap=True)
