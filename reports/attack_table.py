@@ -116,9 +116,9 @@ def compare_attacks(
         difference = None
         # Early stopping depends on the results, so no fixed-size interval is valid.
         if main and base and base is not finding and not finding.stopped and not base.stopped:
-            cells = (finding.cell_key, base.cell_key)
-            pair = map(details.values_by_cell.get, cells)
-            difference = _find_paired_difference(main.name, *pair, records)
+            new = details.values_by_cell.get(finding.cell_key)
+            other = details.values_by_cell.get(base.cell_key)
+            difference = _find_paired_difference(main.name, new, other, records)
         title = finding.attack
         if title in result.own_methods:
             title += " (yours)"

@@ -65,7 +65,7 @@ def _build_baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
     return (name, metric, *format_change_cells(line), _format_change_direction(line))
 
 
-def format_change_cells(line: ComparisonRow) -> tuple[str, str, str]:
+def format_change_cells(line: ComparisonRow) -> tuple[str, ...]:
     """Return the numbers of the first and of the last run, and the difference or why it is unknown.
 
     The texts are cleaned.

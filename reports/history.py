@@ -193,7 +193,7 @@ def _build_leakage_figures(by: By, runs: Sequence[_ShownRun], line: int) -> Iter
             kind = (finding.setting, m.name)
             key = finding.cell_key
             titles[key] = phrases.title_target(run.result, key.target)
-            units.setdefault(kind, m.unit)
+            units[kind] = m.unit
             floor = finding.measurement(name_nonmember_metric(m.name))
             cells = (
                 f"{run.label} · {run.name}",

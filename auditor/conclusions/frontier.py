@@ -90,7 +90,8 @@ def list_frontier_models(
         if target.name != UNDEFENDED:
             if has_one_defense and variant:
                 line = variant
-            labels += _list_swept_options(target.name, at or {}, first.plan.get("defense", ()))
+            defenses = first.plan.get("defense", ())
+            labels.extend(_list_swept_options(target.name, at or {}, defenses))
         claims = []
         for result, _ in runs.values():
             claims += [record.claim for record in result.targets if record.name == target.name]

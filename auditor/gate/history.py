@@ -129,7 +129,7 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
 
 def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
     """Return each folder once, even if it is also given by a link such as runs/latest."""
-    folder_by_path = {}
+    folder_by_path: dict[Path, Path] = {}
     for folder in folders:
         path = folder.resolve()
         if path not in folder_by_path or folder_by_path[path].is_symlink():

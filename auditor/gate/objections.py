@@ -36,7 +36,7 @@ def downgrade_doubtful_ruling(
     doubts = []
     for target in result.targets:
         if target.name == ruling.target:
-            doubts += target.doubts
+            doubts.extend(target.doubts)
     doubts += assessment.contradictions.get(ruling.target, ())
     reasons = []
     for doubt in doubts:
