@@ -86,7 +86,7 @@ def format_mitigation_lines(change: BeforeAfter) -> Iterator[str]:
         yield f"{name + ':':11} {text}"
 
 
-def _build_metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
+def _build_metric_change_row(line: ComparisonRow) -> tuple[str, ...]:
     name = (
         f"{phrases.format_metric(line.metric)} ({make_printable_line(line.cell.attack)}, "
         f"{line.cell.setting})"
@@ -94,7 +94,7 @@ def _build_metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
     return (name, *changes.format_change_cells(line))
 
 
-def _build_perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
+def _build_perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, ...]]:
     before = change.result_before.target(UNDEFENDED).perplexity
     after = change.result_after.target(UNDEFENDED).perplexity
     if before is None or after is None:
