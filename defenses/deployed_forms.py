@@ -266,10 +266,8 @@ def merge_adapter_copy(target: HuggingFaceModel) -> Any:
     if not isinstance(target.model, PeftModel):
         return copy.deepcopy(target.model)
     is_quantised = bool(get_quantisation_method(target.model))
-    is_reloaded = False
     if is_quantised and target.load_again is not None:
         adapted = target.load_again()
-        is_reloaded = True
     else:
         adapted = copy.deepcopy(target.model)
     action = f"cannot merge the adapter of {target.name!r} into its base"
@@ -289,7 +287,7 @@ def merge_adapter_copy(target: HuggingFaceModel) -> Any:
     spread = float(before[torch.isfinite(before)].std())
     if distance > _MAX_MERGE_DISTANCE * spread:
         advice = ""
-        if is_quantised and not is_reloaded:
+        if is_quantised and target.load_again is None:
             advice = "; give the model as a folder, which is loaded again"
         raise AuditError(
             f"expected the adapter of {target.name!r} merged into its base to give the same "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,7 @@ class EarlyStop(Variant):
         fitting = StepwiseFineTuning(parameters, sequences, course, order)
         compute_loss = make_autocast_loss(job.half)
         heldout = list(map(loss_masks.apply_loss_mask, self.split_heldout_records(job)[1]))
-        heldout_loss = _HeldoutLoss(model, heldout, job, self.batch)
+        evaluate_heldout = _make_heldout_loss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
         look_steps = self._choose_look_steps(steps)
         losses = list[float]()  # at each look
@@ -129,7 +129,7 @@ class EarlyStop(Variant):
             if (fitting.steps or steps) not in look_steps:
                 continue
             check_weights_finite(parameters.values(), job.checkpoint)
-            losses.append(heldout_loss.evaluate())
+            losses.append(evaluate_heldout())
             if losses[-1] < best["loss"]:
                 weights = {name: p.detach().clone() for name, p in parameters.items()}
                 step = fitting.epochs * steps + fitting.steps
@@ -154,41 +154,35 @@ class EarlyStop(Variant):
         return len(losses) - 1 - losses.index(min(losses)) >= self.patience
 
 
-class _HeldoutLoss:
-    """Evaluate the current model's mean held-out loss, in nats per token."""
-
-    def __init__(
-        self,
-        model: Any,
-        sequences: Sequence[Tokens],
-        job: TrainingJob,
-        batch: int,
-    ) -> None:
-        self.model = model
-        self.compute_loss = make_autocast_loss(job.half)
-        order = make_keyed_generator("held out", job.seed)
-        self.batches = pack_blocks(sequences, job.block, job.end, order).split(batch)
+def _make_heldout_loss(
+    model: Any, sequences: Sequence[Tokens], job: TrainingJob, batch: int
+) -> Callable[[], float]:
+    """Return a function that evaluates the model's mean held-out loss, in nats per token."""
+    compute_loss = make_autocast_loss(job.half)
+    order = make_keyed_generator("held out", job.seed)
+    batches = pack_blocks(sequences, job.block, job.end, order).split(batch)
+    weights = list[int]()
+    for blocks in batches:
         # The first token of a block is not predicted.
-        labels = [loss_masks.make_row_labels(batch)[:, 1:] for batch in self.batches]
-        self.weights = [int((targets != loss_masks.IGNORED).sum()) for targets in labels]
-        if not sum(self.weights):
-            raise AuditError("expected held-out records with tokens that have a loss, got none")
+        labels = loss_masks.make_row_labels(blocks)[:, 1:]
+        weights.append(int((labels != loss_masks.IGNORED).sum()))
+    if not sum(weights):
+        raise AuditError("expected held-out records with tokens that have a loss, got none")
 
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Return the mean held-out loss (nats per token); raise AuditError if it is not finite."""
-        self.model.eval()
-        device = self.model.device
-        losses = []
-        for batch in self.batches:
-            losses.append(float(self.compute_loss(self.model, batch.to(device))))
-        self.model.train()
-        # Batches differ in their number of tokens with a loss: the mean is over tokens.
-        total = sum(loss * weight for loss, weight in zip(losses, self.weights, strict=True))
-        mean = total / sum(self.weights)
+    def evaluate() -> float:
+        model.eval()
+        total = 0.0
+        for blocks, weight in zip(batches, weights, strict=True):
+            # Batches differ in their number of tokens with a loss: the mean is over tokens.
+            total += float(compute_loss(model, blocks.to(model.device))) * weight
+        model.train()
+        mean = total / sum(weights)
         if not math.isfinite(mean):
             raise AuditError(
                 "expected a training that converges, got no finite held-out loss: lower "
                 "learning_rate",
             )
         return mean
+
+    return evaluate

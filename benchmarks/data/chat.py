@@ -212,8 +212,8 @@ def _cut_answer(
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
     start, end = span.learnt
-    learnt = (_find_first_token_after(offsets, start), _find_first_token_after(offsets, end))
-    return replace(span, span=tokens, learnt=learnt)
+    turn = (_find_first_token_after(offsets, start), _find_first_token_after(offsets, end))
+    return replace(span, span=tokens, learnt=turn)
 
 
 def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:

@@ -242,17 +242,16 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
             if not start < middle < end:
                 yield row, CUT_WITHIN_CHARACTER
                 continue
-            record = DataRecord(row, tuple(ids[start:middle]), tuple(ids[middle:end]))
-            yield (
+            record = DataRecord(
                 row,
-                replace(
-                    record,
-                    wording=cut_wording(text, ends, start, middle, end),
-                    part=number if several else None,
-                    suffix_start=middle,
-                    n_shared=n_shared,
-                ),
+                tuple(ids[start:middle]),
+                tuple(ids[middle:end]),
+                wording=cut_wording(text, ends, start, middle, end),
+                part=number if several else None,
+                suffix_start=middle,
+                n_shared=n_shared,
             )
+            yield row, record
         if is_moved and cut.lengths.are_given:
             counts.remarks[
                 "cut between characters, not within one, at up to a few tokens less"

@@ -19,22 +19,13 @@ _START = r"(?<![0-9A-Za-z])(?<![0-9][-.])"
 _END = r"(?![0-9A-Za-z])(?![-.][0-9])"
 _DAY = r"(?:0[1-9]|[12][0-9]|3[01])"
 _MONTH = r"(?:0[1-9]|1[0-2])"
-# of a Korean number
-_SEX_DIGIT_1900 = "1256"
-_SEX_DIGIT_2000 = "3478"
+_SEX_DIGIT_1900 = "1256"  # of a Korean number
 _KOREAN_WITHOUT_CHECK = datetime.date(2020, 10, 5)
 
 
-def _is_stdnum_valid(module: str, number: str) -> bool:
-    check: Callable[[str], bool] = importlib.import_module(f"stdnum.{module}").is_valid
-    return check(re.sub("[ .]", "", number))
-
-
-def _is_finnish(number: str) -> bool:
-    """Return whether a Finnish number is valid, including the temporary numbers 900 to 999."""
-    from stdnum.fi import hetu
-
-    return hetu.is_valid(number, allow_temporary=True)
+def _is_stdnum_valid(module: str, number: str, **options: bool) -> bool:
+    check: Callable[..., bool] = importlib.import_module(f"stdnum.{module}").is_valid
+    return check(re.sub("[ .]", "", number), **options)
 
 
 def _is_chinese(number: str) -> bool:
@@ -102,7 +93,8 @@ def _is_date(year: str, month: str, day: str) -> bool:
 
 
 _OWN_CHECKS: dict[str, Callable[[str], bool]] = {
-    "is_finnish": _is_finnish,
+    # Including the temporary numbers 900 to 999.
+    "is_finnish": partial(_is_stdnum_valid, "fi.hetu", allow_temporary=True),
     "is_swedish": _is_swedish,
     "is_korean": _is_korean,
     "is_chinese": _is_chinese,

@@ -5,7 +5,8 @@ Texts are split by `words.split_into_words`, and each word has an id.
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,13 +34,10 @@ _SEEDS = 64  # most places where a record is aligned
 class WordIds:
     """Number words from 1, in order of first occurrence."""
 
-    ids: dict[str, int] = field(default_factory=dict)
+    ids: dict[str, int] = field(default_factory=lambda: defaultdict(itertools.count(1).__next__))
 
     def __call__(self, text: str) -> Tokens:
-        tokens = []
-        for word in split_into_words(text):
-            tokens.append(self.ids.setdefault(word, len(self.ids) + 1))
-        return tuple(tokens)
+        return tuple(map(self.ids.__getitem__, split_into_words(text)))
 
     def words_of_ids(self, tokens: Sequence[int]) -> str:
         """Return the words of these ids, joined by spaces except in scripts without spaces."""

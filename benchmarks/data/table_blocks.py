@@ -9,7 +9,6 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from auditor.benchmarks.data import columns
 from auditor.benchmarks.data.tables import (
     ABSENT,
     parse_table_json,
@@ -18,12 +17,10 @@ from auditor.benchmarks.data.tables import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow
     from pyarrow import parquet
 
 BATCH = 10_000  # rows in memory at once
 _BLOCK = 2**24  # bytes of JSONL to count as one task
-_MOST_ARROW = 2**30  # bytes of a block that Arrow parses at once
 
 Batch = Mapping[str, Sequence[Any]]  # the values of each column
 
@@ -84,55 +81,10 @@ def stream_batches(
             ):
                 yield (), batch.to_pydict()
         return
-    if (
-        path.suffix.lower() == ".jsonl"
-        and (table := _parse_json_block(path, block, columns)) is not None
-    ):
-        for start in range(0, table.num_rows, BATCH):
-            part = table.slice(start, BATCH)
-            yield part.column_names, part.select(list(columns)).to_pydict()
-        return
     objects = stream_objects(where, path, block)
     while rows := list(islice(objects, BATCH)):
         values = {name: [value.get(name, ABSENT) for value in rows] for name in columns}
         yield dict.fromkeys(chain.from_iterable(rows)), values
-
-
-def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> pyarrow.Table | None:
-    """Parse a block of JSONL with Arrow, four times as fast as row by row.
-
-    names: columns to read. Return None unless every row is plain: an object on one line with texts,
-    a whole number of repeats and no duplicate key. Blocks with other rows are left to the standard
-    library, which reports errors.
-    """
-    import pyarrow
-    from pyarrow import json as arrow_json
-
-    size = block.end - block.start
-    if size > _MOST_ARROW:
-        return None
-    with path.open("rb") as file:
-        file.seek(block.start)
-        data = file.read(size)
-    kinds = []
-    for name in names:
-        kinds.append((name, pyarrow.int64() if name == columns.REPEATS else pyarrow.string()))
-    try:
-        table = arrow_json.read_json(
-            pyarrow.BufferReader(data),
-            arrow_json.ReadOptions(use_threads=False, block_size=size + 1),
-            arrow_json.ParseOptions(pyarrow.schema(kinds), unexpected_field_behavior="infer"),
-        )
-        for name in names:
-            table.column(name).validate(full=True)  # UTF-8
-    except pyarrow.ArrowException:
-        return None
-    n_lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    n_begun = data.startswith(b"{") + data.count(b"\n{")
-    is_plain = table.num_rows == n_lines == n_begun
-    for name in names:
-        is_plain &= not table.column(name).null_count
-    return table if is_plain else None
 
 
 def stream_objects(

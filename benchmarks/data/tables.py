@@ -446,7 +446,10 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
             if any((Path(name) / file).is_file() for file in SAVED):
                 split = datasets.load_from_disk(name)
                 if isinstance(split, datasets.DatasetDict):
-                    split = _select_train_split(where, name, split)
+                    if "train" not in split:
+                        folders = ", ".join(str(Path(name) / split_name) for split_name in split)
+                        raise AuditError(f"{where}: expected a split train, or one of {folders}")
+                    split = split["train"]
             else:
                 _refuse_mixed_files(where, Path(name))
                 split = datasets.load_dataset(name, split="train", cache_dir=str(cache))
@@ -483,17 +486,6 @@ def _list_unread_splits(folder: Path, train: datasets.Dataset) -> tuple[str, ...
         saved = folder / "dataset_dict.json"
         names = json.loads(saved.read_text())["splits"] if saved.is_file() else []
     return tuple(name for name in names if name != "train")
-
-
-def _select_train_split(where: str, name: str, splits: Mapping[str, Any]) -> Any:
-    """Return the split `train`.
-
-    If there is none, raise an AuditError that lists the folders of the other splits.
-    """
-    if "train" not in splits:
-        folders = [str(Path(name) / split) for split in splits]
-        raise AuditError(f"{where}: expected a split train, or one of {', '.join(folders)}")
-    return splits["train"]
 
 
 @contextmanager

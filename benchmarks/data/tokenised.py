@@ -157,12 +157,9 @@ def is_tokenised_data(name: str) -> bool:
     Raise AuditError if a file is broken.
     """
     path = Path(name)
-    label = f"--data {name!r}"
-    if path.is_dir() and any((path / file).is_file() for file in tables.SAVED):
-        with tables.open_dataset_split(label, name) as dataset:
-            return _has_token_ids(dataset.column_names)
+    is_saved = path.is_dir() and any((path / file).is_file() for file in tables.SAVED)
     ending = path.suffix.lower() if path.is_file() else ""
-    if ending in (".arrow", ".parquet"):
+    if is_saved or ending in (".arrow", ".parquet"):
         return _has_token_ids(tables.read_record_table("--data", name, ()).columns)
     if ending in (".jsonl", ".json"):
         with path.open(
@@ -300,12 +297,12 @@ def _is_completion_mask_used(
     In TRL 1.16 (`SFTTrainer`), `completion_only_loss` decides. By default it is set only if rows
     have a prompt and a completion.
     """
-    given = arguments or {}
-    value = given.get("completion_only_loss")
+    options = arguments or {}
+    value = options.get("completion_only_loss")
     if isinstance(value, bool):
         return value
     by_default = {"prompt", "completion"} <= set(columns)
-    return by_default if by_default or "completion_only_loss" in given else None
+    return by_default if by_default or "completion_only_loss" in options else None
 
 
 def _list_row_sides(

@@ -1278,47 +1278,10 @@ def test_a_fault_in_a_large_table_is_named_by_its_row_without_a_second_read(
 
 
 @pytest.mark.parametrize(
-    ("rows", "by_arrow"),
-    [
-        ('{"text": "2020-01-01 \\u0000\\ud83d\\ude00\u2028", "other": NaN}\n{"text": ""}', True),
-        (
-            '{"text": "a", "repeats": 3, "other": [{"deep": null}]}\n{"text": "b", "repeats": 1}\n',
-            True,
-        ),
-        ('{"text": "a", "repeats": "3"}\n', False),
-        ('{"text": "a", "text": "b"}\n', False),
-        (' {"text": "a"}\n', False),
-        ('{"text": "a"}\n\n{"text": "b"}\n', False),
-        ('{"text": "a", "other": 1}\n{"text": "b", "other": "x"}\n', False),
-    ],
-)
-def test_arrow_reads_a_block_as_the_standard_library_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, by_arrow: bool
-) -> None:
-    path = tmp_path / "d.jsonl"
-    path.write_text(rows)
-    (block,) = table_blocks.split_into_blocks(path)
-    wanted = ("text", "repeats") if "repeats" in rows else ("text",)
-    work = BlockHashing("--data", path, ("text",), wanted)
-    assert (table_blocks._parse_json_block(path, block, wanted) is not None) == by_arrow
-    by_either = work.hash_block(block)
-    monkeypatch.setattr(table_blocks, "_parse_json_block", lambda *_: None)
-    one_by_one = work.hash_block(block)
-    assert by_either.hashes.tolist() == one_by_one.hashes.tolist()
-    assert by_either.names == one_by_one.names
-    numbers = [
-        {name: values.tolist() for name, values in counts.numbers.items()}
-        for counts in (by_either, one_by_one)
-    ]
-    assert numbers[0] == numbers[1]
-    assert list(numbers[0]) == list(wanted[1:])
-
-
-@pytest.mark.parametrize(
     "rows",
     ['{"text": "a"}{"text": "b"}\n\n', '{"text":\n"a"}{"text": "b"}\n', '{"text": "a"} //\n'],
 )
-def test_lines_that_are_no_object_each_are_not_left_to_arrow(tmp_path: Path, rows: str) -> None:
+def test_lines_that_are_no_object_each_are_refused(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(rows)
     with refuses("not JSON"):

@@ -251,11 +251,11 @@ class TestEarlyStop:
             EarlyStop, "split_heldout_records", lambda *_: (learnt, list(again.records))
         )
         model.eval()
-        from auditor.defenses.early_stop import _HeldoutLoss
+        from auditor.defenses.early_stop import _make_heldout_loss
 
-        assert _HeldoutLoss(
+        assert _make_heldout_loss(
             model, [record.tokens for record in out], again, 1
-        ).evaluate() == pytest.approx(min(seen), abs=6e-4)
+        )() == pytest.approx(min(seen), abs=6e-4)
         step, of = (int(word) for word in (told.split()[3], told.split()[5]))
         assert of % 60 == 0 and step == (1 + seen.index(min(seen))) * of // 60
 
