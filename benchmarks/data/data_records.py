@@ -13,6 +13,7 @@ from auditor.core.nouns import Pair, Tokens, Wording
 from auditor.core.result import RecordCounts
 
 BY_LIMIT = "beyond --limit"
+AUXILIARY = "known to the attacker as auxiliary data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +121,28 @@ class RecordSource:
     def count_records(
         self,
         left_out: Mapping[str, int],
-        not_attacked: Mapping[str, int],
+        n_known: int,
+        n_candidates: int,
         attacked: Sequence[DataRecord],
     ) -> RecordCounts:
         """Return the counts of this source's rows.
 
         left_out: numbers of rows that the split omits, keyed by reason. The rows that the source
             itself could not use are added.
-        not_attacked: numbers of usable rows without an attack, keyed by reason.
+        n_known: number of usable rows that the attacker knows.
+        n_candidates: number of other usable rows, before the limit.
         attacked: the attacked records.
         """
         left_out_rows = self.left_out
         all_left_out = _count_rows(left_out_rows) | +Counter(left_out)
-        by_rule = _count_rows(self.not_attacked) | +Counter(not_attacked)
+        audited_rows = {record.row for record in attacked}
+        n_beyond_limit = n_candidates - len(audited_rows)
         n_rows = len(self.usable_rows.union(*left_out_rows.values()))
         if self.unread is not None:
-            by_rule[BY_LIMIT] = by_rule.get(BY_LIMIT, 0) + self.unread.n_distinct
+            n_beyond_limit += self.unread.n_distinct
             n_rows = self.unread.n_rows
-        audited_rows = {record.row for record in attacked}
+        rules = {AUXILIARY: n_known, BY_LIMIT: n_beyond_limit}
+        by_rule = _count_rows(self.not_attacked) | +Counter(rules)
         copies = n_rows - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
         parts = _count_rows(self.parts_left_out)
         tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from auditor.benchmarks.data.data_records import BY_LIMIT, DataRecord, RecordSource
+from auditor.benchmarks.data.data_records import DataRecord, RecordSource
 from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret
@@ -35,7 +35,6 @@ from auditor.statistics.near_pairs import index_pairs_within_edit_limits, label_
 
 NAMED_ROWS = 10  # row numbers that a note lists; it counts further rows
 SEVERAL = "several groups"
-AUXILIARY = "known to the attacker as auxiliary data"
 # share of a near copy's tokens that may be edited; most records to compare
 NEAR_SHARE = 0.05
 NEAR_MOST = 20_000
@@ -130,12 +129,8 @@ def split_records_into_benchmark(
     others_in_order: list[DataRecord] = []
     if nonmembers is not None:
         others_in_order = _select_copied_rows(unseen, {}, "non-member", split, notes)
-        n_beyond_limit = len(_list_distinct_row_numbers(unseen)) - len(
-            _list_distinct_row_numbers(others_in_order)
-        )
-        counts["nonmembers"] = nonmembers.count_records(
-            n_dropped, {BY_LIMIT: n_beyond_limit}, others_in_order
-        )
+        n_unseen = len(_list_distinct_row_numbers(unseen))
+        counts["nonmembers"] = nonmembers.count_records(n_dropped, 0, n_unseen, others_in_order)
     # Copies: a few tuples among those of all records would keep the memory of all.
     known_table = build_secret_table(Secret("", r.prefix, r.suffix) for r in known_records)
     benchmark.known = tuple(map(Pair, known_table.prefixes, known_table.suffixes))
@@ -158,8 +153,7 @@ def _count_members(
     population = Counter(map(format_copies, copies.values()))
     if source.unread is not None:
         population += source.unread.by_copies
-    n_beyond_limit = len(copies) - len(_list_distinct_row_numbers(attacked))
-    counts = source.count_records({}, {AUXILIARY: n_known, BY_LIMIT: n_beyond_limit}, attacked)
+    counts = source.count_records({}, n_known, len(copies), attacked)
     return replace(counts, by_copies=dict(population))
 
 
