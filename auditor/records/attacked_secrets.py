@@ -115,23 +115,21 @@ def read_secret_attributes(folder: Path) -> dict[str, SecretAttributes] | None:
     if not path.exists():
         return None
     columns = read_json_object(path, "the secrets of a run")
-    names = [*SecretAttributes._fields]
-    # A file has both columns of a pair or neither; every other column is required.
-    for pair in (("document", "at"), ("user", "user_trained")):
-        if columns.keys().isdisjoint(pair):
-            for name in pair:
-                names.remove(name)
     try:
         n_secrets = len(columns["id"])
-        for name in {*SecretAttributes._fields}.difference(names):
-            columns[name] = [SecretAttributes._field_defaults[name]] * n_secrets
+        # A file has both columns of a pair or neither; every other column is required.
+        for pair in (("document", "at"), ("user", "user_trained")):
+            if columns.keys().isdisjoint(pair):
+                for name in pair:
+                    columns[name] = [SecretAttributes._field_defaults[name]] * n_secrets
         # tuples by `_make`: a run may have a million secrets
         rows = zip(*(columns[name] for name in SecretAttributes._fields), strict=True)
         facts_by_id = dict(zip(columns["id"], map(SecretAttributes._make, rows), strict=True))
         has_repeats = len(facts_by_id) < n_secrets
     except (KeyError, TypeError, ValueError):
         raise AuditError(
-            f"{path}: expected one column for each of {', '.join(names)}: the file is damaged"
+            f"{path}: expected one column for each of {', '.join(SecretAttributes._fields)}: the "
+            "file is damaged"
         ) from None
     if has_repeats:
         raise AuditError(f"{path}: expected each secret once: the file is damaged")

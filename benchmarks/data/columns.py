@@ -226,7 +226,10 @@ def parse_row_conversations(
     order: the rows to read (None: all rows). kinds: the Arrow types of the columns in the training
     table.
     """
-    columns = {name: _list_values(table, name) for name in CHAT if name in table.columns}
+    columns: dict[str, Sequence[Any]] = {}
+    for name in CHAT:
+        if name in table.columns:
+            columns[name] = _list_values(table, name)
     if layout[0] == "prompt" and _LABEL in columns:
         columns[_LABEL] = _parse_labels(columns[_LABEL])
     kinds = join_nested_kinds(kinds or {}, infer_nested_kinds(table))
