@@ -89,16 +89,6 @@ class EarlyStop(Variant):
         note = f"held out to choose the step, not trained on: {len(heldout):,} records, {source}"
         return list(map(loss_masks.apply_loss_mask, records)), (note,)
 
-    def _choose_look_steps(self, steps: int) -> set[int]:
-        """Return the steps of an epoch after which the held-out loss is evaluated.
-
-        If there are more looks than steps, several looks fall on the same step.
-        """
-        look_steps = set()
-        for i in range(self.looks):
-            look_steps.add(-(-steps * (i + 1) // self.looks))
-        return look_steps
-
     def fit_model(
         self,
         job: TrainingJob,
@@ -113,7 +103,9 @@ class EarlyStop(Variant):
         heldout = list(map(loss_masks.apply_loss_mask, self.split_heldout_records(job)[1]))
         evaluate_heldout = _make_heldout_loss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
-        look_steps = self._choose_look_steps(steps)
+        # The held-out loss is evaluated after these steps of an epoch; if there are more looks than
+        # steps, several looks fall on the same step.
+        look_steps = {-(-steps * (i + 1) // self.looks) for i in range(self.looks)}
         losses = list[float]()  # at each look
         best: dict[str, Any] = {"loss": math.inf}
         if (state := job.checkpoint.load()) is not None:

@@ -133,9 +133,6 @@ class _MemberTraining:
         parameters = list_trainable_parameters(self.model)
         self.fitting = StepwiseFineTuning(parameters, member.sequences, course, order)
 
-    def count_steps_done(self) -> int:
-        return self.fitting.epochs * self.fitting.steps_per_epoch + self.fitting.steps
-
     def write_member(self) -> None:
         with disk.create_atomically(self.member.folder) as folder:
             self.model.save_pretrained(str(folder))
@@ -197,8 +194,9 @@ def train_private_members(
             active.append(training)
             state = states.pop(training.member.folder.name, None)
             if state is not None:
-                training.fitting.restore(state)
-                steps_done += training.count_steps_done()
+                fitting = training.fitting
+                fitting.restore(state)
+                steps_done += fitting.epochs * fitting.steps_per_epoch + fitting.steps
         # A member with an empty shard is finished before its first step.
         unfinished = [training for training in active if not training.fitting.is_finished]
         if unfinished:

@@ -311,11 +311,9 @@ class PoissonTraining(Defense, Trainer):
         return scenario.trained.model
 
     def claim(self, scenario: Scenario, n_tokens: int) -> Claim | None:
-        if scenario.trained:
-            privacy = scenario.trained.privacy
-        else:
-            privacy = None
-        return privacy.claim() if privacy else None
+        if scenario.trained is None or scenario.trained.privacy is None:
+            return None
+        return scenario.trained.privacy.claim()
 
 
 @dataclass(frozen=True)
