@@ -165,10 +165,9 @@ class _RunPartTimer:
             self.held = torch.cuda.memory_allocated(self.device)
         # Each target has two parts (held-out texts, tokens of secrets); in addition there are the
         # prefix token, greedy recall, and cells.
-        targets = 1 + len(scene.selection.rows)
-        cells = len(scene.selection.settings)
-        for row in scene.selection.rows:
-            cells += len(scene.selection.list_target_settings(row.companion))
+        keys = scene.selection.list_cell_keys()
+        targets = len({key.target for key in keys})
+        cells = len({(key.target, key.setting) for key in keys})
         # total weight of the remaining parts
         self.left = 2 * targets + 2 + _CELLS * cells
 

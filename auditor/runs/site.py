@@ -147,11 +147,9 @@ class Site(SiteModels):
                 f"the reference has seen private data: its privacy.json says that {record.method} "
                 "trained it"
             )
-        private = (
-            set(names).intersection(self._attacked_ids_by_text_digest)
-            if (names := read_shard_record_list(folder))
-            else ()
-        )
+        # Digesting the attacked texts takes time: only if the reference has a list.
+        names = read_shard_record_list(folder)
+        private = names and set(names).intersection(self._attacked_ids_by_text_digest)
         if private:
             return (
                 f"the reference has seen private data: its shard.json names {len(private)} of the "

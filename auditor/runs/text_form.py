@@ -132,7 +132,8 @@ def choose_text_form(
     if plan.nonmembers is not None:
         nonmembers = sample_data_conversations(reader, "--nonmembers", plan.nonmembers, most) or ()
     days = _list_plausible_days(plan.date, name)
-    usual, candidates = _list_renderings(plan, tokenizer, rows, days)
+    candidates = _list_renderings(plan, tokenizer, rows, days)
+    usual = candidates[0]
     is_requested = plan.template != AUTO
     if not implies_capability(model.capabilities, "likelihood"):
         cause = "as asked for" if is_requested else "the default"
@@ -182,11 +183,8 @@ def _parse_form_checking_digest(
 
 def _list_renderings(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
-) -> tuple[ChatRendering, list[ChatRendering]]:
-    """Return the default rendering, then all candidate renderings, which include the default.
-
-    All have the same day.
-    """
+) -> list[ChatRendering]:
+    """Return the distinct candidate renderings, the default first. All have the same day."""
     forms = []
     if plan.template != AUTO:
         forms.append(chat_rendering.parse_chat_rendering(plan.template, None, tokenizer))
@@ -199,12 +197,12 @@ def _list_renderings(
             "expected --date with a template that writes the day (strftime_now), got one that does "
             "not"
         )
-    dated = []
+    dated: dict[str, ChatRendering] = {}
     for form in forms:
-        dated.append(replace(form, day=days[0]) if form.writes_day else form)
-    # Reverse the forms: a dict keeps the last of equal digests, and the first, the requested form,
-    # must give the name.
-    return dated[0], list({form.digest: form for form in reversed(dated)}.values())[::-1]
+        if form.writes_day:
+            form = replace(form, day=days[0])
+        dated.setdefault(form.digest, form)
+    return list(dated.values())
 
 
 def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:

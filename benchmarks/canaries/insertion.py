@@ -53,28 +53,20 @@ class CanaryInsertionPlan:
         """
         n_rows = self.check_insertable(where, columns, read_column)
         copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.list_inserted_copies()
-        rows: list[ChangedRow] = [(row, {}) for row in range(n_rows)]
+        added: list[ChangedRow] = []
         for i in make_keyed_generator("canaries", "order", self.seed).permutation(len(copies)):
             cells = {REPEATS: 1, self.group: copies[i].id, self.text: copies[i].text}
-            rows.append((None, {name: cells[name] for name in cells if name in columns}))
-        return [rows[i] for i in self.order_rows(n_rows)]
-
-    def order_rows(self, rows: int) -> list[int]:
-        """Return a new order of all rows and canary copies, as a list of numbers.
-
-        The data's rows have the numbers 0 to `rows` - 1 and keep their order. The copies have the
-        numbers from `rows` on and get random positions.
-        """
-        copies = len(self.manifest.list_inserted_copies())
+            added.append((None, {name: cells[name] for name in cells if name in columns}))
         # The first entries of a random permutation: every set of places is equally likely.
-        at = set(
-            make_keyed_generator("canaries", "places", self.seed)
-            .permutation(rows + copies)[:copies]
-            .tolist()
-        )
-        old = iter(range(rows))
-        new = iter(range(rows, rows + copies))
-        return [next(new) if place in at else next(old) for place in range(rows + copies)]
+        noise = make_keyed_generator("canaries", "places", self.seed)
+        n_places = n_rows + len(added)
+        places = set(noise.permutation(n_places)[: len(added)].tolist())
+        old = iter(range(n_rows))
+        new = iter(added)
+        rows: list[ChangedRow] = []
+        for place in range(n_places):
+            rows.append(next(new) if place in places else (next(old), {}))
+        return rows
 
     def check_insertable(
         self, where: str, columns: Sequence[str], read_column: Callable[[str], Sequence[Any]]
