@@ -23,7 +23,7 @@ from auditor.core.nouns import (
     Query,
     Secret,
 )
-from auditor.core.result import Finding, Measurement, Stratum
+from auditor.core.result import Finding, Measurement
 from auditor.core.secret_table import build_secret_table, select_members
 from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
@@ -257,9 +257,8 @@ class AttackCell(Cell):
                 ),
                 *self._measure_undefended_difference(),
             ),
+            **self._group_members(members),
             by_repeats=extraction.measure_hit_shares("recall", members),
-            strata=self._build_member_strata(members),
-            by_group=self._measure_group_shares(members),
             by_kind=answers.remeasure_kinds(RECALL, kinds),
             by_kind_nonmembers=answers.remeasure_kinds(name_nonmember_metric(RECALL), kinds),
             curve=extraction.compute_recall_error_curve(members),
@@ -277,28 +276,23 @@ class AttackCell(Cell):
             rows=sum(g.rows for g in costs),
         )
 
-    def _build_member_strata(self, members: judging.Outcome) -> tuple[Stratum, ...]:
-        """Group the attacked members by their number of copies in the training data.
-
-        Return () if only a part of the sample was queried.
-        """
-        counts = self.audit.benchmark.record_counts.get("members")
-        whole_sample = len(members.ids) == len(select_members(self.audit.benchmark.secrets))
-        if counts is None or not whole_sample or self.key in self.audit.stops:
-            return ()
-        secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
-        return extraction.group_copies_strata(counts.by_copies, secrets, members.hit)
-
-    def _measure_group_shares(self, members: judging.Outcome) -> dict[str, Measurement]:
-        """Return the share of extracted members in each group of secrets.
+    def _group_members(self, members: judging.Outcome) -> dict[str, Any]:
+        """Return the finding's fields about groups of the attacked members.
 
         Return {} if `--until` may stop the queries early, because the intervals need a fixed sample
-        size.
+        size. Strata by number of copies need all members.
         """
         if self.key in self.audit.stops:
             return {}
-        secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
-        return extraction.measure_group_shares(secrets, members.hit)
+        benchmark = self.audit.benchmark
+        secrets = list(map(self.audit.secrets_by_id.__getitem__, members.ids))
+        fields: dict[str, Any] = {"by_group": extraction.measure_group_shares(secrets, members.hit)}
+        counts = benchmark.record_counts.get("members")
+        if counts is not None and len(secrets) == len(select_members(benchmark.secrets)):
+            fields["strata"] = extraction.group_copies_strata(
+                counts.by_copies, secrets, members.hit
+            )
+        return fields
 
     def _measure_undefended_difference(self) -> Iterator[Measurement]:
         """Yield the paired difference between this target's recall and the undefended target's.

@@ -72,7 +72,7 @@ def compare_packed_records(
     half = len(chosen) // 2
     other_rows = before[half:] + before[:half]
     by_itself = _recite(model, chosen, [()] * len(chosen))
-    readings = [("", _recite_rows(model, chosen, before), _recite_rows(model, chosen, other_rows))]
+    readings = [("", _recite(model, chosen, before), _recite(model, chosen, other_rows))]
     restarted = _recite_positions(model, chosen, before)
     restarted_elsewhere = _recite_positions(model, chosen, other_rows)
     if restarted is not None and restarted_elsewhere is not None:
@@ -89,12 +89,6 @@ def compare_packed_records(
         "are too low."
     )
     return f"packed rows: {counts}", (Doubt("text form", sentence),)
-
-
-def _recite_rows(
-    model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
-) -> _Recitation:
-    return _recite(model, secrets, [tuple(chain.from_iterable(texts)) for texts in before])
 
 
 @torch.no_grad()
@@ -140,11 +134,12 @@ def _choose_compared_records(
 
 @torch.no_grad()
 def _recite(
-    model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Tokens]
+    model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
 ) -> _Recitation:
-    """Score each suffix after the text in `before` and then the secret's prefix."""
+    """Score each suffix after the texts in `before` and then the secret's prefix."""
     extended = []
-    for secret, tokens in zip(secrets, before, strict=True):
+    for secret, texts in zip(secrets, before, strict=True):
+        tokens = tuple(chain.from_iterable(texts))
         extended.append(replace(secret, prefix=tokens + secret.prefix))
     is_greedy = np.zeros(len(extended), bool)
     log_prob = np.zeros(len(extended))
