@@ -65,7 +65,10 @@ class CanaryInsertionPlan:
         new = iter(added)
         rows: list[ChangedRow] = []
         for place in range(n_places):
-            rows.append(next(new) if place in places else (next(old), {}))
+            if place in places:
+                rows.append(next(new))
+            else:
+                rows.append((next(old), {}))
         return rows
 
     def check_insertable(
