@@ -19,7 +19,7 @@ from auditor.rag import page
 from auditor.rag.asking import TEMPLATE
 from auditor.rag.audit import RagAudit, audit_rag
 from auditor.rag.documents import choose_strangers, read_rag_documents
-from auditor.rag.layers import CANNOT_TELL, LEAKS, NO_LEAK, compute_coin_p_value
+from auditor.rag.layers import CANNOT_TELL, LEAKS, NO_LEAK, RagJudge, compute_coin_p_value
 from auditor.rag.system import RagSystem, open_rag_system
 from tests.conftest import check_command
 from tests.rag import systems
@@ -185,6 +185,16 @@ def test_sealed_stores_are_rarely_accused() -> None:
         member = noise.random(n) < 0.5
         alarms += compute_coin_p_value(signals.astype(float), member, seed) <= 0.05
     assert alarms <= 24  # 99% of a binomial of 5%
+
+
+@pytest.mark.parametrize(("p_value", "verdict"), [(0.036, NO_LEAK), (0.034, LEAKS)])
+def test_membership_is_told_below_five_percent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p_value: float, verdict: str
+) -> None:
+    """At 0.05, the interval of the measured share of false alarms reached above 5%."""
+    monkeypatch.setattr(RagJudge, "_compute_attack_p_value", lambda *_: p_value)
+    result = audit(tmp_path, systems.PerUser(), make_documents())
+    assert result.membership.verdict == verdict
 
 
 def test_command_with_and_without_a_system(tmp_path: Path, capsys: Any) -> None:
