@@ -12,7 +12,7 @@ from validation.harness import Page
 from validation.trust.fresh_values import write_tables_of_runs
 
 
-def test_records_are_found_by_their_best_value_and_values_alarm_alone(
+def test_membership_finds_records_and_ranks_find_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # (copies, alternatives above each value, membership score)
@@ -37,6 +37,6 @@ def test_records_are_found_by_their_best_value_and_values_alarm_alone(
     assert "| 80 | 50.0% [38.6%–61.4%] | 50.0% [38.6%–61.4%] |" in printed
     power = next(line for line in printed.splitlines() if line.startswith("| 4 |"))
     shares = [cell.split()[0] for cell in power.strip("| ").split(" | ")]
-    # by membership the second (1% takes 99 non-members); by rank the first at .01, the second not
-    # even at 5%: .03 is doubled
-    assert shares == ["4", "50.0%", "0.0%", "50.0%", "0.0%", "50.0%", "50.0%"]
+    # by membership the second of two records (1% takes 99 non-members); by rank two of three values
+    # at 5%, one at 1%
+    assert shares == ["4", "50.0%", "0.0%", "50.0%", "0.0%", "66.7%", "33.3%"]

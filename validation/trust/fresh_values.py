@@ -9,7 +9,7 @@ then on private records of the same kinds with new card, IBAN, telephone and soc
 numbers. The results are the shares of members found at 5% and at 1%, next to those of membership
 with as many non-members, and the false alarms among 2,290 unseen values, with exact intervals.
 With --runs, they are those of runs of one target with `--attack identifiers` and `--attack
-membership`: a record is found if one of its values is, by Bonferroni's correction.
+membership`.
 """
 
 from __future__ import annotations
@@ -254,28 +254,34 @@ def read_membership_scores(folder: Path, score: str) -> pd.Series:
 
 
 def write_tables_of_runs(page: Page, folders: tuple[Path, ...]) -> None:
-    """Write false alarms among non-members' values, then records found by number of copies."""
+    """Write false alarms among non-members' values, then what is found by number of copies.
+
+    Membership finds records, ranks find values.
+    """
     ranked = pd.concat([read_ranked_values(folder) for folder in folders])
     page.head("unseen values", *(f"p <= {level:.0%}" for level in LEVELS))
     fresh = ranked[ranked["copies"] == 0]
     page.row(len(fresh), *(share(int((fresh["p"] <= x).sum()), len(fresh)) for x in LEVELS))
     page.say()
-    grouped = ranked.groupby("secret")["p"]
-    records = pd.DataFrame({"p": grouped.min() * grouped.count()})
-    records["copies"] = ranked.groupby("secret")["copies"].first()
+    records = read_copies(folders[0]).set_index("secret")
+    for folder in folders[1:]:
+        records = records.combine_first(read_copies(folder).set_index("secret"))
+    found = {}
     for score in ("ez_mia", "zlib"):
         scores = pd.concat([read_membership_scores(folder, score) for folder in folders])
-        copies = pd.concat([read_copies(folder) for folder in folders]).drop_duplicates("secret")
-        others = scores[scores.index.isin(copies["secret"][copies["copies"] == 0])].to_numpy()
+        copies = records["copies"].reindex(scores.index)
         for level in LEVELS:
-            limit = roc.compute_conformal_threshold(others, level)
-            records[f"{score}, {level:.0%}"] = scores.reindex(records.index) > limit
+            limit = roc.compute_conformal_threshold(scores[copies == 0].to_numpy(), level)
+            found[f"{score}, {level:.0%}"] = copies, scores > limit
     for level in LEVELS:
-        records[f"rank, {level:.0%}"] = records["p"] <= level
-    columns = [name for name in records if name not in ("p", "copies")]
-    page.head("copies", *columns)
-    for count, group in records[records["copies"] > 0].groupby("copies"):
-        page.row(count, *(share(int(group[name].sum()), len(group)) for name in columns))
+        found[f"rank, {level:.0%}"] = ranked["copies"], ranked["p"] <= level
+    page.head("copies", *found)
+    for count in sorted(set(ranked["copies"]) - {0}):
+        cells = []
+        for copies, is_found in found.values():
+            of_count = is_found[copies == count]
+            cells.append(share(int(of_count.sum()), len(of_count)))
+        page.row(count, *cells)
 
 
 def main(
