@@ -47,9 +47,9 @@ class AttackRow:
 
     finding: Finding
     main: Measurement | None
-    difference: Measurement | None
-    base: str
-    title: str
+    difference: Measurement | None = None
+    base: str = ""
+    title: str = ""
 
     @property
     def number_text(self) -> str:
