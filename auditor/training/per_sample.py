@@ -339,12 +339,8 @@ def _make_unsupported_error(model: nn.Module, reason: str) -> AuditError:
         is_trained = any(p.requires_grad for p in module.parameters(recurse=False))
         if is_trained and type(module) not in GradSampleModule.GRAD_SAMPLERS:
             kinds.add(type(module).__name__)
-    trained = []
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            trained.append(name)
     advice = "freeze or replace that layer"
-    if not any("lora_" in name for name in trained):
+    if not any("lora_" in name for name, p in model.named_parameters() if p.requires_grad):
         advice = f"train a LoRA adapter (--lora), or {advice}"
     if kinds:
         layers = f"; layers it has no rule for: {', '.join(sorted(kinds))}"

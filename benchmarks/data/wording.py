@@ -67,18 +67,10 @@ def _find_character_boundary(offsets: Offsets, at: int, step: int) -> int:
     return at
 
 
-def decode_wording(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
+def cut_wording(text: str, ends: Sequence[int], start: int, cut: int, end: int) -> Wording:
     """Return the text of tokens start:cut as prefix and of tokens cut:end as suffix.
 
-    offsets: the character range of each token of `text`.
-    """
-    return cut_wording(text, find_token_ends(offsets, len(text)), start, cut, end)
-
-
-def cut_wording(text: str, ends: Sequence[int], start: int, cut: int, end: int) -> Wording:
-    """Do the same as `decode_wording`, but from the tokens' ends (`find_token_ends`).
-
-    Several windows of a text can share `ends`.
+    ends: where each token of `text` ends (`find_token_ends`).
     """
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
     last = ends[end - 1]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from auditor.benchmarks.data.wording import decode_wording
+from auditor.benchmarks.data.wording import cut_wording, find_token_ends
 from auditor.benchmarks.lab.lab_recipe import CANARY_SPACE, BaseLabRecipe, format_lab_canary
 from auditor.benchmarks.lab.lab_texts import LabTexts
 from auditor.core.errors import AuditError
@@ -87,9 +87,8 @@ def _cut_lab_text_into_secret(
         )
     if not recipe.suffix_length:
         end = len(tokens)
-    wording = replace(
-        decode_wording(text, offsets, start, at, end), marks=texts.marks.get(text, ())
-    )
+    wording = cut_wording(text, find_token_ends(offsets, len(text)), start, at, end)
+    wording = replace(wording, marks=texts.marks.get(text, ()))
     halves = (tokens[start:at], tokens[at:end])
     group = texts.kinds.get(text)
     return Secret(id, *halves, repeats, member=repeats > 0, group=group, wording=wording)

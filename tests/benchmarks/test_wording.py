@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks.data.wording import (
     CUT_WITHIN_CHARACTER,
-    decode_wording,
+    cut_wording,
     find_token_ends,
 )
 from auditor.benchmarks.lab.lab import Lab
@@ -223,7 +223,7 @@ def test_tokens_make_up_all_of_a_text(text: str, name: str) -> None:
         and (not ids or ends[-1] == len(text))
     )
     for cut in range(1, len(ids)):
-        whole = decode_wording(text, offsets, 0, cut, len(ids))
+        whole = cut_wording(text, ends, 0, cut, len(ids))
         assert (
             whole.prefix + whole.suffix == text
             and "".join(whole.suffix_text_by_token) == whole.suffix
@@ -235,7 +235,8 @@ def test_tokens_make_up_all_of_a_text(text: str, name: str) -> None:
 def test_pieces_are_those_that_decoding_finds_where_it_gives_the_text_back(text: str) -> None:
     tokenizer = TOKENIZERS["bytes"]
     encoded = tokenizer(text, return_offsets_mapping=True)
-    whole = decode_wording(text, encoded["offset_mapping"], 0, 0, len(encoded["input_ids"]))
+    ends = find_token_ends(encoded["offset_mapping"], len(text))
+    whole = cut_wording(text, ends, 0, 0, len(ends))
     assert list(whole.suffix_text_by_token) == private_texts.decode_token_texts(
         decode(tokenizer), (), encoded["input_ids"]
     )
