@@ -232,18 +232,25 @@ class _RunPartTimer:
             list(compute_text_nlls(target.model, subset, context_lengths=sample_given))
             scoring.compute_published_nlls(target.model, subset, sample_given, self.scene.seed)
 
+        # Greedy recall stores the scores of the undefended model's members.
+        secrets = target.secrets
+        if target.is_undefended and implies_capability(target.model.capabilities, "distribution"):
+            secrets = select_members(secrets, False)
+
         def score_tokens(n: int) -> None:
-            subset = _draw_fixed_subset(target.secrets, n, "tokens")
+            subset = _draw_fixed_subset(secrets, n, "tokens")
             list(scoring.batch_suffix_log_probs(target, subset, self.scene.batch_size))
 
         if texts:
             at_once = _count_fitting_texts(target.model, max(map(len, texts)))
             name = f"perplexity of {target.title}"
             self.time_parts_within_share([TimedPart(name, len(texts), at_once, score_heldout)])
+        if not secrets:
+            return
         name = f"tokens of the secrets under {target.title}"
-        at_once = _count_fitting_secrets(target.model, target.secrets)
+        at_once = _count_fitting_secrets(target.model, secrets)
         self.time_parts_within_share(
-            [TimedPart(name, len(target.secrets), at_once, score_tokens, cut=(LIMIT,))]
+            [TimedPart(name, len(secrets), at_once, score_tokens, cut=(LIMIT,))]
         )
 
     def time_target_cells(self, target: Target, setting: Setting) -> None:

@@ -267,6 +267,8 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
     rows = {f["attack"]: f["rows"] for f in result["findings"]}
     assert part(found, "Undefended: perplexity (white-box)").rows == rows["perplexity"]
     assert not found.parts_without_estimate
+    # Greedy recall stores the members' scores.
+    assert part(found, "tokens of the secrets under Undefended").n_texts == 30
     tuning = part(found, "Undefended: ethicist (white-box), tuning")
     assert tuning.n_texts == tuning.n_timed == result["benchmark"]["known"]
     uncounted = {"choosing a prefix token"}
