@@ -166,10 +166,9 @@ def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     p = min(1.0, runs.first_training.n * float(stats.binom.sf(counts[most] - 1, t, q)))
     # P[Bin(t, r) >= k] is the distribution function of Beta(k, t - k + 1) at r; solve for r at 80%.
     needed = int(stats.binom.isf(SHARE / runs.first_training.n, t, q)) + 1
+    least = 1.0
     if needed <= t:
         least = float(stats.beta.ppf(POWER, needed, t - needed + 1))
-    else:
-        least = 1.0
     return judge_p_value(
         "no record favoured",
         p,

@@ -114,10 +114,9 @@ def _find_likeliest_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
             free = float((step.spread[at:to] ** 2).sum())
             size = float(np.linalg.norm(noise) * np.linalg.norm(normals))
             # Noise that is independent of `normals` has a cosine with it of about N(0, 1 / free).
+            cosine = 0.0
             if size:
                 cosine = abs(float(noise @ normals)) / size
-            else:
-                cosine = 0.0
             matches.append((float(stats.norm.sf(cosine * math.sqrt(free))), int(seed), name))
     p, seed, name = min(matches)  # Bonferroni over signs, seeds, tensors and trainings
     return seed, min(1.0, 2 * p * len(matches) * _TRIED), name
@@ -284,11 +283,8 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
         return fail_loop_check(
             name, message, would, WorstViolation("no noise", "the others'"), math.inf
         )
-    if _list_mixed_steps(runs):
-        filled = []
-    else:
-        filled = [step for step in empty if step.foreign]
-    if filled:
+    filled = [step for step in empty if step.foreign]
+    if filled and not _list_mixed_steps(runs):
         message = (
             f"{len(filled)} of {len(empty)} steps without a record used the gradient of a "
             "made-up row"

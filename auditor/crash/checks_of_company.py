@@ -158,10 +158,9 @@ def _fit_company_weight(
             sizes.append(len(part))
     if not any(sizes):  # no step has noise as a unit of reach
         return None
+    constant = 1.0
     if weight == "records":
         constant = sum(map(bool, sizes)) / sum(sizes)
-    else:
-        constant = 1.0
     normal = np.zeros(())
     products = np.zeros(())
     for step in steps:

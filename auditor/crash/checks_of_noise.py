@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -119,7 +120,7 @@ def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool
     """
     if _find_tensors_without_noise(runs):  # a fault that leaves no unit of measurement
         return False
-    freedoms = dict.fromkeys(shares, 0)
+    freedoms = Counter[str]()
     for step in runs.steps_with_noise:
         for name, (_, free) in step.scales.items():
             freedoms[name] += free

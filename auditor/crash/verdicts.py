@@ -8,6 +8,7 @@ approximately normal, because they are sums over thousands of noise elements.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,16 +95,15 @@ class WatchedTrainings:
         """
         if self.whitened_shares is not None:
             return self.whitened_shares
-        squares: dict[str, float] = {}
-        freedoms: dict[str, int] = {}
-        for step in self.steps_with_noise:
-            for name, (scale, free) in step.scales.items():
-                # Each step is measured in units of its noise, which a schedule may change.
-                squares[name] = squares.get(name, 0.0) + (scale / step.scale) ** 2 * free
-                freedoms[name] = freedoms.get(name, 0) + free
+        squares = defaultdict[str, float](float)
+        freedoms = defaultdict[str, int](int)
         shares: dict[str, float] = {}
         for step in self.steps_with_noise:
             shares |= dict.fromkeys(step.tensor_ranges, 1.0)
+            for name, (scale, free) in step.scales.items():
+                # Each step is measured in units of its noise, which a schedule may change.
+                squares[name] += (scale / step.scale) ** 2 * free
+                freedoms[name] += free
         for name, square in squares.items():
             if square:
                 shares[name] = math.sqrt(square / freedoms[name])
@@ -124,10 +124,9 @@ class WatchedTrainings:
         """The share of steps in which a record is read, averaged over records."""
         # Allocation reads each record equally often only over whole trainings: a missing first step
         # would leave incomplete passes.
+        steps = self.steps_but_first_of_each_training
         if self.claim.sampling == "allocation":
             steps = self.steps
-        else:
-            steps = self.steps_but_first_of_each_training
         n_reads = sum(len(step.records) for step in steps)
         return min(1.0, max(n_reads / max(1, self.first_training.n * len(steps)), 1e-9))
 

@@ -32,10 +32,10 @@ def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -
     """
     log_p, log_q = np.broadcast_arrays(log_p, log_q)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        epsilons = []
-        for a, b in ((log_p, log_q), (log_q, log_p)):
-            epsilons.append(_bound_one_sided_epsilon(a, b, draws, delta))
-    return np.maximum(*epsilons)
+        return np.maximum(
+            _bound_one_sided_epsilon(log_p, log_q, draws, delta),
+            _bound_one_sided_epsilon(log_q, log_p, draws, delta),
+        )
 
 
 def compute_renyi_conversion_penalty(order: float, delta: float) -> float:

@@ -36,6 +36,7 @@ WINDOWS = (2, 3, 4, 5, 8, 11, 15, 21, 29, 40)
 SHADOWS = 64
 # RMIA's a, which estimates p(x) from the models that did not see x (Zarifzadeh et al. 2024).
 OFFLINE = 0.3
+_LARGEST = 1e300  # an infinite gain counts as this
 _LEAST_LOSS = 2.0**-24  # the smallest difference from probability 1 in float32
 
 
@@ -78,16 +79,13 @@ def score_error_zone(delta: Floats, wrong: Bools) -> float:
     zone = delta[wrong]
     if not len(zone):
         return 2.0
-    gained = float(zone[zone > 0].sum())
+    with np.errstate(invalid="ignore"):
+        if np.isnan(zone.sum()):  # a NaN, or infinite gains and losses
+            return float("nan")
+    gained = min(float(zone[zone > 0].sum()), _LARGEST)
     lost = float(-zone[zone < 0].sum())
-    if np.isnan(zone).any() or (np.isinf(gained) and np.isinf(lost)):
-        return float("nan")
     if not lost:
-        if np.isinf(gained):
-            return 2.0
         return 1 + gained / (1 + gained)
-    if np.isinf(gained):
-        return 1.0
     return gained / (gained + lost)
 
 

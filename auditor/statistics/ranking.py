@@ -59,9 +59,8 @@ def measure_ranked_recall(
     solved = np.zeros(n, dtype=bool)
     solved[secret[solvers(np.ones(n, dtype=np.int64))]] = True
     if int((~right).sum()) < errors:
-        if len(np.unique(secret)) == len(secret):
-            equal_metric = "recall"
-        else:
+        equal_metric = "recall"
+        if len(np.unique(secret)) < len(secret):
             equal_metric = "the recall of all guesses"
         return measure_share(name, solved, f"fewer than {errors} errors: equals {equal_metric}")
     recalls = bootstrap.compute_resampled_statistic(

@@ -76,19 +76,18 @@ def estimate_population_share(
     for any sizes.
     """
     population = sum(stratum.population for stratum in strata)
-    in_part = sum(0 < stratum.n_queried < stratum.population for stratum in strata)
-    ends = []
-    for stratum in strata:
-        ends.append(compute_finite_population_interval(stratum, tail / max(1, in_part)))
     if not population:
         return math.nan, 0.0, 1.0
-    value = sum(
-        stratum.population * stratum.hits / stratum.n_queried if stratum.n_queried else math.nan
-        for stratum in strata
-        if stratum.population
-    )
-    return (
-        value / population,
-        sum(low for low, _ in ends) / population,
-        sum(high for _, high in ends) / population,
-    )
+    in_part = sum(0 < stratum.n_queried < stratum.population for stratum in strata)
+    hits = 0.0
+    least = 0
+    most = 0
+    for stratum in strata:
+        low, high = compute_finite_population_interval(stratum, tail / max(1, in_part))
+        least += low
+        most += high
+        if stratum.n_queried:
+            hits += stratum.population * stratum.hits / stratum.n_queried
+        elif stratum.population:
+            hits = math.nan
+    return hits / population, least / population, most / population
