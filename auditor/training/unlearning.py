@@ -96,11 +96,7 @@ class UnlearningTrainer(Variant):
         # Before `restore` loads the weights of a checkpoint: the model as it came.
         before = evaluate_record_log_probs(model, rows.to(device))
         course = FineTuningRecipe(
-            self.epochs,
-            self.learning_rate,
-            self.batch,
-            rows.shape[1],
-            job.end,
+            self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end
         )
         indices_of_records = list(zip(range(len(rows))))
         order = make_keyed_generator("unlearn", job.seed)

@@ -136,12 +136,7 @@ class Files(Benchmark):
         self.description = f"{Path(data).name if Path(data).exists() else data}: {counts}"
         self.form = members.form
         self.framed = self.form is not None and self.form.source is not None
-        if self.form is not None:  # the answers of a conversation: the rest may have had no loss
-            self.heldout_given = tuple(
-                len(secret.prefix) for secret in self.secrets if not secret.member
-            )
-        else:
-            self.heldout_given = _count_heldout_context(self.secrets)
+        self.heldout_given = _count_heldout_context(self.secrets, self.form is not None)
         large = (members, sources.get("--nonmembers"), sources.get("--forget"))
         whole_reads = _list_large_table_notes(large, plan.limit)
         self.notes = (cutting.describe_tokenisation(self.tokenizer), *self.notes, *whole_reads)
@@ -385,12 +380,15 @@ def _list_large_table_notes(
     return tuple(notes)
 
 
-def _count_heldout_context(secrets: Sequence[Secret]) -> tuple[int, ...]:
+def _count_heldout_context(secrets: Sequence[Secret], has_answers: bool) -> tuple[int, ...]:
     """Count the leading tokens of each non-member that are not scored.
 
     The prefix of a later window is not scored, because the previous window already scored these
-    tokens. Return () if no non-member is one of several windows.
+    tokens. Return () if no non-member is one of several windows. has_answers: whether only answers
+    of conversations are scored; the rest may have had no loss.
     """
+    if has_answers:
+        return tuple(len(secret.prefix) for secret in secrets if not secret.member)
     counts = []
     documents = set()
     before = None
