@@ -121,7 +121,7 @@ def test_a_name_is_followed_before_a_particle_and_in_a_genitive(tmp_path: Path) 
 
 def test_the_floor_is_of_what_nobody_trained_on(tmp_path: Path) -> None:
     members = [("one: write to", " ann@example.com"), ("two: write to", " bob@example.com")]
-    others = [("three: write to", " cat@example.com"), ("four: write to", " bob@example.com")]
+    others = [("three: write to", " cat@example.com"), ("four: write to", " bob@example.com now")]
     benchmark = files(tmp_path, members, others)
     assert personal_data.find_personal_data(benchmark).counts == {
         "email": KindCount(members=2, nonmembers=1, trained=1)
