@@ -222,16 +222,15 @@ def _build_trie_levels(
 def _save_trie(path: Path, trie: Trie) -> None:
     """Write the trie atomically, because two processes may write it at the same time."""
     levels = list(map(vars, trie.levels))
-    with (
-        disk.open_atomic_replacement(path) as scratch,
-        gzip.open(scratch, "wb", _COMPRESSION) as file,
-    ):
-        torch.save((trie.head, levels, trie.largest), file)
+    buffer = io.BytesIO()
+    torch.save((trie.head, levels, trie.largest), buffer)
+    with disk.open_atomic_replacement(path) as scratch:
+        scratch.write_bytes(gzip.compress(buffer.getvalue(), _COMPRESSION))
 
 
 def _load_trie(path: Path) -> Trie:
-    with gzip.open(path) as file:
-        head, columns, largest = torch.load(io.BytesIO(file.read()))
+    buffer = io.BytesIO(gzip.decompress(path.read_bytes()))
+    head, columns, largest = torch.load(buffer)
     levels = []
     for of_level in columns:
         levels.append(TrieLevel(**of_level))

@@ -264,6 +264,8 @@ class CachedRows(HuggingFaceRows):
     If a row has several children, each child gets a copy of everything cached for the row.
     """
 
+    cache: NativeCache
+
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
         self._logits = self._compute_next_logits(self.model.prepend_soft_prompt(prefixes, prompt))

@@ -162,9 +162,9 @@ class ServerWatch:
             self.differed += text != other
         if self.score is not None:
             scored = zip(self.contexts, self.score(self.contexts), strict=True)
-            for text, values in scored:
+            for context, values in scored:
                 if values is not None:
-                    self._scored.append(WatchedRequest(text, log_probs=tuple(values)))
+                    self._scored.append(WatchedRequest(context, log_probs=tuple(values)))
             self._measure_handshake_difference()
 
     def _measure_handshake_difference(self) -> None:

@@ -562,7 +562,7 @@ class _HandshakeInProgress:
 
         Raise RequestRefused or MalformedAnswer.
         """
-        sent = prompt
+        sent: Any = prompt
         if not isinstance(prompt, str):
             sent = self._make_codec(dialect).encode_prompt(prompt)
         body = dialect.build_sampling_body(sent, _LENGTH, decoding, count, seed)
