@@ -12,7 +12,7 @@ from dataclasses import replace
 from auditor.conclusions.signals import LeakAssessment
 from auditor.conclusions.strata import count_stratum_hits, measure_weighted_share
 from auditor.core.counts import format_count
-from auditor.core.result import AuditResult, Finding
+from auditor.core.result import AuditResult, Doubt, Finding
 from auditor.gate.rulings import Ruling
 from auditor.statistics.bounds import LEVEL, bound_binomial_share
 
@@ -33,10 +33,10 @@ def downgrade_doubtful_ruling(
     """
     cell = (ruling.target, ruling.setting, ruling.attack)
     is_drawn = any(row.cell_key == cell and row.drawn for row in result.findings)
-    doubts = []
+    doubts: list[Doubt] = []
     for target in result.targets:
         if target.name == ruling.target:
-            doubts.extend(target.doubts)
+            doubts += target.doubts
     doubts += assessment.contradictions.get(ruling.target, ())
     reasons = []
     for doubt in doubts:
