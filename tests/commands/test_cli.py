@@ -397,7 +397,9 @@ def test_reports_are_rendered_again_byte_for_byte(full: Path, tmp_path: Path, sa
     for name in ("report.md", "report.html"):
         (copy / name).write_text("gone")
     check_command("report", copy)
-    assert (copy / "report.md").read_bytes() == (full / "report.md").read_bytes()
+    # but for its folder, which the next command names
+    rendered = (copy / "report.md").read_text().replace(str(copy), str(full))
+    assert rendered == (full / "report.md").read_text()
     assert "gone" not in (copy / "report.html").read_text()[:10]
     assert str(copy / "report.html") in said.readouterr().out
 
@@ -591,7 +593,8 @@ def test_a_report_shows_what_changed_since_another_run(
         "0 of [0-9]+ configurations? leaks? more", page
     )
     assert run_command_line(["report", str(again)]) == 0  # the folder alone again
-    assert (again / "report.html").read_bytes() == (full / "report.html").read_bytes()
+    page = (again / "report.html").read_text().replace(str(again), str(full))
+    assert page == (full / "report.html").read_text()
     zlib = command(inputs, fresh, "--attack", "zlib", "--setting", "white-box")
     assert run_command_line([*zlib, "--baseline", str(full)]) == 2  # no non-members: other secrets
     assert "is no match for" in said.readouterr().err and (fresh / "report.html").exists()
