@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import repeat
 
 import ahocorasick
 
 from auditor.benchmarks.data.words import is_inside_word
 
-_ONCE = repeat(1)
 _END = 32  # characters at the end of a text to search for; the rest is compared where they occur
 
 
-def count_text_occurrences(
-    strings: Mapping[str, bool], texts: Iterable[str], times: Iterable[int] = _ONCE
-) -> dict[str, int]:
+def count_text_occurrences(strings: Mapping[str, bool], texts: Iterable[str]) -> dict[str, int]:
     """Count the occurrences of each string in the texts, including overlapping occurrences.
 
     strings: the strings to count, as keys. If the value is True, occurrences that end inside a word
         do not count; for example, `code 12` then does not occur in `code 123`.
-    times: weight of each text (by default 1).
 
     Raise ValueError if a string is empty.
     """
@@ -36,7 +31,7 @@ def count_text_occurrences(
     for end, lengths_of_end in lengths.items():
         automaton.add_word(end, tuple(lengths_of_end))
     automaton.make_automaton()
-    for text, weight in zip(texts, times, strict=False):
+    for text in texts:
         for last, lengths_of_end in automaton.iter(text):
             for length in lengths_of_end:
                 start = last + 1 - length
@@ -45,7 +40,7 @@ def count_text_occurrences(
                 if start < 0 or (occurrence := text[start : last + 1]) not in counts:
                     continue
                 if not (strings[occurrence] and is_occurrence_end_inside_word(occurrence, after)):
-                    counts[occurrence] += weight
+                    counts[occurrence] += 1
     return counts
 
 
