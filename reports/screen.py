@@ -433,7 +433,7 @@ def _build_copies_screen_entry(result: AuditResult, assessment: LeakAssessment) 
         if zeros:
             widest = max(zeros, key=lambda m: m.high)
             items[-1] += (
-                f"; {phrases.format_hit_count(widest)} leaves up to "
+                f"; the {phrases.format_hit_count(widest)} leaves up to "
                 f"{phrases.format_percent(widest.high)}% possible"
             )
     for finding in result.findings:

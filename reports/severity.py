@@ -98,7 +98,7 @@ def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
     bound = signals.format_still_possible(assessment, target)
     first = "no leak is shown"
     if assessment.shows_no_leakage(target):
-        first = signals.format_no_leakage(assessment, target)
+        first = "no leakage seen"
     if open_reasons := tuple(_explain_inconclusive(assessment, target)):
         return Severity(OPEN, f"{first}, but {', '.join(open_reasons)}", bound)
     return Severity(NONE, f"{first}: every signal was tested", bound)
@@ -106,7 +106,7 @@ def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
 
 def _explain_inconclusive(assessment: LeakAssessment, target: str) -> Iterator[str]:
     """Yield the reasons why the model cannot be rated "none seen"."""
-    ending = "were not"  # after "seen in what was tested, but"
+    ending = "are untested"
     if suspected := assessment.list_suspected_signals(target):
         names = ", ".join(dict.fromkeys(s.kind.short for s in suspected))
         ending = "untested"
@@ -116,7 +116,7 @@ def _explain_inconclusive(assessment: LeakAssessment, target: str) -> Iterator[s
         yield "there is a reason to doubt what was measured"
     if assessment.unasked:
         ending = "untested"
-        yield f"time ran out before {format_count(assessment.unasked, 'record')}"
+        yield f"{format_count(assessment.unasked, 'record')} not asked for lack of time"
     all_signals = assessment.list_target_signals(target)
     kinds = {s.kind for s in all_signals}
     # A kind tested at any access level has no signal "not tested".

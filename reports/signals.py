@@ -78,7 +78,7 @@ def describe_signal_number(signal: LeakSignal) -> str:
     if signal.kind is PERSONAL:
         return f"{personal.format_personal_kind(signal.part)} {phrases.format_counted_share(m)}"
     if signal.count:
-        part = f"of those trained on {format_count(int(signal.count), 'time')}"
+        part = f"of records trained on {format_count(int(signal.count), 'time')}"
     else:
         part = signal.part
     at = f", {part}" if part else ""

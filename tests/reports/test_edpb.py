@@ -357,7 +357,7 @@ def test_the_officer_reads_the_number_that_decided(result: AuditResult) -> None:
     told = answers["Membership inference"]
     assert "Membership AUC 0.610 [0.480–0.740] of 69" in told
     assert (
-        "membership AUC 0.954 [0.768–1.00] (loss, best of 10 scores), of those trained on 8 times"
+        "membership AUC 0.954 [0.768–1.00] (loss, best of 10 scores), of records trained on 8 times"
         in told
     )
     assert (

@@ -108,7 +108,9 @@ def test_long_number_does_not_push_results_out_of_the_window(
     path = tmp_path / "report.html"
     path.write_text(page, encoding="utf-8")
     browser.open(path, width)
-    note = "membership AUC 0.975 [0.695–1.00] (Min-K%++, best of 11 scores), of those trained on 4"
+    note = (
+        "membership AUC 0.975 [0.695–1.00] (Min-K%++, best of 11 scores), of records trained on 4"
+    )
     browser.evaluate(f"document.querySelector('#signals-table td.number').textContent = '{note}'")
     assert browser.evaluate(
         "(s => s.scrollWidth <= s.clientWidth)(document.querySelector('#glance .scroll'))"

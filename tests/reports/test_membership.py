@@ -135,7 +135,7 @@ def test_the_strongest_score_heads_the_table_and_says_of_how_many(result: AuditR
     table = next(block for block in section.blocks if isinstance(block, Table))
     assert table.groups[0].rows[0][0] == "strongest: loss, best of 11 scores"
     said = markdown.render_markdown_report(with_row(result, tried)).replace("\\", "")
-    assert "membership AUC 0.990 [0.980–1.00] (EZ-MIA), of those trained on 64 times" in said
+    assert "membership AUC 0.990 [0.980–1.00] (EZ-MIA), of records trained on 64 times" in said
 
 
 def scores() -> dict[str, np.ndarray]:

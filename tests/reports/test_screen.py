@@ -142,7 +142,7 @@ def test_it_is_laid_out_as_it_should_be() -> None:
         "decoding)."
     )
     assert entry(shown, "WHERE") == (
-        "copies 1: 0/64, 2: 4/64, 4: 36/64, 8: 62/64, 16: 64/64 (white-box); 0/64 leaves up to "
+        "copies 1: 0/64, 2: 4/64, 4: 36/64, 8: 62/64, 16: 64/64 (white-box); the 0/64 leaves up to "
         "5.6% possible"
     )
     assert entry(shown, "NEXT") == "audit advise runs/latest"
@@ -262,7 +262,7 @@ def test_a_clean_run_goes_on_to_a_gate() -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
     shown = lines(result)
     assert entry(shown, "RESULT") == (
-        "Undefended: INCONCLUSIVE. No leakage seen in what was tested, but 8 of 9 signals were not."
+        "Undefended: INCONCLUSIVE. No leakage seen, but 8 of 9 signals are untested."
     )
     assert entry(shown, "NEXT") == "audit gate runs/latest --max recall=0.05"
     assert entry(shown, "LIMITS").startswith(
@@ -307,7 +307,7 @@ def test_where_nothing_was_seen_its_bound_stands_beside_it_and_a_doubt_is_resolv
     shown = lines(result)
     assert (
         entry(shown, "WHERE")
-        == "copies 20: 0/20, 40: 0/40 (white-box); 0/20 leaves up to 17% possible"
+        == "copies 20: 0/20, 40: 0/40 (white-box); the 0/20 leaves up to 17% possible"
     )
     assert entry(shown, "WHAT") == "e-mail addresses 0/24 (white-box): none extracted"
     also = entry(shown, "ALSO")

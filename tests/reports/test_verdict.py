@@ -26,8 +26,8 @@ def test_a_zero_is_never_said_without_its_bound(result: AuditResult) -> None:
         lambda f: replace(f, measurements=(Measurement("recall", 0.0, 0.0, 0.011, 320),)),
     )
     assert (
-        "PMixED (sound): INCONCLUSIVE. No leakage seen in what was tested, but 8 of 9 signals were "
-        "not (still possible: verbatim up to 1.1% (0/320))." in write_headline(none)
+        "PMixED (sound): INCONCLUSIVE. No leakage seen, but 8 of 9 signals are "
+        "untested (still possible: verbatim up to 1.1% (0/320))." in write_headline(none)
     )
 
 
