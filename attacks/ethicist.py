@@ -398,10 +398,10 @@ def count_warmup_steps(steps: int) -> int:
 def _list_tuning_groups(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
     """Yield groups of pairs that fit into one forward pass, as (share of all pairs, pairs).
 
-    The mean over all pairs is the sum of the groups' means, weighted by the shares.
+    The mean loss of all pairs is the sum of the groups' mean losses, weighted by the shares.
 
-    All suffixes of a group have the same length. The lengths of whole texts, including a prompt of
-    `rows` tokens, differ by at most an eighth.
+    All suffixes of a group have the same length. Whole texts of a group differ in length by at
+    most an eighth of the shortest. rows: length of the soft prompt before each text, in tokens.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):

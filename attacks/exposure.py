@@ -371,9 +371,10 @@ def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
 
 
 def _widen_exposure_interval(m: Measurement, observations: Observed, mask: Bools) -> Measurement:
-    """Widen the interval of the mean exposure to include the means of the lower and upper bounds.
+    """Widen the interval of a mean exposure, because each canary's exposure is only bounded.
 
-    mask: the canaries of the mean, (canaries,).
+    The new interval includes the mean of the canaries' lower bounds and that of their upper bounds.
+    mask: the canaries that the mean is of, (canaries,).
     """
     if not mask.any() or math.isnan(m.value):
         return m

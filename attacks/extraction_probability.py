@@ -219,10 +219,10 @@ class ExtractionProbability(DistributionProbe):
         return next((note for start, note in notes.items() if name.startswith(start)), "")
 
     def _bound_brackets(self, observations: Sequence[Observation]) -> dict[str, Floats]:
-        """Return bounds on each secret's probability, (secrets,), keyed by measurement name.
+        """Return bounds on the probability of extracting each secret, keyed by measurement name.
 
-        The mapping also has greedy shares: the share of a suffix's windows that greedy decoding
-        reproduces.
+        Each array has shape (secrets,). Keys that begin with `greedy_windows_` have no bound: they
+        give the share of the suffix's windows (runs of tokens) that greedy decoding reproduces.
         """
         bounds = {
             _NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)

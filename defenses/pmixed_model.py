@@ -68,7 +68,7 @@ class PMixedMemberProjection:
 
 
 def build_unmixed_projection(members: int) -> PMixedMemberProjection:
-    """Return a projection that does not change the members."""
+    """Return a projection that leaves the distribution of each of `members` models as it is."""
     return PMixedMemberProjection(2, (math.inf,) * members, cap=1.0, two_sided=False)
 
 

@@ -303,9 +303,9 @@ def _format_aligned_row(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal]) -> str:
-    """Return the number of extracted non-members of each model.
+    """Return the line that counts the non-members extracted from each model.
 
-    `of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`
+    Example: `of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`.
     """
     used = set()
     highest: dict[str, Measurement] = {}

@@ -86,7 +86,7 @@ def list_frontier_models(
     models = []
     for target in targets:
         line = target.title
-        labels = []
+        labels: list[str] = []
         if target.name != UNDEFENDED:
             if has_one_defense and variant:
                 line = variant

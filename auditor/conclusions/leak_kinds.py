@@ -232,14 +232,14 @@ def read_nonmember_leaks(
 def read_repeat_leaks(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """Yield the number with this name at each repeat count, next to the baseline.
+    """Yield the metric at each repeat count, next to its baseline.
 
-    The repeat count of a secret is its number of copies in the training data. The numbers share one
-    significance level. Yield nothing for fewer than two repeat counts.
+    The repeat count of a secret is its number of copies in the training data. All repeat counts are
+    tested together, at one significance level. Yield nothing for fewer than two repeat counts.
 
     Args:
         finding: the finding.
-        baseline: the number of non-members or by chance; None if unknown.
+        baseline: the metric's value for non-members, or by chance; None if unknown.
         name: name of the metric.
     """
     shares = {}

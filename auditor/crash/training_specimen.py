@@ -242,10 +242,11 @@ def pad_specimen_tokens(records: list[Record], indices: list[int]) -> Tensor:
 
 @contextmanager
 def empty_draws_context(n: int) -> Iterator[None]:
-    """Make every fourth torch draw of `n` uniform numbers return only values just below 1.
+    """Make every fourth Poisson batch empty, to test that a training handles this.
 
-    Such a draw selects no record. Poisson sampling can give an empty batch, so a training must
-    handle it.
+    Poisson sampling draws one uniform number for each of `n` records, and selects records with
+    small numbers. Inside the with-block, every fourth `torch.rand` of shape (n,) returns only
+    numbers just below 1.
     """
     draw, count = torch.rand, 0
 

@@ -237,7 +237,12 @@ def judge_certain_check(
     witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None,
 ) -> LoopCheck:
-    """Judge a check that involves no chance; for the arguments, see `judge_p_value`."""
+    """Return the result of a check that is certain: broken, or no fault seen.
+
+    name: of the check. is_broken: whether the fault was seen. fault, fine: the sentences for a
+    broken loop and for a loop without this fault. would_see: the smallest fault that the check
+    sees. witness: returns an example of the fault. epsilon: returns the epsilon it costs.
+    """
     p = float(not is_broken)
     return judge_p_value(name, p, fault, fine, would_see, witness, epsilon, COUNTED)
 

@@ -79,7 +79,7 @@ class Erasure:
 
     @property
     def users_left(self) -> list[str]:
-        """The people with a deleted record that is still there."""
+        """The people of whom a record that should be deleted was found in some layer."""
         return sorted({user for name in self.leftovers for user in self.users.get(name, ())})
 
 

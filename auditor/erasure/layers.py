@@ -99,7 +99,7 @@ class LayerVerdict:
 
     @property
     def places(self) -> Sequence[str]:
-        """The positions of the leftovers, without repeats, most frequent first."""
+        """The distinct forms and places in which leftovers were found, most frequent first."""
         return [place for place, _ in Counter(self.leftovers.values()).most_common()]
 
 

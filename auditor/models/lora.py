@@ -303,7 +303,11 @@ class MixedLora(nn.Module):
         return y.transpose(0, 1).flatten(0, 1)
 
     def _lora_output_by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
-        """Map x (parts, m, in) to (parts, m, out) with the updates of `parts` (None: all)."""
+        """Map x to the layer's output, with another adapter for each part of x.
+
+        x: (adapters, m, in); the result is (adapters, m, out). parts: the adapters' indices; None
+        for all adapters in order.
+        """
         if self.merged is None:
             a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)

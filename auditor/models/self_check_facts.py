@@ -123,11 +123,11 @@ def _list_settings(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[obj
 
 
 def choose_compared_records(model: HuggingFaceModel, records: Records, room: int) -> Records:
-    """Return a few records of at most `room` tokens for a self-check.
+    """Choose a few records for a self-check, each of at most `room` tokens.
 
-    They are the longest record, and short records that together contain many special tokens. For an
-    activated LoRA, which is an adapter that certain tokens switch on, they are spread over all
-    records. `records` are (prefix, suffix) pairs.
+    Choose the longest record, then the shortest ones that add a special token. An activated LoRA is
+    an adapter that certain tokens switch on: for it, choose records at equal distances. `records`
+    are (prefix, suffix) pairs.
     """
     fitting = []
     for record in records:

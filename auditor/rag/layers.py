@@ -482,7 +482,11 @@ def _list_trigrams(tokens: Sequence[int]) -> set[tuple[int, ...]]:
 
 
 def list_layer_verdicts(judge: RagJudge) -> list[RagVerdict]:
-    """Return the verdicts on shown text and personal data, in answers and in retrieved texts."""
+    """Return the verdicts on what the system shows to strangers.
+
+    Answers are judged by themselves, and so are retrieved texts: documents word for word, nearly
+    word for word, and personal data if documents contain any.
+    """
     verdicts = []
     for channel in judge.list_channels():
         verdicts += judge.judge_shown_text(channel)

@@ -41,8 +41,8 @@ def digest_model_files(
 
     Args:
         models_by_role: each role's model (folder or hub id) and its hub revision.
-        progress: called with (description, done, total). If it is given, the digests are for a
-            decision, which must not rely on file dates or cached digests: all bytes are read.
+        progress: called with (description, done, total). Pass it if a decision depends on the
+            digests: then all bytes are read, and no cached digest is used.
     """
     cache = _DigestCache()
     paths = dict(_list_role_files(models_by_role))

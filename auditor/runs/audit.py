@@ -173,11 +173,11 @@ class RunContext:
                     self.site.reporter.note(note)
 
     def _list_packed_row_notes(self) -> tuple[str, ...]:
-        """Return a note that compares recitation with and without the earlier records of a row.
+        """Compare recitation of packed records with and without the records before them.
 
         A trainer may pack several records into one row. If the model recites records better after
-        the earlier records of their row, a doubt is added to the benchmark. Return () if nothing
-        could be compared.
+        the earlier records of their row, add a doubt to the benchmark. Return a note with both
+        numbers, or () if nothing could be compared.
         """
         model = wrap_prefixed_model(self.site.model, self.prefix_token.tokens)
         remark, doubts = packed_rows.compare_packed_records(

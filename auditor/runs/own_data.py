@@ -45,11 +45,11 @@ def load_own_benchmark(
     form_rows: int = text_form.ROWS,
     soft_prompt_rows: int = 0,
 ) -> Benchmark:
-    """Load the records and canaries of a plan outside the lab.
+    """Load the records and canaries of a plan that attacks the user's own model.
 
     Args:
         reader: reader of the plan's files.
-        name: the model's folder or hub id.
+        name: the model's folder or hub id, for messages.
         model: the attacked model.
         recorded_form: how a resumed run renders conversations as text; None to choose this now.
         form_rows: largest number of data rows used to choose the text form.

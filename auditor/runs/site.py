@@ -282,11 +282,11 @@ class Site(SiteModels):
         return public
 
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:
-        """Return how many seconds it took to train a target's models; None if unknown.
+        """Return how many seconds the training of a target's models took; None if unknown.
 
         Args:
             defense: None for the undefended model.
-            building: seconds that the run just spent on making the models.
+            building: seconds that this run needed to train or load the models.
         """
         return None if defense is None else building
 

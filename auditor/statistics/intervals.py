@@ -166,10 +166,11 @@ def subtract_nonmember_mean(
 def combine_independent_intervals(
     terms: Iterable[tuple[float, Measurement]],
 ) -> tuple[float, float, float]:
-    """Return (value, low, high) of a weighted sum of independent numbers, by MOVER.
+    """Return (value, low, high) of a weighted sum of independent estimates, by MOVER.
 
-    terms: (coefficient, number with interval). In each direction, the squared distance from value
-    to end is the sum of the terms' squared distances (Zou and Donner 2008).
+    terms: (weight, estimate with its interval). The squared distance from the sum to its lower
+    limit is the sum of the squared distances from each weighted estimate to its own lower limit;
+    likewise for upper limits (Zou and Donner 2008).
     """
     value = reach_down = reach_up = 0.0
     for times, m in terms:

@@ -432,10 +432,13 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 
 @contextmanager
 def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
-    """Open the train split of a data set: on the Hub, saved, or a folder that `datasets` reads.
+    """Open the train split of a data set.
 
     Use the split only inside the with-block. At its end, the files that `datasets` made from a
     folder are deleted, because they contain private text.
+
+    where: the beginning of error messages. name: a data set's name on the Hub, a folder written by
+    `save_to_disk`, or a folder of files that `load_dataset` reads.
     """
     import datasets
 
