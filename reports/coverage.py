@@ -107,6 +107,8 @@ def format_coverage(result: AuditResult) -> str:
     tokens = ""
     if counts.attacked_tokens < counts.tokens:  # half of a short record is the prefix
         tokens = f", {counts.attacked_tokens / counts.tokens:.0%} of their tokens attacked"
+        if counts.context_tokens:
+            tokens += f", with at most {counts.context_tokens:,} tokens of context"
     return f"{format_audited_share(result)} records audited{tokens}{f' ({rest})' if rest else ''}"
 
 

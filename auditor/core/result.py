@@ -398,6 +398,8 @@ class RecordCounts:
         parts_left_out: number of unusable parts of usable records, by reason.
         tokens: number of tokens in the audited records; 0 if not counted.
         attacked_tokens: number of tokens that are inside an attacked suffix.
+        context_tokens: length of the longest prefix, if the attacker knows less than all that
+            precedes some suffix; else 0.
         by_copies: number of members that could be attacked, by number of copies ("" if unknown).
     """
 
@@ -410,6 +412,7 @@ class RecordCounts:
     # Of the audited records: all tokens of texts, or those of suffixes and answers; 0: not counted.
     tokens: int = 0
     attacked_tokens: int = 0
+    context_tokens: int = 0
     by_copies: dict[str, int] = field(default_factory=dict)
 
     @property

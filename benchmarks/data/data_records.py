@@ -149,8 +149,12 @@ class RecordSource:
         attacked_tokens = 0
         if tokens:
             attacked_tokens = _count_attacked_tokens(attacked)
+        context_tokens = 0
+        if any(record.suffix_start > len(record.prefix) for record in attacked):
+            context_tokens = max(len(record.prefix) for record in attacked)
         return RecordCounts(
-            n_rows, len(audited_rows), copies, all_left_out, by_rule, parts, tokens, attacked_tokens
+            *(n_rows, len(audited_rows), copies, all_left_out, by_rule, parts),
+            *(tokens, attacked_tokens, context_tokens),
         )
 
 

@@ -141,6 +141,9 @@ def test_short_and_long_records_are_audited_side_by_side_and_their_tokens_counte
     assert len(lengths) == 1 and 8 <= lengths.pop() < 50
     windows = [secret for secret in benchmark.secrets if secret.document == "row-000002"]
     assert len(windows) == 20
+    assert counts.context_tokens == max(len(secret.prefix) for secret in windows) == 50
+    short = build(write(tmp_path / "short.jsonl", rows[1:2]))
+    assert short.record_counts["members"].context_tokens == 0  # the attacker knows all before
     assert (
         counts.attacked_tokens
         == sum(len(secret.suffix) for secret in benchmark.secrets)

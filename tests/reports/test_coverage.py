@@ -200,6 +200,11 @@ def test_the_share_of_tokens_that_was_attacked_is_said(result: AuditResult) -> N
     benchmark = replace(made.benchmark, records={"members": counts})
     label = coverage.format_coverage(replace(made, benchmark=benchmark))
     assert label == "41 of 141 records audited, 95% of their tokens attacked (6 too short)"
+    counts = replace(counts, context_tokens=50)
+    benchmark = replace(made.benchmark, records={"members": counts})
+    assert "95% of their tokens attacked, with at most 50 tokens of context" in (
+        coverage.format_coverage(replace(made, benchmark=benchmark))
+    )
 
 
 def test_parts_beyond_the_trained_length_are_counted_with_the_length(result: AuditResult) -> None:
