@@ -60,7 +60,7 @@ class TextLengths:
         return (
             f"each text cut by its own length: half of it, at most {LENGTH} tokens, and the next "
             f"{LENGTH} or what is left, at least {LEAST_SUFFIX}; a longer text is attacked all "
-            f"along, in at most {MOST_WINDOWS} windows, each after only the {LENGTH} tokens before it"
+            f"along, in at most {MOST_WINDOWS} windows, each after only {LENGTH} tokens of context"
         )
 
     def cut_places(

@@ -174,6 +174,7 @@ def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
     except (
         ValueError,
         EOFError,
+        OverflowError,
         SyntaxError,
         TokenError,
     ) as error:  # all that a damaged header can raise

@@ -14,6 +14,7 @@ them. The files hold private text: their owner alone may read them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 from collections import Counter
@@ -145,7 +146,8 @@ def main() -> None:
     # The piece of a non-member must be nowhere in the corpus, whatever precedes it.
     counted = {secret.whole: secret.ends_word for secret in members}
     counted |= {secret.piece: False for secret in others}
-    repeats = count_text_occurrences(counted, texts, columns.list_row_repeat_counts(table))
+    copies = map(itertools.repeat, texts, columns.list_row_repeat_counts(table))
+    repeats = count_text_occurrences(counted, itertools.chain.from_iterable(copies))
     write_rows(args.out, [{**secret.row, "repeats": repeats[secret.whole]} for secret in members])
     if args.heldout:
         write_rows(nonmembers, [secret.row for secret in others if not repeats[secret.piece]])
