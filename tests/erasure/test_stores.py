@@ -5,6 +5,7 @@ Versions are those of the extra `stores`; a package that is absent skips its tes
 
 from __future__ import annotations
 
+import multiprocessing
 import sqlite3
 import subprocess
 import sys
@@ -59,6 +60,17 @@ def fill_chroma(folder: Path, rows: list[Row], name: str = "notes", **settings: 
     return client, collection
 
 
+def fill_new_chroma(folder: Path, rows: list[Row]) -> None:
+    """Fill a store in a process that never had other rows.
+
+    The unused part of an index file holds whatever the writing process had in memory there.
+    """
+    writing = multiprocessing.get_context("spawn").Process(target=fill_chroma, args=(folder, rows))
+    writing.start()
+    writing.join()
+    assert writing.exitcode == 0
+
+
 def test_chroma_keeps_deleted_records_in_its_queue(tmp_path: Path) -> None:
     deleted, kept = split_rows(make_rows(), N_DELETED)
     _, collection = fill_chroma(tmp_path / "chroma", [*kept, *deleted])
@@ -72,7 +84,7 @@ def test_chroma_keeps_deleted_records_in_its_queue(tmp_path: Path) -> None:
         assert verdicts_by_layer(erasure)["collections", kind] == "gone"
     assert verdicts_by_layer(erasure)["nearest neighbours", "vectors"] == "gone"
     assert "copy the kept records into a new folder" in find_remedies(erasure)
-    fill_chroma(tmp_path / "new", kept)
+    fill_new_chroma(tmp_path / "new", kept)
     clean = examine(tmp_path, deleted, kept, str(tmp_path / "new"))
     assert not any(one.leftovers for one in clean.verdicts)
 
@@ -92,7 +104,7 @@ def test_chroma_keeps_the_folder_of_a_dropped_collection(tmp_path: Path) -> None
     client, _ = fill_chroma(tmp_path / "chroma", deleted, "dropped", **settings)
     folders = {path for path in (tmp_path / "chroma").iterdir() if path.is_dir()}
     client.delete_collection("dropped")
-    fill_chroma(tmp_path / "chroma", kept)
+    fill_new_chroma(tmp_path / "chroma", kept)
     erasure = examine(tmp_path, deleted, kept, str(tmp_path / "chroma"))
     (index,) = (one for one in erasure.verdicts if "data_level0" in one.layer and one.leftovers)
     assert "which no collection has" in index.places[0] and "delete that folder" in index.remedy

@@ -19,7 +19,10 @@ from auditor.erasure.windows import TEXT, VECTORS
 
 _FILE = "chroma.sqlite3"
 _AT_ONCE = 10_000  # rows
-_NEW = "no call in place: copy the kept records into a new folder"
+_NEW = (
+    "no call in place: copy the kept records into a new folder, in a process that never read the "
+    "deleted ones"
+)
 _NO_VECTORS = r"/header\.bin|/length\.bin|/link_lists\.bin|\.pickle"
 
 
