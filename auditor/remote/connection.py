@@ -168,7 +168,7 @@ class ServerConnection:
         """
         try:
             answer = self._retry_request(
-                lambda: self._ask_request(None, lambda answer: answer), range(200, 600)
+                lambda: self._ask_request(None, lambda answer: answer), (200, *range(500, 600))
             )
             return {str(entry["id"]): dict(entry) for entry in answer["data"]}
         except (RequestRefused, KeyError, TypeError):

@@ -67,6 +67,21 @@ def compute_sign_test_p_value(k: int, n: int) -> float:
     return min(1.0, 2 * float(compute_binomial_cdf(min(k, n - k), n, 0.5)))
 
 
+def compute_homogeneity_p_value(counts: ArrayLike) -> float:
+    """Return Pearson's chi-square p-value for "all rows have the same distribution".
+
+    counts: (rows, columns) without empty rows or columns. With one degree of freedom, the
+    statistic has Yates's correction.
+    """
+    table = np.asarray(counts, dtype=float)
+    expected = table.sum(1, keepdims=True) * table.sum(0, keepdims=True) / table.sum()
+    distance = np.abs(table - expected)
+    n_free = (table.shape[0] - 1) * (table.shape[1] - 1)
+    if n_free == 1:
+        distance = distance - np.minimum(0.5, distance)
+    return float(scipy.special.chdtrc(n_free, (distance**2 / expected).sum()))
+
+
 def find_binomial_quantile(share: float, n: ArrayLike, p: ArrayLike) -> Ints:
     """Return the smallest k with P[B <= k] >= share; B is binomial, n draws of probability p."""
     return _find_smallest_count(lambda k: compute_binomial_cdf(k, n, p) >= share, n, p)

@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import scipy
-
 from auditor.benchmarks.data.cut_places import LEAST_SUFFIX
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
 from auditor.benchmarks.data.occurrences import (
@@ -20,6 +18,7 @@ from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair
 from auditor.core.result import Doubt
+from auditor.statistics.distributions import compute_homogeneity_p_value
 
 STANDS_IN_MEMBER = "occurs in a member, word for word except for case, spaces and punctuation"
 ANSWER_OF_MEMBER = "has the answer of a member, under another question"
@@ -169,7 +168,7 @@ def _has_unlike_lengths(members: Mapping[int, int], nonmembers: Mapping[int, int
     if not members or not nonmembers or len(bands) < 2:
         return False
     table = [[sizes.get(band, 0) for band in bands] for sizes in (members, nonmembers)]
-    return bool(scipy.stats.chi2_contingency(table).pvalue < _DIFFERENT_MIX)
+    return compute_homogeneity_p_value(table) < _DIFFERENT_MIX
 
 
 def _select_matched_rows(source: RecordSource, matched_rows: set[int], note: str) -> RecordSource:

@@ -128,6 +128,7 @@ class Server:
             Counter[tuple[int, ...]](),
         )
         self.faults: deque[Any] = deque()
+        self.busy_lists = 0  # of the next requests for the list of models: refused with 429
         self.asked: list[dict[str, Any]] = []
         # tokens of which nothing is said when they are drawn, as parts of characters
         self.held_back: set[int] = set()
@@ -375,6 +376,10 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *args: Any) -> None: ...
 
         def do_GET(self) -> None:
+            if server.busy_lists:
+                server.busy_lists -= 1
+                self.reply(429, {"error": {"message": "too many requests"}})
+                return
             self.reply(200, server.models()) if self.known() else self.reply(
                 401, {"error": {"message": self.said()}}
             )

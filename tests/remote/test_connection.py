@@ -244,6 +244,14 @@ def test_a_server_with_too_many_requests_is_given_more_attempts(
         model.token_log_probs(PREFIXES[:1], PREFIXES[2:3])
 
 
+def test_the_list_of_models_is_asked_for_again_if_the_server_is_busy(
+    served: Served, wire: Connect
+) -> None:
+    server, url = served()
+    server.busy_lists = 2
+    assert wire(url).list_served_models() and not server.busy_lists
+
+
 def test_a_named_time_is_waited_for(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
     server, url = served()
     model = RemoteModel(wire(url), "tiny", local.tokenizer)

@@ -38,6 +38,15 @@ def test_a_sign_test_is_exact() -> None:
     assert distributions.compute_sign_test_p_value(0, 0) == 1.0
 
 
+@pytest.mark.parametrize(
+    "table",
+    [[[9, 4], [3, 12]], [[5, 5], [5, 6]], [[30, 10, 2], [8, 20, 7]], [[1, 2], [3, 4], [9, 1]]],
+)
+def test_homogeneity_is_tested_as_by_scipy(table: list[list[int]]) -> None:
+    expected = stats.chi2_contingency(table).pvalue
+    assert distributions.compute_homogeneity_p_value(table) == pytest.approx(expected, rel=1e-12)
+
+
 def test_quantiles_and_exact_intervals_without_scipy_are_those_of_scipy() -> None:
     assert stats.norm.ppf((1 + intervals.CONFIDENCE) / 2) == intervals.Z
     for p in (1e-12, 0.025, 0.4, 0.5, 0.999):
