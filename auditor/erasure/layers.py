@@ -30,6 +30,10 @@ _PASSAGE = 10  # words
 _MOST_TEXTS = 20_000  # other texts to compare word by word
 
 
+class PartlyReadError(Exception):
+    """Error if the rest of a layer cannot be read, so that the layer cannot tell."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """Hold a part of a layer's content.
@@ -47,7 +51,8 @@ class Piece:
 class Layer:
     """Describe a way to read a store, such as its tables or the bytes of a file.
 
-    read_pieces: a function that returns the content.
+    read_pieces: a function that returns the content; it raises PartlyReadError if the rest cannot
+        be read.
     kinds: the kinds of content that the layer may contain.
     locate: a function that maps a byte offset in a file to a table's name.
     other_texts: whether the layer may have texts derived from a record.
@@ -128,8 +133,12 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
     if not possible_by_kind:
         return []
     sightings = _Sightings()
-    for piece in layer.read_pieces():
-        _look_into_piece(layer, piece, records, sightings)
+    doubt = layer.doubt
+    try:
+        for piece in layer.read_pieces():
+            _look_into_piece(layer, piece, records, sightings)
+    except PartlyReadError as error:
+        doubt = f"it was read only in part: {error}"
     verdicts = []
     for kind, possible in possible_by_kind.items():
         places = sightings.places.get(kind, {})
@@ -138,12 +147,12 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
         possible = possible | _restrict(layer, kind, seen_deleted, records)
         if layer.quotes:
             possible &= records.deleted | set(places)
-        verdict = judge_places(store, layer.name, kind, places, possible, records)
-        if layer.doubt and not verdict.leftovers:
-            verdict = replace(verdict, verdict=CANNOT_TELL, why=layer.doubt)
-        verdicts.append(verdict)
+        verdicts.append(judge_places(store, layer.name, kind, places, possible, records))
     if layer.other_texts and sightings.other_texts:
         verdicts += _judge_other_texts(store, layer, sightings, records)
+    for i, verdict in enumerate(verdicts):
+        if doubt and not verdict.leftovers:
+            verdicts[i] = replace(verdict, verdict=CANNOT_TELL, why=doubt)
     return verdicts
 
 

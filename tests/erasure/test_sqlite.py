@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from auditor.erasure.layers import Layer, PartlyReadError, Piece, judge_layer
+from auditor.erasure.records import read_erasure_records
 from tests.erasure.stored import (
     Row,
     count_leftovers,
@@ -16,6 +19,7 @@ from tests.erasure.stored import (
     split_rows,
     vector_bytes,
     verdicts_by_layer,
+    write_rows,
 )
 
 FILE, ROWS, INDEX = "bytes of notes.db", "rows", "word index found"
@@ -155,6 +159,66 @@ def test_an_index_beside_its_table_keeps_words_until_it_is_rebuilt(tmp_path: Pat
     rebuild = "INSERT INTO found(found) VALUES ('rebuild')"
     run_statements(path, rebuild, "VACUUM", secure=True)
     assert examine(tmp_path, deleted, kept, str(path)).verdict == "gone"
+
+
+def test_words_that_are_no_utf8_do_not_hide_the_others(tmp_path: Path) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, rows, secure=True)
+    run_statements(
+        path,
+        "CREATE VIRTUAL TABLE found USING fts5(text, content='notes', tokenize=ascii)",
+        "INSERT INTO found(found) VALUES ('rebuild')",
+        "INSERT INTO found(rowid, text) VALUES (999, CAST(X'6dff7a' AS TEXT))",
+        delete_statement(deleted),
+        "VACUUM",
+        secure=True,
+    )
+    assert count_leftovers(examine(tmp_path, deleted, kept, str(path)))[VOCABULARY, "words"] == 12
+
+
+def test_a_vocabulary_that_cannot_be_read_cannot_tell(tmp_path: Path) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, kept, secure=True)
+    run_statements(
+        path,
+        "CREATE VIRTUAL TABLE found USING fts5(text, content='notes')",
+        "INSERT INTO found(found) VALUES ('rebuild')",
+        "PRAGMA writable_schema = on",
+        "UPDATE sqlite_master SET sql = replace(sql, ')', ', tokenize=theirs)') "
+        "WHERE name = 'found'",
+    )
+    (verdict,) = [
+        one
+        for one in examine(tmp_path, deleted, kept, str(path)).verdicts
+        if one.layer == VOCABULARY
+    ]
+    assert verdict.verdict == "cannot tell"
+    assert verdict.why == "it was read only in part: no such fts5 table: main.found"
+
+
+@pytest.mark.parametrize("n_pieces", [1, 2])
+def test_a_layer_that_is_read_in_part_is_not_gone(tmp_path: Path, n_pieces: int) -> None:
+    """The second piece has the deleted records; the first has the kept ones."""
+    deleted, kept = split_rows(make_rows(), 12)
+    gone = write_rows(tmp_path / "gone.jsonl", deleted)
+    records = read_erasure_records(gone, write_rows(tmp_path / "kept.jsonl", kept))
+
+    def read_pieces() -> Iterator[Piece]:
+        for rows in (kept, deleted)[:n_pieces]:
+            yield Piece("there", [row["text"] for row in rows])
+        raise PartlyReadError("the disk is broken")
+
+    layer = Layer("rows", read_pieces, other_texts=True)
+    verdicts = judge_layer("store", layer, records)
+    text = next(one for one in verdicts if one.kind == "text")
+    assert text.n_control_seen == len(kept)
+    if n_pieces == 1:
+        assert {one.verdict for one in verdicts} == {"cannot tell"}
+        assert text.why == "it was read only in part: the disk is broken"
+    else:
+        assert len(text.leftovers) == 12 and text.verdict == "still there"
 
 
 def test_a_database_of_others_tells_nothing(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import itertools
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from auditor.core.errors import AuditError
-from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.layers import Layer, PartlyReadError, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.windows import TEXT, VECTORS, WORDS
 
@@ -180,12 +180,15 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
 def read_vocabulary(path: Path, index: str) -> Iterator[Piece]:
     """Yield the words that a search in an FTS5 index finds, also of rows that its table lost."""
     create = f"CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, {quote(index)}, 'row')"
-    # An index with a tokenizer of another program shows no word, so its layer cannot tell.
-    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path)) as database:
-        database.execute(create)
-        rows = database.execute("SELECT term FROM temp.vocabulary")
-        while batch := rows.fetchmany(_AT_ONCE):
-            yield Piece(f"vocabulary of {index}", [word for (word,) in batch])
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            database.text_factory = lambda content: content.decode(errors="replace")
+            database.execute(create)
+            rows = database.execute("SELECT term FROM temp.vocabulary")
+            while batch := rows.fetchmany(_AT_ONCE):
+                yield Piece(f"vocabulary of {index}", [word for (word,) in batch])
+    except sqlite3.OperationalError as error:  # such as a tokenizer of another program
+        raise PartlyReadError(error) from None
 
 
 class TableLocator:
