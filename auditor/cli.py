@@ -8,7 +8,7 @@ import signal
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -25,8 +25,7 @@ from auditor.commands.gate import gate
 from auditor.commands.history import history
 from auditor.commands.list import list_plugins
 from auditor.commands.mitigate import mitigate
-from auditor.commands.options import add_command
-from auditor.commands.panels import SETTINGS, PanelGroup
+from auditor.commands.options import add_command, expand_flag_groups
 from auditor.commands.rag import rag
 from auditor.commands.report import report
 from auditor.commands.reproduce import reproduce
@@ -47,18 +46,8 @@ EXIT_CODES = {
     130: "interrupted",
     141: "nobody reads the output",
 }
-_HELP = """Measure what a language model leaks of its training data, and how much a defense reduces it.
-
-Examples:
-    audit check ./my-model --data private.jsonl --nonmembers fresh.jsonl
-    audit run --attack ethicist --defense pmixed
-"""  # noqa: E501
 app = typer.Typer(
-    cls=PanelGroup,
-    context_settings=SETTINGS,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help=_HELP,
     epilog=f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
 )
 # Commands with --safe by default.
@@ -87,33 +76,33 @@ for panel, commands in {
             panel=panel,
             safe=safe,
         )
-app.add_typer(canaries.app, name="canaries", rich_help_panel="prepare and train")
+app.add_typer(canaries.app, name="canaries", rich_help_panel="Prepare and train")
 
 
-@app.callback(invoke_without_command=True)
 def apply_global_flags(
-    show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-    debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug", help="Print the messages of unexpected errors; they may quote private text."
-        ),
-    ] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Processor threads to use. [default: OMP_NUM_THREADS, else the number of free "
-            "processors]",
-        ),
-    ] = None,
+    *, version: bool = False, debug: bool = False, threads: int | None = None
 ) -> None:
+    """Measure what a language model leaks of its training data, and how much a defense reduces it.
+
+    Args:
+        version: Show the version and exit.
+        debug: Print the messages of unexpected errors; they may quote private text.
+        threads: Processor threads to use. [default: OMP_NUM_THREADS, else the number of free
+            processors]
+
+    Examples:
+        audit check ./my-model --data private.jsonl --nonmembers fresh.jsonl
+        audit run --attack ethicist --defense pmixed
+    """
     # Do this before any command imports torch: its OpenMP reads the environment once.
     set_thread_count(threads)
     console.debugging = debug
-    if show:
+    if version:
         typer.echo(f"audit {__version__}")
         raise typer.Exit
+
+
+app.callback(invoke_without_command=True)(expand_flag_groups(apply_global_flags))
 
 
 def main() -> None:
@@ -155,7 +144,7 @@ def run_command_line(arguments: list[str]) -> int:
 def _print_unexpected_error(error: BaseException) -> int:
     """Report an unexpected error that ended a command, and return the exit code."""
     if console.is_output_pipe_closed(error):
-        console.redirect_output_to_devnull()
+        console.discard_output()
         return 128 + signal.SIGPIPE  # silently, like every program in a pipe
     if isinstance(error, SystemExit):
         console.print_error_traceback(error)
@@ -167,7 +156,7 @@ def _print_unexpected_error(error: BaseException) -> int:
         error
     )
     if refused is not None:
-        console.redirect_output_to_devnull()
+        console.discard_output()
         if console.debugging:
             console.print_error_traceback(error)
         return console.print_stderr_line(f"error: {refused}", 2)

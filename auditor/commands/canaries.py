@@ -13,7 +13,6 @@ import typer
 
 from auditor.commands import console, options
 from auditor.commands.options import Many
-from auditor.commands.panels import PanelGroup
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from auditor.runs.canary_scores import CanaryScore, TargetScores
 
 app = typer.Typer(
-    cls=PanelGroup,
     help="Make canaries, insert them into training data, and score their exposure in the trained "
     "model.",
 )
@@ -102,12 +100,12 @@ def make(
     """
     from auditor.benchmarks.canaries import exposure_canaries, manifests
 
-    sizes_given, of_audit = options.list_given_flags(exposure), options.list_given_flags(coins)
-    if of_audit:
+    sizes_given, audit_given = options.list_given_flags(exposure), options.list_given_flags(coins)
+    if audit_given:
         if sizes_given:
             raise AuditError(
                 f"expected {_format_typed_flags(sizes_given)} without "
-                f"{_format_typed_flags(of_audit)}: a canary serves only one of them"
+                f"{_format_typed_flags(audit_given)}: a canary serves only one of them"
             )
         _write_audit_canaries(
             coins, out, _parse_insertion_counts_flag("1" if counts is None else counts), seed

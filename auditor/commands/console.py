@@ -52,7 +52,7 @@ def print_stderr_line(text: str, code: int) -> int:
     except (BrokenPipeError, SystemExit) as error:
         if not is_output_pipe_closed(error):
             raise
-        redirect_output_to_devnull()
+        discard_output()
     return code
 
 
@@ -74,7 +74,7 @@ def _has_output_stream_lost_its_reader(stream: Any) -> bool:
     return False
 
 
-def redirect_output_to_devnull() -> None:
+def discard_output() -> None:
     """Redirect stdout to /dev/null, and also stderr if the process reading it has ended.
 
     Otherwise Python would fail again when it flushes these streams at exit (code 120).

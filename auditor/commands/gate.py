@@ -130,9 +130,9 @@ class GateOutputFlags:
 class PlanningFlags:
     """Flags that compute, without a run, how many secrets a gate needs.
 
-    plan (METRIC=A:B|POLICY.toml): Without a run, print how many secrets tell rate A from rate B, or
-        decide each limit of a policy. A:B:C means that a share C of the answers changes. Also
-        printed: how many are queried with run --until decided.
+    plan (METRIC=A:B[:C]|POLICY.toml): Without a run, print how many secrets tell rate A from rate
+        B, or decide each limit of a policy. C: the share of the answers that changes. Also printed:
+        how many are queried with run --until decided.
     power: Power of --plan: the probability that such a difference is found. [default: 0.8]
     rules: Number of decisions that share --plan's error probability: rules times configurations.
         [default: 1]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from auditor.commands import completion, console, options
+from auditor.commands import console, options
+from auditor.commands.completion import complete_plugins
 
 if TYPE_CHECKING:
     from auditor.conclusions.outcomes import RunOutcomes
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def mitigate(
     folder: Path,
     *,
-    by: Annotated[str, typer.Option(autocompletion=completion.complete_training_methods)],
+    by: Annotated[str, typer.Option(autocompletion=complete_plugins("Trainer"))],
     option: options.Many = None,
     train: str | None = None,
     data: str | None = None,

@@ -28,27 +28,29 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor.commands import completion
-from auditor.commands.panels import PanelCommand
+from auditor.commands.completion import complete_plugins
 from auditor.core import safe_mode as guard
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan, format_field_flag
-from auditor.core.plan_fields import AUTO, DocstringEntry, read_docstring_entries
+from auditor.core.plan_fields import AUTO, PANELS, FlagNotation, read_docstring_entries
 
 _FLAG = inspect.Parameter.KEYWORD_ONLY
 Many = list[str] | None  # type of a repeatable flag
 Values = dict[str, Any]  # fields of a plan, by name
 Risks = dict[tuple[str, str], Any]  # values of risky fields, by field and absolute path
 _GIVEN = tuple(name for name, plan_field in FIELDS.items() if plan_field.has_flag)
+_METHODS = ("Attack", "Probe")
 _COMPLETED = {
-    "attack": completion.complete_attack_names,
-    "attack_options": completion.complete_attack_options,
-    "defense": completion.complete_defense_names,
-    "defense_options": completion.complete_defense_options,
+    "attack": complete_plugins(*_METHODS),
+    "attack_options": complete_plugins(*_METHODS, options=True),
+    "defense": complete_plugins("Defense"),
+    "defense_options": complete_plugins("Defense", options=True),
 }
 _read_signature = functools.partial(inspect.signature, eval_str=True)
 _ARGS = re.compile(r"\n\nArgs:(?:\n    .*)+")  # section of a docstring
-_WRITTEN = {int: "N", float: "X", Path: "PATH"}  # type of a value -> its metavar
+_WRAPPED = re.compile(r"(?<=\S)\n(?=\S)")  # line end inside a paragraph
+_MARKUP = re.compile(r"\[(?=[a-z#/@])")  # rich would read the text in brackets as a style
+_WRITTEN = {bool: "", int: "N", float: "X", Path: "PATH"}  # type of a value -> its metavar
 _RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.risk)
 
 
@@ -73,19 +75,12 @@ class PlanFlags:
         for name in self.names.split():
             plan_field = FIELDS[name]
             kind = _build_flag_type(name, plan_field.kind)
-            metavar = plan_field.metavar or choose_metavar(name, kind)
             if self.forms and name == "model":
                 kind = list[str]
-            option = typer.Option(
-                *plan_field.flags,
-                help=plan_field.help,
-                metavar=metavar,
-                rich_help_panel=plan_field.panel,
-                autocompletion=_COMPLETED.get(name),
-            )
-            yield inspect.Parameter(
-                name, _FLAG, default=None, annotation=Annotated[kind | None, option]
-            )
+            option = typer.Option(autocompletion=_COMPLETED.get(name))
+            kind = Annotated[kind | None, option]
+            parameter = inspect.Parameter(name, _FLAG, default=None, annotation=kind)
+            yield _annotate_flag(parameter, plan_field, plan_field.panel)
 
 
 def _build_flag_type(name: str, kind: Any) -> Any:
@@ -120,14 +115,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 # --- groups of flags for typer
 
 
-_SAFE = Annotated[
-    bool,
-    typer.Option(
-        "--safe/--no-safe",
-        help="No plug-ins, no code of model folders, no other programs, no network.",
-        rich_help_panel="advanced",
-    ),
-]
+_SAFE = FlagNotation(
+    flags=("--safe/--no-safe",),
+    help="No plug-ins, no code of model folders, no other programs, no network.",
+)
 
 
 def expand_flag_groups(
@@ -146,12 +137,28 @@ def expand_flag_groups(
 
     flags = list(_flag_parameters(signature, read_docstring_entries(command)))
     if safe is not None:
-        flags.append(inspect.Parameter("safe", _FLAG, default=safe, annotation=_SAFE))
+        parameter = inspect.Parameter("safe", _FLAG, default=safe, annotation=bool)
+        flags.append(_annotate_flag(parameter, _SAFE, "advanced"))
+    # typer shows panels in the order of their first flags.
+    flags.sort(key=_rank_panel)
     # typer reads annotations besides the signature, and wraps() copied the command's.
     spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
     spelt.__annotations__ = {flag.name: flag.annotation for flag in flags}
-    spelt.__doc__ = _ARGS.sub("", inspect.cleandoc(command.__doc__ or ""))
+    text = _ARGS.sub("", inspect.cleandoc(command.__doc__ or ""))
+    spelt.__doc__ = escape_markup(_WRAPPED.sub(" ", text))
     return spelt
+
+
+def _rank_panel(flag: inspect.Parameter) -> int:
+    """Return the position of the flag's panel in --help."""
+    panel = (flag.annotation.__metadata__[0].rich_help_panel or "").lower()
+    if panel in PANELS:
+        return 2 + PANELS.index(panel)
+    return 5 if panel else 0  # a panel of this command only; no panel
+
+
+def escape_markup(text: str) -> str:
+    return _MARKUP.sub(r"\\[", text)
 
 
 def add_command(
@@ -168,9 +175,7 @@ def add_command(
         panel: heading above the command in the app's --help.
         safe: default of the flag --safe; None if the command has no such flag.
     """
-    app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(
-        expand_flag_groups(command, safe)
-    )
+    app.command(name, rich_help_panel=panel.capitalize() or None)(expand_flag_groups(command, safe))
 
 
 def _get_plan_flags(kind: Any) -> PlanFlags | None:
@@ -180,7 +185,7 @@ def _get_plan_flags(kind: Any) -> PlanFlags | None:
 
 
 def _flag_parameters(
-    signature: inspect.Signature, entries: Mapping[str, DocstringEntry], panel: str = ""
+    signature: inspect.Signature, entries: Mapping[str, FlagNotation], panel: str = ""
 ) -> Iterator[inspect.Parameter]:
     """Yield a parameter for each single flag, also for the flags inside groups and nested groups.
 
@@ -197,13 +202,13 @@ def _flag_parameters(
                 _read_signature(kind), read_docstring_entries(kind), getattr(kind, "panel", panel)
             )
         else:
-            annotation = _annotate_flag(parameter, _find_entry(parameter.name, entries), panel)
-            # Flags without a default may follow flags with one: all are keyword-only.
-            yield parameter.replace(kind=_FLAG, annotation=annotation)
+            yield _annotate_flag(parameter, _find_entry(parameter.name, entries), panel)
 
 
-def _annotate_flag(parameter: inspect.Parameter, entry: DocstringEntry, panel: str) -> Any:
-    """Return a parameter's type, annotated for typer as a command-line argument or option.
+def _annotate_flag(
+    parameter: inspect.Parameter, entry: FlagNotation, panel: str
+) -> inspect.Parameter:
+    """Return the parameter with a type that typer reads as a command-line argument or option.
 
     Args:
         parameter: a parameter of the command's function.
@@ -222,24 +227,24 @@ def _annotate_flag(parameter: inspect.Parameter, entry: DocstringEntry, panel: s
         option.param_decls = entry.flags
     elif kind is bool and option.default is ...:
         option.param_decls = (f"--{parameter.name.replace('_', '-')}",)  # without a flag --no-NAME
-    option.help = option.help or entry.help
-    option.rich_help_panel = option.rich_help_panel or panel or None
+    option.help = escape_markup(option.help or entry.help)
+    option.rich_help_panel = (option.rich_help_panel or panel).capitalize() or None
     option.metavar = option.metavar or entry.metavar or choose_metavar(parameter.name, kind)
-    return Annotated[kind, option]
+    # Flags without a default may follow flags with one: all are keyword-only.
+    return parameter.replace(kind=_FLAG, annotation=Annotated[kind, option])
 
 
-def _find_entry(name: str, entries: Mapping[str, DocstringEntry]) -> DocstringEntry:
+def _find_entry(name: str, entries: Mapping[str, FlagNotation]) -> FlagNotation:
     if name in entries or name not in FIELDS:
-        return entries.get(name, DocstringEntry())
+        return entries.get(name, FlagNotation())
     # Omit the plan's default: typer adds the default of the flag.
-    return DocstringEntry((), FIELDS[name].metavar, FIELDS[name].help.partition(" [")[0])
+    field = FIELDS[name]
+    return FlagNotation(metavar=field.metavar, help=field.help.partition(" [")[0])
 
 
-def choose_metavar(name: str, kind: Any) -> str | None:
-    """Return the placeholder for a flag's value in --help; None for a switch."""
+def choose_metavar(name: str, kind: Any) -> str:
+    """Return the placeholder for a flag's value in --help; "" for a switch."""
     kinds = (kind, *typing.get_args(kind))
-    if bool in kinds:
-        return None
     return next(
         (metavar for value_type, metavar in _WRITTEN.items() if value_type in kinds),
         name.rpartition("_")[2].upper(),

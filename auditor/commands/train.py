@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor.commands import completion, console, options
+from auditor.commands import console, options
+from auditor.commands.completion import complete_plugins
 from auditor.runs.training_request import TrainingFlags, TrainingRequest
 
 # shared with `audit run`
@@ -14,7 +15,7 @@ _SHARED = f"template date seed {options.HUB_LOADING} {options.ENGINE} plugin"
 
 
 def train(
-    method: Annotated[str, typer.Argument(autocompletion=completion.complete_training_methods)],
+    method: Annotated[str, typer.Argument(autocompletion=complete_plugins("Trainer"))],
     *,
     flags: TrainingFlags,
     plan: Annotated[options.Values, options.PlanFlags(_SHARED)],
@@ -39,7 +40,7 @@ def train(
     from auditor.runs.plan import merge_plugin_options, parse_plugin_options
 
     options.load_plugin_files(plan.get("plugin"))
-    of_methods = parse_plugin_options("-D", option or [], list(registry.list_trainers()))
+    plugin_options = parse_plugin_options("-D", option or [], list(registry.list_trainers()))
 
     def pick(names: str) -> dict[str, Any]:
         return {name: plan[name] for name in names.split() if name in plan}
@@ -47,7 +48,7 @@ def train(
     request = TrainingRequest(
         method=method,
         # Options without the name of a method belong to this method.
-        options=merge_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
+        options=merge_plugin_options(method, plugin_options, {}, list(plugin_options.get("", {}))),
         loading=LoadingOptions(**pick(options.HUB_LOADING)).resolve_auto_dtype(),
         engine=from_json(EngineOptions, pick(options.ENGINE), "engine"),
         plugin=tuple(plan.get("plugin", ())),

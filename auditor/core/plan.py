@@ -10,8 +10,7 @@ part of the program receives only its part of the plan.
 from __future__ import annotations
 
 import dataclasses
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,11 +20,10 @@ from auditor.core.plan_fields import (
     OWN,
     RECORDS,
     SUBJECT,
-    DocstringEntry,
     FieldRule,
     PlanField,
+    list_plan_fields,
     plan_field,
-    read_docstring_entries,
 )
 from auditor.core.plan_parts import (
     SMALL,
@@ -238,69 +236,14 @@ class Plan:
         return cls.from_fields(**parsed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DescribedField(PlanField):
-    """A plan field, with all that the command line and the reference page say about it.
-
-    Args:
-        part: part of the plan that holds the field; "" if the plan itself does.
-        kind: type of the value.
-        default: default value.
-        flags: flags on the command line.
-        metavar: placeholder for the value in --help; "" for the usual placeholder of its type.
-        help: help text with the default.
-    """
-
-    part: str
-    kind: Any
-    default: Any
-    flags: tuple[str, ...]
-    metavar: str
-    help: str
-
-
-def _list_described_fields(kind: Any, part: str = "") -> Iterator[tuple[str, DescribedField]]:
-    hints = typing.get_type_hints(kind)  # the annotations themselves are strings (from __future__)
-    entries: dict[str, DocstringEntry] = {}
-    # Includes base classes: EngineOptions defines some of ComputePlan's fields.
-    for part_class in kind.__mro__:
-        entries |= read_docstring_entries(part_class)
-    for item in dataclasses.fields(kind):
-        hint = hints[item.name]
-        if dataclasses.is_dataclass(hint):
-            yield from _list_described_fields(hint, item.name)
-            continue
-        if item.default_factory is dataclasses.MISSING:
-            default = item.default
-        else:
-            default = item.default_factory()
-        definition = item.metadata[PlanField]
-        entry = entries.get(item.name, DocstringEntry())
-        help = entry.help
-        if "[default:" not in help and default not in (None, False, (), {}):
-            help += f" [default: {f'--{item.name}' if default is True else default}]"
-        described = DescribedField(
-            **{**vars(definition), "panel": definition.panel or kind.panel},
-            part=part,
-            kind=hint,
-            default=default,
-            flags=entry.flags or (f"--{item.name.replace('_', '-')}",),
-            metavar=entry.metavar,
-            help=help,
-        )
-        yield item.name, described
-
-
-FIELDS: Mapping[str, DescribedField] = dict(_list_described_fields(Plan))
+FIELDS: Mapping[str, PlanField] = dict(list_plan_fields(Plan))
 # Fields allowed in a plan file.
 IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))
 
 
 def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
     """Return the names of the fields that have any of these rules, in order."""
-    return tuple(
-        name for name, described in FIELDS.items() if described.rules and described.rules & rules
-    )
+    return tuple(name for name, described in FIELDS.items() if described.rules & rules)
 
 
 def format_field_flag(name: str) -> str:

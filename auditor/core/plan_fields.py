@@ -6,6 +6,8 @@ import dataclasses
 import enum
 import inspect
 import re
+import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,46 +44,12 @@ class FieldRule(enum.Flag):
 
 
 SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = FieldRule
+NO_RULE = FieldRule(0)
 
 
-@dataclass(frozen=True)
-class PlanField:
-    """Conditions and limits of a plan field.
-
-    The field's type and default are in the dataclass; its help text is in the docstring.
-
-    Args:
-        rules: conditions under which the field may be used.
-        has_flag: whether the command line has a flag for the field.
-        panel: group in --help, if it differs from the group of the plan part.
-        minimum: smallest valid number.
-        risk: why the field is dangerous in a plan file from someone else. A field with a risk must
-            also be given on the command line; "" for a harmless field.
-        risky: characters that make a value dangerous, such as "://"; "" if every value is.
-    """
-
-    rules: FieldRule | None = None
-    has_flag: bool = True
-    panel: str = ""
-    minimum: int | None = None
-    risk: str = ""
-    risky: str = ""
-
-
-def plan_field(default: Any, rules: FieldRule | None = None, **options: Any) -> Any:
-    """Return a dataclass field with this default and description.
-
-    The default `dict` means an empty dict. `options` are fields of `PlanField`.
-    """
-    metadata = {PlanField: PlanField(rules, **options)}
-    if default is dict:
-        return dataclasses.field(default_factory=dict, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True)
-class DocstringEntry:
-    """Docstring entry of a field, written `name (-f, --flag NOTATION): help`.
+@dataclass(frozen=True, kw_only=True)
+class FlagNotation:
+    """Notation of a flag, from a docstring entry `name (-f, --flag NOTATION): help`.
 
     Args:
         flags: flags to use instead of `--name`.
@@ -94,16 +62,90 @@ class DocstringEntry:
     help: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanField(FlagNotation):
+    """All that is known of a plan field: value, flag, conditions and limits.
+
+    Args:
+        part: part of the plan that holds the field; "" if the plan itself does.
+        kind: type of the value.
+        default: default value.
+        rules: conditions under which the field may be used.
+        has_flag: whether the command line has a flag for the field.
+        panel: group in --help, if it differs from the group of the plan part.
+        minimum: smallest valid number.
+        risk: why the field is dangerous in a plan file from someone else. A field with a risk must
+            also be given on the command line; "" for a harmless field.
+        risky: characters that make a value dangerous, such as "://"; "" if every value is.
+    """
+
+    part: str
+    kind: Any
+    default: Any
+    rules: FieldRule = NO_RULE
+    has_flag: bool = True
+    panel: str
+    minimum: int | None = None
+    risk: str = ""
+    risky: str = ""
+
+
+def plan_field(default: Any, rules: FieldRule = NO_RULE, **options: Any) -> Any:
+    """Return a dataclass field with this default and description.
+
+    The default `dict` means an empty dict. `options` are fields of `PlanField`.
+    """
+    metadata = {"rules": rules, **options}
+    if default is dict:
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 _ENTRY = re.compile(r"^( *)(\w+)(?: \(([^)]+)\))?: (.+(?:\n\1    .+)*)", re.MULTILINE)
 
 
-def read_docstring_entries(described: Any) -> dict[str, DocstringEntry]:
+def read_docstring_entries(described: Any) -> dict[str, FlagNotation]:
     """Return the entries in the docstring of a class or function, keyed by name."""
     entries = {}
     for _, name, notation, text in _ENTRY.findall(inspect.cleandoc(described.__doc__ or "")):
         words = [word.strip(",") for word in notation.split()]
         n_flags = sum(word.startswith("-") for word in words)
-        entries[name] = DocstringEntry(
-            tuple(words[:n_flags]), " ".join(words[n_flags:]), " ".join(text.split())
+        entries[name] = FlagNotation(
+            flags=tuple(words[:n_flags]),
+            metavar=" ".join(words[n_flags:]),
+            help=" ".join(text.split()),
         )
     return entries
+
+
+def list_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, PlanField]]:
+    """Yield the name and the description of each field of a plan class and of its parts."""
+    hints = typing.get_type_hints(kind)  # the annotations themselves are strings (from __future__)
+    entries: dict[str, FlagNotation] = {}
+    # Includes base classes: EngineOptions defines some of ComputePlan's fields.
+    for part_class in kind.__mro__:
+        entries |= read_docstring_entries(part_class)
+    for item in dataclasses.fields(kind):
+        name = item.name
+        if dataclasses.is_dataclass(hints[name]):
+            yield from list_plan_fields(hints[name], name)
+            continue
+        default = item.default
+        if default is dataclasses.MISSING:
+            default = {}
+        entry = entries.get(name, FlagNotation())
+        help = entry.help
+        if "[default:" not in help and default not in (None, False, (), {}):
+            help += f" [default: {f'--{name}' if default is True else default}]"
+        yield (
+            name,
+            PlanField(
+                part=part,
+                kind=hints[name],
+                default=default,
+                flags=entry.flags or (f"--{name.replace('_', '-')}",),
+                metavar=entry.metavar,
+                help=help,
+                **{"panel": kind.panel, **item.metadata},
+            ),
+        )

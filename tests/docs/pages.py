@@ -103,6 +103,13 @@ def parse(arguments: list[str]) -> None:
         )
 
 
+def split_help(command: Any) -> tuple[list[str], list[str]]:
+    """Paragraphs and examples of a command's help, as people read them."""
+    text, _, examples = (command.help or "").replace("\\[", "[").partition("Examples:\n")
+    paragraphs = [" ".join(one.split()) for one in text.strip().split("\n\n")]
+    return paragraphs, [line.strip() for line in examples.splitlines()]
+
+
 def options() -> set[str]:
     """Every option of every command."""
     return set(_options(COMMAND))

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import typer
 
 from auditor.cli import EXIT_CODES, app
-from auditor.commands.panels import ParsedCommandDocstring, group_flags
-from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan
+from auditor.core.plan import FIELDS, IN_FILE, Plan
+from auditor.core.plan_fields import PlanField
 from auditor.gate import decision_log
 from auditor.plugins import registry
 from auditor.plugins.options import get_option_defaults
@@ -23,6 +23,7 @@ from auditor.records import attacked_secrets, journal, manifest, private_texts, 
 from auditor.reports import files
 from auditor.statistics.metrics import METRICS
 from tests.benchmarks.pii_formats import EXAMPLES, N_RANDOM, REGIONS, false_alarm_shares
+from tests.docs.pages import split_help
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 _PRINTED = "Printed from the code by `python -m tests.docs.reference`.\n"
@@ -138,7 +139,7 @@ def _field(name: str) -> list[str]:
     return [_code(name), _code(spelt), _kind(one.kind), default, meaning]
 
 
-def _given(one: DescribedField) -> str:
+def _given(one: PlanField) -> str:
     if one.default in (None, (), {}) and one.default is not False:
         return ""
     return _code(_plain(one.default))
@@ -165,24 +166,26 @@ def commands() -> str:
 
 
 def _command(name: str, command: Any) -> Iterator[str]:
-    context = command.context_class(command, info_name=name, terminal_width=200)
-    said = ParsedCommandDocstring.split_docstring(command.help or "")
-    yield f"\n## {name}\n\n{said.summary}\n"
-    if said.examples:
-        yield "\n```text\n" + "".join(f"{line}\n" for line in said.examples) + "```\n"
-    yield from (f"\n{paragraph}\n" for paragraph in said.paragraphs)
-    below = getattr(command, "commands", {})
-    listed = {
-        title: [row for row in rows if row[0] != "--help"]
-        for title, rows in group_flags(command, context).items()
-    }
-    rows = [
-        (_code(written), told, title) for title, some in listed.items() for written, told in some
-    ]
-    if rows:
+    context = command.context_class(command, info_name=name)
+    (summary, *paragraphs), examples = split_help(command)
+    yield f"\n## {name}\n\n{summary}\n"
+    if examples:
+        yield "\n```text\n" + "".join(f"{line}\n" for line in examples) + "```\n"
+    yield from (f"\n{paragraph}\n" for paragraph in paragraphs)
+    if rows := [_flag(one, context) for one in command.params]:
         yield "\n" + _table(("", "meaning", "panel"), rows)
-    for title, one in below.items():
+    for title, one in getattr(command, "commands", {}).items():
         yield from _command(f"{name} {title}", one)
+
+
+def _flag(one: Any, context: Any) -> tuple[str, str, str]:
+    written, told = one.get_help_record(context)
+    kind = f"{one.param_type_name}s"
+    return (
+        _code(written.partition(" ")[0] if kind == "arguments" else written.strip()),
+        " ".join(told.replace("\\[", "[").split()),
+        (one.rich_help_panel or kind).lower(),
+    )
 
 
 # --- plug-ins
