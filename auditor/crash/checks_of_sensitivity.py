@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -96,13 +95,12 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
     for step in steps:
         weighted.append((step, *weigh_records(step.gram, np.ones(len(step.gram), np.bool_))))
     grid = np.unique(np.quantile(norms, _CLIPPING_QUANTILES))
-    fit = partial(_fit_bound_above_clipping_norm, weighted)
-    fits = np.array(list(map(fit, grid)))
+    fits = _fit_bounds_above_clipping_norms(weighted, grid)
     unclipped = fits[-1]
     if len(grid) > 2:
         best = min(max(1, int(fits[:, 2].argmax())), len(grid) - 2)
         finer = np.geomspace(grid[best - 1], grid[best + 1], _FINER)
-        fits = np.concatenate([fits, list(map(fit, finer))])
+        fits = np.concatenate([fits, _fit_bounds_above_clipping_norms(weighted, finer)])
     most = fits[:, 2].max()
     if unclipped[2] > most - _CONTRADICTED:
         return None
@@ -127,24 +125,27 @@ _CONTRADICTED = float(stats.chi2.isf(0.05, 1))
 _OUTSIDE = float(stats.chi2.isf(0.05, 2))
 
 
-def _fit_bound_above_clipping_norm(
-    weighted: Sequence[tuple[ObservedStep, Floats, float]], clipping_norm: float
-) -> tuple[float, float, float]:
-    """Fit the bound on reaches, assuming that they rise with the norm up to this clipping norm.
+def _fit_bounds_above_clipping_norms(
+    weighted: Sequence[tuple[ObservedStep, Floats, float]], clipping_norms: Floats
+) -> Floats:
+    """Fit the bound on reaches, assuming that they rise with the norm up to each clipping norm.
 
-    Return the bound, its standard error, and the squared length of the fitted contributions, in
-    units of the noise. The best clipping norm has the largest such length.
+    Return rows of the bound, its standard error, and the squared length of the fitted
+    contributions, in units of the noise. The best clipping norm has the largest such length.
 
     weighted: (step, weights for its mean reach, standard deviation of this mean).
     """
-    share_sum = reach_sum = square = product = 0.0
+    share_sum, square, product = np.zeros((3, len(clipping_norms)))
+    reach_sum = 0.0
     for step, weights, deviation in weighted:
-        shares = np.minimum(step.norms / clipping_norm, 1.0)
-        share_sum += float(weights @ shares) / deviation
+        shares = np.minimum(step.norms / clipping_norms[:, None], 1.0)  # (clipping norms, records)
+        projected = shares @ step.gram
+        share_sum += shares @ weights / deviation
         reach_sum += float(weights @ step.reaches) / deviation
-        square += float(shares @ step.gram @ shares)
-        product += float(shares @ step.gram @ step.reaches)
-    return (reach_sum / share_sum, math.sqrt(len(weighted)) / share_sum, product**2 / square)
+        square += np.vecdot(projected, shares)
+        product += projected @ step.reaches
+    errors = math.sqrt(len(weighted)) / share_sum
+    return np.stack([reach_sum / share_sum, errors, product**2 / square], axis=1)
 
 
 def _estimate_longest_reach(runs: WatchedTrainings) -> Estimate | None:

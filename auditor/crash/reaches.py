@@ -42,6 +42,8 @@ def estimate_mean_reach(
         if not step.scale or not step.records:
             continue
         chosen = choose(step)
+        if not chosen.any():
+            continue
         weights, deviation = weigh_records(step.gram, chosen)
         if deviation > 0:
             reach = float(weights @ step.reaches[chosen])

@@ -31,7 +31,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
 from auditor.crash import claim, report, training_specimen, trial, watch
-from auditor.crash.checks_of_company import check_company_dependence
+from auditor.crash.checks_of_company import OWN_GRADIENT, check_company_dependence
 from auditor.crash.claim import LoopClaim
 from auditor.crash.time_limit import list_training_processes, training_time_limit_context
 from auditor.crash.training_specimen import SpecimenRecordGradients
@@ -50,6 +50,7 @@ from validation.trust import loop_faults, loop_plain, loop_variants
 from validation.trust.loop_faults import _SLOW, written_out
 
 ROOT = Path(__file__).parents[2]
+IN_DIVIDED_COMPANY = trial._IN_DIVIDED_COMPANY
 
 
 # of one order: Opacus asks for the same 150 after every training
@@ -58,9 +59,10 @@ ACCOUNTED_ONCE = functools.cache(rdp._compute_rdp)
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two trainings, the one with a record fewer, and a first step again; our own model's layers
-    written out."""
+    """Two trainings, the one with a record fewer, a first step again, and two in company; our own
+    model's layers written out."""
     monkeypatch.setattr(trial, "_ENOUGH", 1)
+    monkeypatch.setattr(trial, "_IN_DIVIDED_COMPANY", 2)
     monkeypatch.setattr(trial, "_LEAST", 2)
     monkeypatch.setattr(rdp, "_compute_rdp", ACCOUNTED_ONCE)
     with written_out():
@@ -127,7 +129,13 @@ def test_a_record_is_known_wherever_its_row_is_read() -> None:
     ],
 )
 @pytest.mark.usefixtures("quickly")
-def test_a_planted_fault_is_caught(name: str, check: str) -> None:
+def test_a_planted_fault_is_caught(
+    name: str, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if check == OWN_GRADIENT:
+        monkeypatch.setattr(trial, "_IN_DIVIDED_COMPANY", IN_DIVIDED_COMPANY)
+    else:
+        monkeypatch.setattr(trial, "_train_companies", lambda *given: ())
     found = loop_faults.tested(loop_faults.FAULTS[name])
     assert check in [one.name for one in found.broken_checks]
     assert found.verdict == "broken"
@@ -167,8 +175,11 @@ def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> Non
     assert min(most.values()) > 0.1, most
 
 
-def test_a_mean_that_nothing_undoes_is_broken_under_random_allocation() -> None:
+def test_a_mean_that_nothing_undoes_is_broken_under_random_allocation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Four trainings missed it under this seed: the batches' sizes vary little."""
+    monkeypatch.setattr(trial, "_IN_DIVIDED_COMPANY", IN_DIVIDED_COMPANY)
     train = loop_plain.plain(
         {"sampling": "allocation"},
         summed=loop_variants._record_mean,
