@@ -39,6 +39,9 @@ assert table.read_suffix_token_log_probs(Path(sys.argv[1]))["t"]["s39"] == (-39.
 assert intervals.clopper_pearson(0, 59)[1] < 0.061 < intervals.clopper_pearson(59, 59)[0]
 assert distributions.compute_normal_quantile(0.5) == 0
 print(*sorted(set({SLOW!r}) & sys.modules.keys()))
+part = np.arange(40) < 20
+assert copies_effect.find_most_concentrated_part({{"first": part}}, part, 0.05).p < 1e-10
+assert "scipy.stats" not in sys.modules
 """
 
 

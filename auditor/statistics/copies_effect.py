@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from auditor.core.arrays import Bools
 from auditor.core.result import Measurement
+from auditor.statistics.distributions import compute_hypergeometric_sf
 from auditor.statistics.intervals import combine_independent_intervals, measure_share
 
 PREDICTED = "recall_predicted"
@@ -82,12 +82,10 @@ def find_most_concentrated_part(
     """
     concentrated = []
     for name, inside in parts.items():
-        # Rows: in the part or not; columns: extracted or not. "greater": more extracted in the part
-        # than outside.
-        table = np.bincount(2 * inside + hit, minlength=4).reshape(2, 2)[::-1, ::-1]
-        test = scipy.stats.fisher_exact(table, alternative="greater")
-        p = min(1.0, len(parts) * float(test.pvalue))
+        counts = (int((inside & hit).sum()), int(hit.sum()), int(inside.sum()), len(hit))
+        hits, of_hits, members, of_members = counts
+        p_value = compute_hypergeometric_sf(hits - 1, of_members, of_hits, members)
+        p = min(1.0, len(parts) * p_value)
         if p <= level:
-            counts = (int(table[0, 0]), int(hit.sum()), int(inside.sum()), len(hit))
             concentrated.append(ConcentratedLeakage(name, *counts, p))
     return max(concentrated, key=lambda part: (part.hits, -part.members), default=None)

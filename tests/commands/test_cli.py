@@ -1633,7 +1633,8 @@ import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "transformers", "peft", "datasets"}:
+        slow = {"torch", "transformers", "peft", "datasets", "sklearn", "scipy.stats"}
+        if name in slow:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())

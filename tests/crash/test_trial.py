@@ -129,9 +129,7 @@ def test_a_record_is_known_wherever_its_row_is_read() -> None:
     ],
 )
 @pytest.mark.usefixtures("quickly")
-def test_a_planted_fault_is_caught(
-    name: str, check: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_fault_is_caught(name: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if check == OWN_GRADIENT:
         monkeypatch.setattr(trial, "_IN_DIVIDED_COMPANY", IN_DIVIDED_COMPANY)
     else:

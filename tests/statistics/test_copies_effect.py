@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from auditor.statistics.copies_effect import find_most_concentrated_part, predict_recall
 from auditor.statistics.intervals import clopper_pearson
@@ -51,6 +52,9 @@ def test_a_part_is_named_where_it_leads_beyond_chance() -> None:
         10,
         12,
     )
+    # Rows: in the part or not; columns: extracted or not.
+    fisher = stats.fisher_exact([[10, 2], [0, 28]], alternative="greater")
+    assert found.p == pytest.approx(3 * fisher.pvalue, rel=1e-10)
     assert (
         find_most_concentrated_part({"half": half}, hit, 0.05) is None
         and find_most_concentrated_part({}, hit, 0.05) is None
