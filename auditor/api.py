@@ -175,7 +175,6 @@ def audit(
     # Imported here, because torch takes seconds to import and `load_run` does not need it.
     from auditor.records.folder import RunFolder
     from auditor.runs import run
-    from auditor.runs.selection import select_plugins
 
     with open_prepared_audit(
         model,
@@ -188,14 +187,14 @@ def audit(
         reporter=reporter,
         **plan,
     ) as (checked_plan, site, objects):
-        select_plugins(checked_plan, site, objects)
+        planned = run.plan_audit(checked_plan, site, objects)
         folder = RunFolder.create(
             None if out is None else Path(out),
             checked_plan.run_folder_title,
             checked_plan.to_json(),
         )
         try:
-            result = run.run_audit(checked_plan, site, folder, objects)
+            result = run.run_audit(planned, folder)
         except Exception:
             # Ctrl-C is not an Exception, so it keeps the results so far.
             folder.discard_if_empty()

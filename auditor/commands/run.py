@@ -281,14 +281,14 @@ def _run_restricted_plan(
     from auditor.gate.decide import check_rule_metrics, check_ruled_rows_exist
     from auditor.records.folder import RunFolder
     from auditor.reports import files
-    from auditor.runs.run import prepare_selection
+    from auditor.runs.run import plan_audit
 
     if isinstance(source, Plan):
         plan = source
     else:
         plan = Plan.from_json(source.plan())
     # All checks before `create`: a refused plan leaves no folder.
-    selection = prepare_selection(plan, *held_to)
+    selection = plan_audit(plan, None, {}, *held_to).selection
     policy = held_to[0]
     if policy is not None:
         check_ruled_rows_exist(policy, selection.list_cell_keys())
@@ -333,7 +333,7 @@ def print_plan_audit(
     from auditor.reports import coverage, files
     from auditor.runs import quick_check
     from auditor.runs.lab_site import make_site
-    from auditor.runs.run import run_audit as audit
+    from auditor.runs.run import plan_audit, run_audit
     from auditor.runs.submission import write_submission
 
     command = "run" if limit is None else "check"
@@ -352,12 +352,9 @@ def print_plan_audit(
             site = make_site(plan, reporter, shared)
             if limit is not None:
                 quick_check.enable_hidden_state_caches(site)
-            result = audit(
-                plan,
-                site,
+            result = run_audit(
+                plan_audit(plan, site, {}, *held_to),
                 folder,
-                policy=held_to[0],
-                baseline=held_to[1],
                 limit=limit,
                 publish=publish,
                 is_check=limit is not None or remarks is not None,

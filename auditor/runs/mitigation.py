@@ -46,7 +46,7 @@ from auditor.reports.before_after import BeforeAfter
 from auditor.runs import training
 from auditor.runs.lab_site import LabSite, make_site
 from auditor.runs.reporter import Reporter
-from auditor.runs.run import run_audit as audit
+from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.sweep_cache import SweepCache
 from auditor.training.variants import DataVariant
 
@@ -320,7 +320,8 @@ def audit_mitigated_model(
             # Render the same secrets in the same way, even on a different day.
             folder.save_text_form(form)
     try:
-        files.write_run_reports(out, audit(plan, make_site(plan, reporter, shared), folder))
+        planned = plan_audit(plan, make_site(plan, reporter, shared))
+        files.write_run_reports(out, run_audit(planned, folder))
     except (AuditError, OSError):
         folder.discard_if_empty()
         raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from auditor import __version__
@@ -19,7 +19,7 @@ from auditor.conclusions.frontier import build_frontiers, list_frontier_models
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.conclusions.unlearning import summarise_unlearning
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Guesses
+from auditor.core.nouns import CellKey, Guesses
 from auditor.core.plan import Plan
 from auditor.core.result import (
     AuditResult,
@@ -53,18 +53,68 @@ from auditor.runs.reporter import StageClock
 from auditor.runs.scoring import measure_nonmember_recall, measure_repeat_recall
 from auditor.runs.selection import PluginSelection, select_plugins
 from auditor.runs.site import Site
+from auditor.runs.stopping import StoppingRule
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 from auditor.statistics import judging, metrics
 
 
-def run_audit(
+@dataclass(frozen=True)
+class PlannedAudit:
+    """A checked plan with its models, data and plug-ins. Nothing is loaded.
+
+    Args:
+        plan: plan of the run.
+        site: models and data of the plan.
+        objects: Python objects, keyed by role, for `select_plugins`.
+        selection: attacks, probes and defenses.
+        stops: stopping rule of each cell whose queries may end before the last secret.
+    """
+
+    plan: Plan
+    site: Site
+    objects: Objects
+    selection: PluginSelection
+    stops: Mapping[CellKey, StoppingRule]
+
+
+def plan_audit(
     plan: Plan,
-    site: Site,
-    folder: RunFolder,
+    site: Site | None = None,
     objects: Objects = NO_OBJECTS,
     policy: Policy | None = None,
     baseline: RunOutcomes | None = None,
+) -> PlannedAudit:
+    """Check a plan and select its plug-ins before anything is loaded.
+
+    Raise AuditError for an invalid plan.
+
+    Args:
+        plan: the plan.
+        site: models and data of the plan; None to make them.
+        objects: Python objects, keyed by role, for `select_plugins`.
+        policy: gate policy of `--until decided`.
+        baseline: baseline run of `--until decided`.
+    """
+    personal_data.parse_phone_regions(plan.data.phone_region)
+    site = site or make_site(plan)
+    selection = select_plugins(plan, site, objects)
+    stops = stopping.build_stopping_rules(plan.attacks, selection, policy, baseline)
+    served = site.is_model_asked_over_network or any("://" in form for form in plan.target.forms)
+    if plan.compute.engine != "local" and (plan.objects or served):
+        subject = "a model behind an API"
+        if plan.objects:
+            subject = format_python_objects(plan.objects)
+        raise AuditError(
+            "expected everything by name with --engine ray, because each worker loads it, and the "
+            f"model as a folder or a hub id, got {subject}"
+        )
+    return PlannedAudit(plan, site, objects, selection, stops)
+
+
+def run_audit(
+    planned: PlannedAudit,
+    folder: RunFolder,
     limit: TimeLimit | None = None,
     publish: Publish = lambda result: None,
     is_check: bool = False,
@@ -72,12 +122,8 @@ def run_audit(
     """Run the audit and return its result. Invalid input is refused before a model is queried.
 
     Args:
-        plan: plan of the run.
-        site: models and data of the plan.
+        planned: the audit, from `plan_audit`.
         folder: run folder.
-        objects: Python objects, keyed by role, for `select_plugins`.
-        policy: gate policy of `--until decided`.
-        baseline: baseline run of `--until decided`.
         limit: time limit of a check, which queries the secrets most at risk first; None for all
             secrets.
         publish: function called with each intermediate result of a check. The first has a few
@@ -85,18 +131,19 @@ def run_audit(
         is_check: whether this is a check. A check selects all cheap attacks and probes, so some of
             them may not apply.
     """
+    plan = planned.plan
+    site = planned.site
+    clock = StageClock(site.reporter)
     site.attach_run_folder(folder)
-    selection, clock = select_plugins(plan, site, objects), StageClock(site.reporter)
-    stops = stopping.build_stopping_rules(plan.attacks, selection, policy, baseline)
-    folder.pin_stopping_rules(stopping.digest_stopping_rules(stops))
-    personal_data.parse_phone_regions(plan.data.phone_region)
+    folder.pin_stopping_rules(stopping.digest_stopping_rules(planned.stops))
     digests = plan_weights.digest_plan_weights(plan, site)
     folder.refuse_changed_weights(digests)  # refuse before loading, which takes minutes
-    with closing(_make_checked_engine(plan, site)) as engine:
+    with closing(make_engine(plan.compute)) as engine:
         if engine.workers:
+            site.reporter.note(f"secrets are attacked by {engine.description}")
             site.table_counting = TableCounting(engine.stream_results)
         with clock.timed_stage("prepare"):
-            audit = replace(_prepare_audit(plan, site, selection, folder, objects), stops=stops)
+            audit = _prepare_audit(planned, folder)
         targets = Targets(audit)
         refuse_methods_that_cannot_run(audit, targets.undefended, only_if_none_can=is_check)
         targets.check_defense_claims()
@@ -164,7 +211,7 @@ def _measure_audit(
         benchmark=_build_benchmark_record(audit, *greedy),
         targets=tuple(map(chains.add_likelihood_chain, records)),
         findings=tuple(map(chains.add_cause_chain, findings)),
-        environment=machine.describe_environment(plan.loading.device),
+        environment=machine.describe_environment(audit.site.loading.device),
         timings=clock.seconds,
         seed=plan.seed,
         family=targets.undefended.model.family,
@@ -179,7 +226,7 @@ def _measure_audit(
     # process-wide: frontiers and reports look metrics up by name
     metrics.register_plugin_titles(result.metrics)
     if not collector.stopped:  # otherwise its intervals are for a fixed sample size
-        runs = {plan.seed: (result, folder.path)}
+        runs = {result.seed: (result, folder.path)}
         result = replace(result, frontiers=build_frontiers(list_frontier_models(runs)))
     unlearning = []
     for models in selection.around:
@@ -234,43 +281,32 @@ def _measure_unlearning(
     return replace(summary, steps=steps, rate=rate, texts=len(benchmark.unattacked_training_tokens))
 
 
-def prepare_selection(
-    plan: Plan, policy: Policy | None = None, baseline: RunOutcomes | None = None
-) -> PluginSelection:
-    """Select and check the plan's plug-ins before anything is built.
-
-    Raise AuditError for an invalid plan.
-
-    Args:
-        plan: the plan.
-        policy: gate policy of `--until decided`; None without it.
-        baseline: run with which the policy compares; None if there is none.
-    """
-    personal_data.parse_phone_regions(plan.data.phone_region)
-    site = make_site(plan)
-    selection = select_plugins(plan, site)
-    stopping.build_stopping_rules(plan.attacks, selection, policy, baseline)
-    _check_engine_can_serve_plan(plan, site)
-    return selection
-
-
-def _prepare_audit(
-    plan: Plan, site: Site, selection: PluginSelection, folder: RunFolder, objects: Objects
-) -> Audit:
+def _prepare_audit(planned: PlannedAudit, folder: RunFolder) -> Audit:
     """Load the models and data, and check that the run folder belongs to them.
 
     Raise AuditError if inputs conflict.
     """
+    plan = planned.plan
+    site = planned.site
+    selection = planned.selection
     benchmark = site.benchmark
     if site.attacked_adapter_base_name and site.reference_model is None:
         # Select again: only now the adapter's base is known to be no reference.
-        selection = select_plugins(plan, site, objects)
+        selection = select_plugins(plan, site, planned.objects)
     prefix_token = choose_prefix_token(
         site,
         count_longest_context(benchmark, selection.longest_soft_prompt_row_count),
         folder,
     )
-    audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
+    audit = Audit(
+        site,
+        selection,
+        prefix_token,
+        plan.defenses,
+        plan.compute.batch_size,
+        folder,
+        stops=planned.stops,
+    )
     folder.pin_secrets(digest_comparable_secrets(audit.secrets_in_run_fingerprint))
     folder.numbers.index_table(build_secret_table(benchmark.secrets).ids)
     audit.check_texts_fit_models()
@@ -321,28 +357,6 @@ def _measure_greedy_recall(
     if recall[0]:
         audit.site.reporter.show_greedy_recall(recall[0])
     return recall
-
-
-def _check_engine_can_serve_plan(plan: Plan, site: Site) -> None:
-    served = site.is_model_asked_over_network or any("://" in form for form in plan.target.forms)
-    if plan.compute.engine != "local" and (plan.objects or served):
-        if plan.objects:
-            subject = format_python_objects(plan.objects)
-        else:
-            subject = "a model behind an API"
-        raise AuditError(
-            "expected everything by name with --engine ray, because each worker loads it, and the "
-            f"model as a folder or a hub id, got {subject}"
-        )
-
-
-def _make_checked_engine(plan: Plan, site: Site) -> Engine:
-    """Make the plan's engine. Raise AuditError if the engine is unavailable."""
-    _check_engine_can_serve_plan(plan, site)
-    engine = make_engine(plan.compute)
-    if engine.workers:
-        site.reporter.note(f"secrets are attacked by {engine.description}")
-    return engine
 
 
 def _measure_target(

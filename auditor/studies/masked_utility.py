@@ -39,7 +39,7 @@ from auditor.runs.machine import describe_environment
 from auditor.runs.plan import make_plan
 from auditor.runs.plan_grid import GridPoint, expand_plan_grid
 from auditor.runs.reporter import Reporter
-from auditor.runs.run import prepare_selection
+from auditor.runs.run import plan_audit
 from auditor.statistics import bootstrap
 from auditor.studies.ledger import StudyPoint
 from auditor.studies.masked_texts import MaskedTexts, MaskingOptions
@@ -107,7 +107,7 @@ class UtilityPlan:
             raise AuditError(f"{name} is about attacks: a plan with [utility] does not use it")
         defenses = []
         for point in self.grid:
-            for row in prepare_selection(make_plan(point.plan, {})).rows:
+            for row in plan_audit(make_plan(point.plan, {})).selection.rows:
                 if not row.companion:
                     defenses.append((point.at, row.defense))
         return defenses

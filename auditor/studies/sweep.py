@@ -31,7 +31,7 @@ from auditor.runs.lab_site import make_site
 from auditor.runs.plan import make_plan
 from auditor.runs.plan_grid import GridPoint, name_grid_point
 from auditor.runs.reporter import Reporter
-from auditor.runs.run import prepare_selection, run_audit
+from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
 from auditor.studies.ledger import (
@@ -148,7 +148,7 @@ def _load_sweep_points(
     for point in points:
         try:
             plan = make_plan(point.plan, {"command": command})
-            prepare_selection(plan)
+            plan_audit(plan)
             plans[point.name] = plan
         except AuditError as why:
             if refuse:
@@ -185,7 +185,8 @@ def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCa
     try:
         # Any error except AuditError ends the sweep: its finished points stay, and the same command
         # continues.
-        files.write_run_reports(path, run_audit(plan, make_site(plan, reporter, shared), folder))
+        planned = plan_audit(plan, make_site(plan, reporter, shared))
+        files.write_run_reports(path, run_audit(planned, folder))
     except AuditError as why:
         folder.discard_if_empty()
         return str(why)

@@ -12,7 +12,7 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.plugins import registry
 from auditor.records.folder import RunFolder
-from auditor.runs.run import run_audit
+from auditor.runs.run import plan_audit, run_audit
 from tests.conftest import check_command, save_tiny
 from tests.runs.test_site import Live, plan
 
@@ -48,7 +48,7 @@ NEEDS_PROBABILITIES = (
 def run(tmp_path: Path, **fields: object) -> Any:
     asked = plan(samples=None, **fields)
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
-    return run_audit(asked, Live(asked), folder)
+    return run_audit(plan_audit(asked, Live(asked)), folder)
 
 
 @pytest.mark.parametrize("setting", ["text-only", "white-box"])

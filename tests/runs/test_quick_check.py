@@ -28,7 +28,7 @@ from auditor.runs import asking, personal_data, quick_check
 from auditor.runs.asking import TimeLimit
 from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import Reporter
-from auditor.runs.run import prepare_selection, run_audit
+from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.sweep_cache import SweepCache
 from tests.conftest import save_tiny
 
@@ -79,7 +79,8 @@ def checked(
     limit = TimeLimit(time.perf_counter(), seconds)
     site = make_site(plan, shared=shared or SweepCache())
     quick_check.enable_hidden_state_caches(site)
-    return run_audit(plan, site, folder, limit=limit, publish=meanwhile.append), meanwhile
+    planned = plan_audit(plan, site)
+    return run_audit(planned, folder, limit=limit, publish=meanwhile.append), meanwhile
 
 
 def numbers_of_each_record(folder: Path) -> Numbers:
@@ -359,7 +360,7 @@ def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> Non
         str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7
     )
     plan = quick_check.build_slow_plan(shallow)
-    methods = prepare_selection(plan).methods_by_name
+    methods = plan_audit(plan).selection.methods_by_name
     assert "ethicist" in methods and {
         "membership",
         "extraction-probability",

@@ -21,7 +21,7 @@ from auditor.records.folder import RunFolder
 from auditor.runs import plan_weights
 from auditor.runs.lab_site import make_site
 from auditor.runs.plan import make_plan
-from auditor.runs.run import prepare_selection, run_audit
+from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
@@ -147,10 +147,10 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     )
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
     site = Live(asked, shared=shared)
-    result = run_audit(asked, site, folder)
-    assert [finding.cell_key for finding in result.findings] == prepare_selection(
+    result = run_audit(plan_audit(asked, site), folder)
+    assert [finding.cell_key for finding in result.findings] == plan_audit(
         asked
-    ).list_cell_keys()
+    ).selection.list_cell_keys()
     assert (
         result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
     )
@@ -170,7 +170,7 @@ class InFewBits(Live):
 def test_a_run_says_what_fewer_bits_change(tmp_path: Path) -> None:
     asked = plan()
     folder = RunFolder.create(tmp_path / "run", "few", asked.to_json())
-    result = run_audit(asked, InFewBits(asked), folder)
+    result = run_audit(plan_audit(asked, InFewBits(asked)), folder)
     assert any(
         "runs in bfloat16: against float32, on 32 tokens" in note for note in result.benchmark.notes
     )

@@ -27,7 +27,7 @@ from auditor.core.result import Frontier
 from auditor.plugins.view import View
 from auditor.records.result_file import read_result
 from auditor.runs.lab_site import build_lab_recipe
-from auditor.runs.run import prepare_selection
+from auditor.runs.run import plan_audit
 from auditor.statistics.roc import auc
 from tests.conftest import check_command, fits_schema, tiny
 from tests.rows import read_rows
@@ -361,7 +361,7 @@ def test_without_controls_a_defense_stands_alone() -> None:
     rows = [
         [
             row.name
-            for row in prepare_selection(Plan.from_fields(defense=("pmixed",), controls=on)).rows
+            for row in plan_audit(Plan.from_fields(defense=("pmixed",), controls=on)).selection.rows
         ]
         for on in (True, False)
     ]

@@ -92,12 +92,12 @@ def test_a_sweep_runs_every_point_once_and_resumes(
     out, walked, loaded = tmp_path / "out", [], []
     real, load = running.run_audit, hugging_face.load_causal_lm
 
-    def counted(plan: Any, site: Any, folder: RunFolder) -> Any:
+    def counted(planned: Any, folder: RunFolder) -> Any:
         if len(walked) == 2 and "stop" not in walked:
             walked.append("stop")
             raise KeyboardInterrupt
         walked.append(folder.path.name)
-        return real(plan, site, folder)
+        return real(planned, folder)
 
     def counting(name: str, options: Any) -> Any:
         loaded.append(name)
@@ -517,7 +517,7 @@ def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scal
     assert make_small_study(paper, plan, scale).planned_points()
     for point in grid(paper, plan, scale):
         made = make_plan(point.plan, {})
-        running.prepare_selection(made)
+        running.plan_audit(made)
 
 
 def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_is_refused() -> (
@@ -559,7 +559,7 @@ def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_
 
     def options(plan: str, scale: str) -> dict[str, Any]:
         made = make_plan(grid(papers.load_paper("ethicist"), plan, scale, model=True)[0].plan, {})
-        (attack, *_) = running.prepare_selection(made).attacks
+        (attack, *_) = running.plan_audit(made).selection.attacks
         return vars(attack)
 
     lab = options("table2", "lab")

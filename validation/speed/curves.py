@@ -213,7 +213,6 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
     from auditor.records.folder import RunFolder
     from auditor.reports import files
     from auditor.runs import run as runs
-    from auditor.runs.selection import select_plugins
 
     parts, start = Parts(), time.process_time()
 
@@ -225,9 +224,9 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
     with open_prepared_audit(model, tokenizer, **asked) as (plan, site, objects):
         site.load_benchmark_shared_by_runs()
         clock("data")
-        select_plugins(plan, site, objects)
+        planned = runs.plan_audit(plan, site, objects)
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
-        result = runs.run_audit(plan, site, folder, objects)
+        result = runs.run_audit(planned, folder)
     clock("asking")
     files.write_run_reports(folder.path, result)
     clock("reports")
