@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +13,6 @@ from auditor.commands import console, options
 from auditor.commands.run import print_plan_audit
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
-from auditor.core.plan_fields import AUTO
 
 if TYPE_CHECKING:
     from auditor.records.remarks import CommandRemarks
@@ -46,14 +44,10 @@ _YOUR_OWN = "audit check MODEL --data FILE --nonmembers FILE"
 def check(
     model: str | None = None,
     *,
-    data: str | None = None,
-    nonmembers: str | None = None,
-    base: str | None = None,
-    template: str = AUTO,
+    plan: Annotated[options.Values, options.PlanFlags("data nonmembers base template seed")],
     minutes: float = 2.0,
     resume: Path | None = None,
     deep: bool = False,
-    seed: int = 0,
     out: options.Out = None,
 ) -> None:
     """Say within two minutes whether a model leaks these records. Without MODEL: a demonstration,
@@ -77,12 +71,9 @@ def check(
         audit check --resume runs/latest --minutes 30
     """
     begun = time.perf_counter()  # --minutes include imports and loading
-    own = {"data": data, "nonmembers": nonmembers, "base": base}
-    if template != AUTO:
-        own["template"] = template
     if resume is None:
-        _check_options_together(model, {**own, "deep": deep or None})
-    elif deep or seed or (model, base, data, nonmembers, out) != (None,) * 5:
+        _check_options_together(model, plan, deep)
+    elif plan or deep or model is not None or out is not None:
         raise AuditError(
             "--resume takes model, data and seed from the run folder: give only --minutes with it"
         )
@@ -95,10 +86,9 @@ def check(
     if resume is not None:
         _resume_check(resume, limit)
     elif model is None:
-        _check_demonstration_model(seed, out)
+        _check_demonstration_model(plan.get("seed", 0), out)
     else:
-        flags = {name: value for name, value in own.items() if value is not None}
-        _check_own_model(model, flags, seed, out, None if deep else limit)
+        _check_own_model(model, plan, out, None if deep else limit)
 
 
 def _check_demonstration_model(seed: int, out: Path | None) -> None:
@@ -119,12 +109,12 @@ def _check_demonstration_model(seed: int, out: Path | None) -> None:
 
 
 def _check_own_model(
-    model: str, flags: Mapping[str, str], seed: int, out: Path | None, limit: TimeLimit | None
+    model: str, flags: options.Values, out: Path | None, limit: TimeLimit | None
 ) -> None:
     """Check a user's model.
 
     Args:
-        flags: the flags that were given about model and data.
+        flags: the given fields of the plan.
         limit: time limit; None to query all records.
     """
     from auditor.records.remarks import CommandRemarks
@@ -132,7 +122,7 @@ def _check_own_model(
     from auditor.runs.sweep_cache import SweepCache
 
     shared = SweepCache()
-    plan = quick_check.build_quick_plan(model=model, seed=seed, **flags)
+    plan = quick_check.build_quick_plan(model=model, **flags)
     remarks = CommandRemarks()
     with console.open_progress_terminal(verbose=False) as reporter:
         if limit is None:
@@ -144,7 +134,7 @@ def _check_own_model(
             plan, limits = quick_check.prepare_check(plan, reporter, shared)
             arguments = [model]
             for name, value in flags.items():
-                arguments += [f"--{name}", value]
+                arguments += [f"--{name}", str(value)]
             remarks = CommandRemarks(limits, deeper=f"audit check {shlex.join(arguments)} --deep")
     _print_new_check(plan, out, f"check-{Path(model).name}", shared, remarks, limit)
 
@@ -162,15 +152,17 @@ def _resume_check(path: Path, limit: TimeLimit) -> None:
     print_plan_audit(plan, folder, limit=limit)
 
 
-def _check_options_together(model: str | None, options: Mapping[str, object]) -> None:
+def _check_options_together(model: str | None, plan: options.Values, deep: bool) -> None:
     """Raise AuditError for options that conflict or are incomplete, before heavy imports."""
-    data = options["data"]
-    if (model is None) != (data is None):
+    if (model is None) != ("data" not in plan):
         raise AuditError(
-            f"expected MODEL and --data together, got only {'MODEL' if data is None else '--data'}"
+            f"expected MODEL and --data together, got only {'--data' if model is None else 'MODEL'}"
         )
-    for name, value in options.items():
-        if model is None and value is not None:
+    given = list(plan)
+    if deep:
+        given.append("deep")
+    for name in given:
+        if model is None and name != "seed":
             raise AuditError(
                 f"--{name} goes with a model of your own: audit check MODEL --data FILE --{name}"
             )

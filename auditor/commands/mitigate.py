@@ -47,7 +47,7 @@ def mitigate(
     console.silence_libraries()
     from auditor.gate.decide import read_run
     from auditor.runs import mitigation
-    from auditor.runs.plan import parse_plugin_options
+    from auditor.runs.plan import parse_one_plugin_options
 
     options.load_plugin_files(plan.get("plugin"))
     run = read_run(folder)
@@ -56,9 +56,7 @@ def mitigate(
     place = folder.resolve()
     # --by goes into a file name: dp-sgd:8 has a colon, and a slash would lead elsewhere
     where = out or place.with_name(f"{place.name}-{re.sub('[^A-Za-z0-9.]+', '-', by)}")
-    parsed_options = parse_plugin_options("-D", option or [], [by.partition(":")[0]])
-    # Options without a name also belong to this training; options with its name override them.
-    plugin_options = {**parsed_options.get("", {}), **parsed_options.get(by.partition(":")[0], {})}
+    plugin_options = parse_one_plugin_options("-D", option or [], by.partition(":")[0])
     planned = mitigation.plan_mitigation(
         mitigation.MitigationOptions(place, by, where, plugin_options, train, data), run
     )

@@ -67,10 +67,13 @@ class PlanFlags:
     names: str = " ".join(_GIVEN)
     forms: bool = False
 
-    def signature_parameters(self) -> Iterator[inspect.Parameter]:
+    def signature_parameters(
+        self, entries: Mapping[str, FlagNotation]
+    ) -> Iterator[inspect.Parameter]:
         """Yield the flags as parameters of a command's signature.
 
-        They are None by default, because the plan has the default values.
+        They are None by default, because the plan has the default values. An entry of the command's
+        docstring replaces the notation and help of a field.
         """
         for name in self.names.split():
             plan_field = FIELDS[name]
@@ -80,7 +83,7 @@ class PlanFlags:
             option = typer.Option(autocompletion=_COMPLETED.get(name))
             kind = Annotated[kind | None, option]
             parameter = inspect.Parameter(name, _FLAG, default=None, annotation=kind)
-            yield _annotate_flag(parameter, plan_field, plan_field.panel)
+            yield _annotate_flag(parameter, entries.get(name, plan_field), plan_field.panel)
 
 
 def _build_flag_type(name: str, kind: Any) -> Any:
@@ -196,7 +199,7 @@ def _flag_parameters(
     for parameter in signature.parameters.values():
         kind = parameter.annotation
         if (plan_flags := _get_plan_flags(kind)) is not None:
-            yield from plan_flags.signature_parameters()
+            yield from plan_flags.signature_parameters(entries)
         elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
             yield from _flag_parameters(
                 _read_signature(kind), read_docstring_entries(kind), getattr(kind, "panel", panel)

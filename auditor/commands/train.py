@@ -35,20 +35,17 @@ def train(
     console.silence_libraries()
     from auditor.core.jsonable import from_json
     from auditor.core.plan_parts import EngineOptions, LoadingOptions
-    from auditor.plugins import registry
     from auditor.runs import training
-    from auditor.runs.plan import merge_plugin_options, parse_plugin_options
+    from auditor.runs.plan import parse_one_plugin_options
 
     options.load_plugin_files(plan.get("plugin"))
-    plugin_options = parse_plugin_options("-D", option or [], list(registry.list_trainers()))
 
     def pick(names: str) -> dict[str, Any]:
         return {name: plan[name] for name in names.split() if name in plan}
 
     request = TrainingRequest(
         method=method,
-        # Options without the name of a method belong to this method.
-        options=merge_plugin_options(method, plugin_options, {}, list(plugin_options.get("", {}))),
+        options=parse_one_plugin_options("-D", option or [], method),
         loading=LoadingOptions(**pick(options.HUB_LOADING)).resolve_auto_dtype(),
         engine=from_json(EngineOptions, pick(options.ENGINE), "engine"),
         plugin=tuple(plan.get("plugin", ())),

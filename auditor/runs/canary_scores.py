@@ -17,13 +17,13 @@ from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.loading import load_causal_lm
 from auditor.plugins import registry
-from auditor.plugins.options import build_plugin, get_option_defaults
+from auditor.plugins.options import build_plugin
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.trainer import read_recorded_prefix
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.records import result_file, table
 from auditor.reports import phrases
-from auditor.runs.plan import merge_plugin_options, parse_plugin_options, refuse_unused_options
+from auditor.runs.plan import parse_one_plugin_options
 from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
 from auditor.runs.reporter import Reporter
 
@@ -93,12 +93,8 @@ def score_canaries(
             )
         return _read_run_scores(canary_manifest, Path(model))
     name = registry.find_method_name(_MEASURED)
-    fields = list(get_option_defaults(registry.list_probes()[name]))
-    parsed = parse_plugin_options("-A", probe_options, [name])
-    refuse_unused_options("-A", parsed, {name: fields})
-    probe = build_plugin(
-        "probe", registry.list_probes(), name, merge_plugin_options(name, parsed, {}, fields)
-    )
+    options = parse_one_plugin_options("-A", probe_options, name)
+    probe = build_plugin("probe", registry.list_probes(), name, options)
     target = load_causal_lm(model, loading)
     secrets = manifests.build_manifest_secrets(canary_manifest, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)

@@ -93,6 +93,12 @@ def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) 
     return options
 
 
+def parse_one_plugin_options(flag: str, items: Sequence[str], name: str) -> dict[str, Any]:
+    """Return the values of `[name.]option=value` items, keyed by option, for a single plug-in."""
+    options = parse_plugin_options(flag, items, [name])
+    return {**options.get("", {}), **options.get(name, {})}
+
+
 def merge_plugin_options(
     name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]
 ) -> dict[str, Any]:

@@ -30,29 +30,18 @@ FORM_ROWS = 8  # rows of members, and of non-members, for the choice of a text f
 Limits = tuple[str, ...]  # sentences about the limits of a check
 
 
-def build_quick_plan(
-    model: str, data: str, nonmembers: str | None = None, seed: int = 0, **fields: Any
-) -> Plan:
+def build_quick_plan(**fields: Any) -> Plan:
     """Return a plan of all cheap attacks and probes on a user's model and data.
 
-    Args:
-        model: folder or hub id of the model.
-        data: file of its training data.
-        nonmembers: file of records that the model was not trained on; None if there is none.
-        seed: seed of the run.
-        fields: further plan fields.
+    fields: plan fields of the model and the data.
     """
     return Plan.from_fields(
-        model=model,
-        data=data,
-        nonmembers=nonmembers,
-        seed=seed,
         device="auto",
         known_fraction=KNOWN,
         known_limit=PAIRS,
         limit=MOST,
         **fields,
-        **choose_quick_fields(has_nonmembers=nonmembers is not None),
+        **choose_quick_fields(has_nonmembers=fields.get("nonmembers") is not None),
     )
 
 

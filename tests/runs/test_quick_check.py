@@ -61,7 +61,7 @@ def planned(
 ) -> tuple[Plan, quick_check.Limits]:
     fresh = str(given / "fresh.jsonl") if nonmembers else None
     plan = quick_check.build_quick_plan(
-        str(given / "model"), str(given / "private.jsonl"), fresh, 0
+        model=str(given / "model"), data=str(given / "private.jsonl"), nonmembers=fresh
     )
     # so that no copied record is set aside
     plan = plan.with_fields(known_fraction=0.0)
@@ -341,7 +341,10 @@ def test_a_plug_in_says_itself_that_a_check_uses_it(
     known = registry.list_methods()
     monkeypatch.setattr(registry, "list_methods", lambda: {**known, "mine": Mine})
     asked = quick_check.build_quick_plan(
-        str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 0
+        model=str(given / "model"),
+        data=str(given / "private.jsonl"),
+        nonmembers=str(given / "fresh.jsonl"),
+        seed=0,
     )
     assert asked.attacks.attack[-1] == "mine" and asked.attacks.attack_options["mine"] == {
         "samples": 2
@@ -357,7 +360,10 @@ def test_a_plug_in_says_itself_that_a_check_uses_it(
 
 def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> None:
     shallow = quick_check.build_quick_plan(
-        str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7
+        model=str(given / "model"),
+        data=str(given / "private.jsonl"),
+        nonmembers=str(given / "fresh.jsonl"),
+        seed=7,
     )
     plan = quick_check.build_slow_plan(shallow)
     methods = plan_audit(plan).selection.methods_by_name
@@ -392,7 +398,9 @@ def test_personal_data_are_ranked_if_there_are_no_nonmembers_and_records_hold_so
 ) -> None:
     def asked(data: Path, nonmembers: bool) -> tuple[tuple[str, ...], quick_check.Limits]:
         fresh = str(given / "fresh.jsonl") if nonmembers else None
-        plan = quick_check.build_quick_plan(str(given / "model"), str(data), fresh, 0)
+        plan = quick_check.build_quick_plan(
+            model=str(given / "model"), data=str(data), nonmembers=fresh
+        )
         plan, limits = quick_check.prepare_check(plan, Reporter(), SweepCache())
         return plan.attacks.attack, limits
 
