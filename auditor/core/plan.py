@@ -28,9 +28,9 @@ from auditor.core.plan_fields import (
 from auditor.core.plan_parts import (
     SMALL,
     AttackPlan,
-    ComputePlan,
     DataPlan,
     DefensePlan,
+    EngineOptions,
     LoadingOptions,
     OutputPlan,
     TargetPlan,
@@ -45,6 +45,7 @@ class Plan:
     The run folder stores the plan, so that a stopped run can be resumed.
 
     seed: Seed of all random numbers. [default: 0]
+    batch_size (N|auto): Prefixes or texts per batch; changes no result. [default: auto]
     plugin (FILE.py): Python file with attacks, defenses or training methods of your own;
         repeatable.
     """
@@ -55,9 +56,10 @@ class Plan:
     data: DataPlan = field(default_factory=DataPlan)
     attacks: AttackPlan = field(default_factory=AttackPlan)
     defenses: DefensePlan = field(default_factory=DefensePlan)
-    compute: ComputePlan = field(default_factory=ComputePlan)
+    compute: EngineOptions = field(default_factory=EngineOptions)
     output: OutputPlan = field(default_factory=OutputPlan)
     seed: int = plan_field(0, SUBJECT, panel="compute")
+    batch_size: int | None = plan_field(None, panel="compute", minimum=1)
     plugin: tuple[str, ...] = plan_field((), risk="its code would run")
     objects: dict[str, str] = plan_field(
         dict, has_flag=False

@@ -121,10 +121,7 @@ def read_docstring_entries(described: Any) -> dict[str, FlagNotation]:
 def list_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, PlanField]]:
     """Yield the name and the description of each field of a plan class and of its parts."""
     hints = typing.get_type_hints(kind)  # the annotations themselves are strings (from __future__)
-    entries: dict[str, FlagNotation] = {}
-    # Includes base classes: EngineOptions defines some of ComputePlan's fields.
-    for part_class in kind.__mro__:
-        entries |= read_docstring_entries(part_class)
+    entries = read_docstring_entries(kind)
     for item in dataclasses.fields(kind):
         name = item.name
         if dataclasses.is_dataclass(hints[name]):

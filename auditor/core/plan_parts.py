@@ -403,20 +403,6 @@ LOCAL = EngineOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputePlan(EngineOptions):
-    """Settings for speed; no number depends on them.
-
-    batch_size (N|auto): Prefixes or texts per batch; changes no result. [default: auto]
-    """
-
-    batch_size: int | None = plan_field(None, minimum=1)
-
-    @property
-    def engine_options(self) -> EngineOptions:
-        return EngineOptions(self.engine, self.workers, self.ray_address, self.gpus_per_worker)
-
-
-@dataclass(frozen=True, kw_only=True)
 class OutputPlan:
     """Files to write besides the run folder, and the run's command. No number depends on them.
 

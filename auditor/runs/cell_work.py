@@ -138,9 +138,7 @@ class WorkerTargets:
         site.table_counting = TableCounting(counted=dict(self.counted))
         selection = select_plugins(plan, site)
         site.may_train = False
-        scene = RunContext(
-            site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size
-        )
+        scene = RunContext(site, selection, self.prefix_token, plan.defenses, plan.batch_size)
         # In this order: `Targets` loads the model, and hub files have no digest before they are
         # downloaded.
         targets = Targets(scene)

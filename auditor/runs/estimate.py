@@ -107,7 +107,7 @@ def estimate_run_cost(
     with clock.timed_stage("prepare"):
         preparing = _time_preparing(site)
     scene = RunContext(
-        site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size
+        site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.batch_size
     )
     with clock.timed_stage("probe"):
         asker = _RunPartTimer(scene, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -41,35 +42,38 @@ def check_plan_field_type(name: str, value: Any) -> None:
 def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
     """Make a plan from a plan file's values (`config`) and flags.
 
-    Flags override the file. None or an empty list means that the flag is absent.
+    Flags override the file. None or an empty list means that the flag is absent. Options of
+    plug-ins and other tables are merged entry by entry.
     """
     return Plan.from_json(merge_plan_values(config, flags))
 
 
 def merge_plan_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a plan file's raw values (`config`) and flags. A flag replaces the plan file's value.
-
-    The options of plug-ins are merged option by option.
-    """
+    """Merge a plan file's raw values (`config`) and flags, by `merge_raw_plans`."""
     present = {}
     for name, value in flags.items():
         if value is not None and not (isinstance(value, list | dict | tuple) and not value):
             present[name] = value
-    merged = dict(config)
+    merged = merge_raw_plans(config, present)
     for name, value in present.items():
-        if name.endswith("_options"):
-            base = dict(merged.get(name, {}))
-            for plugin, options in value.items():
-                base[plugin] = {**base.get(plugin, {}), **options}
-            value = base
         # `auto` for a number means its default, so that the flag overrides the file.
         if value == AUTO and name in FIELDS and FIELDS[name].minimum:
-            merged.pop(name, None)
+            del merged[name]
+    return merged
+
+
+def merge_raw_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` updated by `over`: tables are merged entry by entry, other values replaced.
+
+    Both are raw plan values, keyed by plan field. Neither is changed.
+    """
+    result = copy.deepcopy(dict(base))
+    for name, value in over.items():
+        if isinstance(value, Mapping) and isinstance(result.get(name), Mapping):
+            result[name] = merge_raw_plans(result[name], value)
         else:
-            merged[name] = value
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in merged.items()
-    }
+            result[name] = copy.deepcopy(value)
+    return result
 
 
 def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:

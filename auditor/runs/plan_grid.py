@@ -11,7 +11,6 @@ sweep = { "ethicist.epochs" = [1, 2] }  # swept by this variant only
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import re
@@ -26,7 +25,7 @@ from typing import Any
 from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.plan import FIELDS, IN_FILE
 from auditor.core.plan_fields import Options
-from auditor.runs.plan import check_plan_field_type
+from auditor.runs.plan import check_plan_field_type, merge_raw_plans
 
 GRID = ("seeds", "sweep", "variant")  # keys of a plan file besides the fields of a plan
 _LISTS = tuple(
@@ -133,18 +132,6 @@ def _build_point_plan(base: Values, overrides: Values, at: Values, seed: int) ->
             del options[plugin]
     plan["seed"] = seed
     return plan
-
-
-def merge_raw_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """Return `base` updated by `over`: tables are merged entry by entry, other values replaced.
-
-    Both are raw plan values, keyed by plan field. Neither is changed.
-    """
-    result = copy.deepcopy(dict(base))
-    for name, value in over.items():
-        are_tables = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
-        result[name] = merge_raw_plans(result[name], value) if are_tables else copy.deepcopy(value)
-    return result
 
 
 def _set_swept_value(plan: Values, key: str, value: Any) -> None:

@@ -303,7 +303,7 @@ def _prepare_audit(planned: PlannedAudit, folder: RunFolder) -> Audit:
         selection,
         prefix_token,
         plan.defenses,
-        plan.compute.batch_size,
+        plan.batch_size,
         folder,
         stops=planned.stops,
     )

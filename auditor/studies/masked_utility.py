@@ -295,7 +295,7 @@ def _load_masked_texts(plan: Plan, options: MaskingOptions, reporter: Reporter) 
         options,
         seed=plan.seed,
         limit=plan.data.limit,
-        batch_size=plan.compute.batch_size,
+        batch_size=plan.batch_size,
     )
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.plan import IN_FILE
-from auditor.runs.plan import read_plan_file
-from auditor.runs.plan_grid import GRID, merge_raw_plans
+from auditor.runs.plan import merge_raw_plans, read_plan_file
+from auditor.runs.plan_grid import GRID
 
 _PAPER = "paper.toml"
 _PLANS = "plans"

@@ -65,7 +65,7 @@ def run_sweep_points(
     if another process uses the folder.
     """
     plans, failures = _load_sweep_points(points, command, refuse)
-    engines = {plan.compute.engine_options for plan in plans.values()} or {LOCAL}
+    engines = {plan.compute for plan in plans.values()} or {LOCAL}
     if len(engines) > 1:
         raise AuditError(f"expected one engine for all points of a grid, got {len(engines)}")
     # Each point runs in one process.

@@ -51,7 +51,7 @@ def test_fields_as_they_are_written_on_the_command_line() -> None:
 def test_fields_are_changed_by_name_whichever_part_they_stand_in() -> None:
     plan = Plan.from_fields(seed=3, attack=("perplexity",), batch_size=7)
     other = plan.with_fields(limit=5, attack=("zlib",))
-    assert (other.data.limit, other.attacks.attack, other.compute.batch_size, other.seed) == (
+    assert (other.data.limit, other.attacks.attack, other.batch_size, other.seed) == (
         5,
         ("zlib",),
         7,

@@ -114,7 +114,7 @@ def test_automatic_batches_win_over_the_files_size() -> None:
     assert (
         make_plan(
             {**OUTSIDE, "batch_size": 7}, {"batch_size": parse_batch_size_flag("auto")}
-        ).compute.batch_size
+        ).batch_size
         is None
     )
 
@@ -336,7 +336,7 @@ def test_auto_is_the_default_of_a_count_and_a_value_of_its_own_elsewhere() -> No
         "data": "d",
     }
     made = make_plan(held, flags)
-    assert (made.compute.batch_size, made.loading.device, made.data.prefix_token) == (
+    assert (made.batch_size, made.loading.device, made.data.prefix_token) == (
         None,
         "auto",
         "auto",
