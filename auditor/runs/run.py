@@ -225,7 +225,8 @@ def _measure_audit(
     )
     # process-wide: frontiers and reports look metrics up by name
     metrics.register_plugin_titles(result.metrics)
-    if not collector.stopped:  # otherwise its intervals are for a fixed sample size
+    # With two defenses and the undefended model. After an early stop, its intervals do not hold.
+    if len(records) > 2 and not collector.stopped:
         runs = {result.seed: (result, folder.path)}
         result = replace(result, frontiers=build_frontiers(list_frontier_models(runs)))
     unlearning = []
