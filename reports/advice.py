@@ -154,9 +154,9 @@ def _find_strongest_attack_row(
     if worst is None or worst.cell_key not in details.values_by_cell:
         return None
     values = details.values_by_cell[worst.cell_key]
-    if values.outcome is None:
+    if not values.is_judged:
         return None
-    members = values.outcome.select_secrets(values.outcome.member)
+    members = values.select_secrets(values.member)
     return (worst, members) if members.hit.any() else None
 
 
@@ -309,8 +309,7 @@ def predict_undefended_recall(
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
         return None
     worst, members = known
-    outcome = details.values_by_cell[worst.cell_key].outcome
-    assert outcome is not None  # its members come from it
+    outcome = details.values_by_cell[worst.cell_key]
     # Non-members represent a count of 0: records without a remaining copy.
     times = []
     remaining = []

@@ -200,10 +200,10 @@ def _list_titled_calibrations(
     The two kinds are guess scores that are probabilities, and exact sampling probabilities.
     """
     values = details.values_by_cell.get(finding.cell_key)
-    if values is None or values.outcome is None:
+    if values is None or not values.is_judged:
         return
     title = phrases.title_target(result, finding.target)
-    o = values.outcome.select_secrets(values.outcome.member)
+    o = values.select_secrets(values.member)
     if values.score_is_probability and len(o.ids):
         name = name_attack(result, finding, title)
         # Rounding may push a sum of probabilities above 1.

@@ -227,9 +227,9 @@ def _build_extraction_count_table(result: AuditResult, details: SecretDetails) -
     rows = []
     for finding in phrases.sort_findings(result):
         values = details.values_by_cell.get(finding.cell_key)
-        if values is None or values.outcome is None:
+        if values is None or not values.is_judged:
             continue
-        o = values.outcome.select_secrets(values.outcome.member)
+        o = values.select_secrets(values.member)
         counts = []
         for kind in (o.hit, o.any_hit & ~o.hit, o.is_near_verbatim & ~o.any_hit):
             counts.append(f"{kind.sum():,}")

@@ -135,14 +135,11 @@ def _select_worst_secrets(details: SecretDetails, row: ValuesBySecret) -> Secret
 
 def _list_row_results(row: ValuesBySecret) -> tuple[NDArray[np.str_], Floats]:
     """Return each secret's outcome code (`OUTCOMES`) and score, both of shape (secrets,)."""
-    outcome = row.outcome
-    if outcome is None:
+    if not row.is_judged:
         return np.full(len(row.ids), "."), next(iter(row.values.values()))
     # The first match wins: a hit is one of any_hit, and may be near as well.
-    codes = np.select(
-        [outcome.hit, outcome.any_hit, outcome.is_near_verbatim], ["3", "2", "1"], "0"
-    )
-    return codes, outcome.score
+    codes = np.select([row.hit, row.any_hit, row.is_near_verbatim], ["3", "2", "1"], "0")
+    return codes, row.score
 
 
 def _count_page_json_bytes(value: Any) -> int:
@@ -183,8 +180,8 @@ def _build_page_row(
     codes, scores = _list_row_results(values)
     # number of correct leading tokens of the suffix
     leads = None
-    if values.outcome is not None:
-        leads = values.outcome.traits.get("lead")
+    if values.is_judged:
+        leads = values.columns.get("lead")
     place = dict(zip(values.ids, range(len(values.ids)), strict=True))
     outcome = ""
     score = []

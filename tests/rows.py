@@ -14,6 +14,23 @@ from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.nouns import CellKey
 from auditor.records import table
 from auditor.records.table import MEASURED, TABLE, Column, SuffixLogProbs
+from auditor.statistics.judging import Outcome
+
+
+def judge_columns(
+    ids: tuple[str, ...],
+    hit: Any,
+    any_hit: Any,
+    score: Any,
+    repeats: tuple[int | None, ...],
+    member: Any,
+    distance: Any,
+    tolerance: Any,
+    traits: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Judged guesses, column by column."""
+    columns = {"hit": hit, "any_hit": any_hit, "distance": distance, "tolerance": tolerance}
+    return Outcome(ids, member, repeats, {**columns, "score": score, **(traits or {})})
 
 
 def row_of(found: ValuesBySecret) -> dict[str, Any]:

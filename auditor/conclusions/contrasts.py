@@ -173,7 +173,7 @@ def _map_metric_values(part: WeightedMetric, seed: int) -> dict[str, float]:
     # Limit the digits: `int` raises for more than 4,300.
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
     row = part.cell.values_by_seed.get(seed)
-    if match is None or row is None or row.outcome is not None:
+    if match is None or row is None or row.is_judged:
         return {}
     values = row.values_by_secret(match[1], True, None if match[2] is None else int(match[2]))
     if all(map(math.isfinite, values.values())):

@@ -34,11 +34,10 @@ from auditor.statistics.anytime import bound_betting_excess, bound_betting_mean
 from auditor.statistics.bounds import BoundedNumber, make_measurement, share_level
 from auditor.statistics.compare import compare_paired_values, resample_paired_recall
 from auditor.statistics.intervals import estimate_mean_share
-from auditor.statistics.judging import Outcome
+from auditor.statistics.judging import PROBABILITY, SCORE, Outcome
 from auditor.statistics.metrics import (
     EXCESS,
     RECALL,
-    SCORE,
     SHARES,
     Metric,
     find_metric,
@@ -48,7 +47,6 @@ from auditor.statistics.recomputed import list_strongest_score_columns, repeat_m
 
 _FLAGS = ("hit", "any_hit")
 _COUNTS = ("distance", "tolerance")
-_PROBABILITY = "probability"  # column of a score that is a probability
 _OF_KIND = f"{RECALL}(kind="  # the recall of a kind of personal data
 _ASKED = "asked"  # column of secrets without any other number
 
@@ -65,32 +63,17 @@ def list_secret_attributes(
 
 
 @dataclass(frozen=True)
-class ValuesBySecret:
+class ValuesBySecret(Outcome):
     """Results of one cell (target, setting, attack or probe), with a value for each secret.
 
-    Each array has the shape (secrets,).
+    The columns are those of the table. For an attack, these are only its guesses' scores and
+    judgements, such as whether a guess is right: all other numbers follow from them.
 
     Args:
-        ids: secret ids.
-        member: True for members.
-        repeats: number of copies of each secret in the training data; None if unknown.
-        values: numbers, keyed by metric; for an attack also the "score" of first guesses. What is
-            true or false of each secret may be bools, which take less memory.
-        outcome: judged guesses of an attack; None for a probe.
-        kinds: for each kind of personal data, the share of each secret's data of this kind that the
-            first guess has; NaN if the secret has no such data.
-        score_is_probability: True if an attack's score is a probability.
         anytime: True if the sample size depended on the results. Only betting bounds are then
             valid.
     """
 
-    ids: Sequence[str] | Strings
-    member: Bools
-    repeats: tuple[int | None, ...]
-    values: Mapping[str, Floats]
-    outcome: Outcome | None = field(default=None, repr=False)
-    kinds: Mapping[str, Floats] = field(default_factory=dict)
-    score_is_probability: bool = False
     anytime: bool = False
 
     @classmethod
@@ -102,49 +85,52 @@ class ValuesBySecret:
     ) -> ValuesBySecret:
         """Build the results from an attack's judged guesses.
 
-        The values include every metric that is a mean over secrets.
-
         Args:
             judged: the judged guesses.
             kinds: for each kind of personal data, the share of each secret's data that its first
                 guess has; NaN if the secret has no such data.
             score_is_probability: whether the attack's score is a probability.
         """
+        columns = {}
+        for name, values in judged.columns.items():
+            columns[PROBABILITY if score_is_probability and name == SCORE else name] = values
+        for kind, shares in (kinds or {}).items():
+            columns[f"{_OF_KIND}{kind})"] = np.array(shares, dtype=float)
+        return cls(judged.ids, judged.member, judged.repeats, columns)
+
+    @cached_property
+    def values(self) -> Mapping[str, NDArray[Any]]:
+        """The numbers, keyed by metric; for an attack also the "score" of first guesses.
+
+        They include every metric that is a mean over secrets. What is true or false of each secret
+        may be bools.
+        """
+        if not self.is_judged:
+            return {name: values for name, values in self.columns.items() if name != _ASKED}
         per_secret_metrics = sorted(
             (m for m in metrics.METRICS if m.per_secret and m.values),
             key=lambda m: m.place or math.inf,
         )
-        values = {m.name: m.values(judged).astype(float) for m in per_secret_metrics if m.values}
-        parts = {}
-        for kind, shares in (kinds or {}).items():
-            parts[kind] = np.array(shares, dtype=float)
-        values[SCORE] = judged.score.astype(float)
-        return cls(
-            judged.ids, judged.member, judged.repeats, values, judged, parts, score_is_probability
-        )
+        values = {m.name: m.values(self).astype(float) for m in per_secret_metrics if m.values}
+        return {**values, SCORE: self.score.astype(float)}
+
+    @property
+    def kinds(self) -> Mapping[str, Floats]:
+        """The share of each secret's data of a kind of personal data that the first guess has.
+
+        It is NaN if the secret has no such data.
+        """
+        kinds = {}
+        for name, shares in self.columns.items():
+            if self.is_judged and name.startswith(_OF_KIND):
+                kinds[name[len(_OF_KIND) : -1]] = shares
+        return kinds
 
     def list_columns(self, cell: CellKey) -> Iterator[Column]:
-        """Yield the columns that store these results in the table.
-
-        For an attack, only its guesses' scores and judgements, such as whether a guess is right,
-        are stored: all other numbers follow from them.
-        """
-        for name, values in self._list_stored_values().items():
+        """Yield the columns that store these results in the table."""
+        columns = self.columns or {_ASKED: np.ones(len(self.ids))}
+        for name, values in columns.items():
             yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)
-
-    def _list_stored_values(self) -> Mapping[str, Floats]:
-        if self.outcome is None:
-            return self.values or {_ASKED: np.ones(len(self.ids))}
-        judgements = {}
-        for name in (*_FLAGS, *_COUNTS):
-            judgements[name] = getattr(self.outcome, name).astype(float)
-        score = {_PROBABILITY if self.score_is_probability else SCORE: self.outcome.score}
-        return {
-            **judgements,
-            **score,
-            **self.outcome.traits,
-            **{f"{_OF_KIND}{k})": shares for k, shares in self.kinds.items()},
-        }
 
     def remeasure_kinds(self, name: str, kinds: Iterable[str]) -> dict[str, Measurement]:
         """Return a metric for each of these kinds of personal data, keyed by kind.
@@ -186,9 +172,9 @@ class ValuesBySecret:
         is_selected = self.member
         if count is not None:
             is_selected = is_selected & np.array([times == count for times in self.repeats])
-        if self.outcome is not None and (metric.values or metric.errors):
+        if self.is_judged and (metric.values or metric.errors):
             return metric.measure(
-                self.outcome.select_secrets(is_selected), self.outcome.select_secrets(~self.member)
+                self.select_secrets(is_selected), self.select_secrets(~self.member)
             )
         # Keep the order of the secrets: a bootstrap depends on it.
         return repeat_measurement(
@@ -241,10 +227,10 @@ class ValuesBySecret:
         is_selected = (self.member == metric.members) & ~np.isnan(shares)
         if metric.trait != documents.RECORD:
             return shares[is_selected]
-        if self.outcome is None or metric.trait not in self.outcome.traits:
+        if not self.is_judged or metric.trait not in self.columns:
             return np.empty(0)
         return documents.take_highest_per_record(
-            shares[is_selected], self.outcome.traits[metric.trait][is_selected]
+            shares[is_selected], self.columns[metric.trait][is_selected]
         )
 
     def values_by_secret(
@@ -372,32 +358,18 @@ def _build_secret_values(columns: Sequence[Column]) -> ValuesBySecret:
     ids = tuple(first.ids)
     member = np.array(first.member, dtype=bool)
     repeats = tuple(first.repeats)
-    if "hit" not in values_by_name:
-        return ValuesBySecret(
-            ids,
-            member,
-            repeats,
-            {name: values for name, values in values_by_name.items() if name != _ASKED},
-        )
-    flags, counts = (
-        {name: values_by_name.pop(name) for name in names} for names in (_FLAGS, _COUNTS)
-    )
-    # NaN and infinities fail either test.
-    if (
-        not np.isin([*flags.values()], (0, 1)).all()
-        or not np.equal(np.mod([*counts.values()], 1), 0).all()
-    ):
-        raise ValueError("hits that are neither 0 nor 1, or edits that are no whole number")
-    is_probability = _PROBABILITY in values_by_name
-    score = values_by_name.pop(_PROBABILITY if is_probability else SCORE)
-    kinds = {}
-    for name in [*values_by_name]:
-        if name.startswith(_OF_KIND):
-            kinds[name[len(_OF_KIND) : -1]] = values_by_name.pop(name)
-    hit, any_hit = (values.astype(bool) for values in flags.values())
-    distance, tolerance = (values.astype(np.int64) for values in counts.values())
-    judged = Outcome(ids, hit, any_hit, score, repeats, member, distance, tolerance, values_by_name)
-    return ValuesBySecret.from_judged_guesses(judged, kinds, is_probability)
+    if "hit" in values_by_name:
+        flags, counts = ([values_by_name[name] for name in names] for names in (_FLAGS, _COUNTS))
+        # NaN and infinities fail either test.
+        if not np.isin(flags, (0, 1)).all() or not np.equal(np.mod(counts, 1), 0).all():
+            raise ValueError("hits that are neither 0 nor 1, or edits that are no whole number")
+        if values_by_name.keys().isdisjoint((SCORE, PROBABILITY)):
+            raise ValueError("guesses without a score")
+        for name in _FLAGS:
+            values_by_name[name] = values_by_name[name].astype(bool)
+        for name in _COUNTS:
+            values_by_name[name] = values_by_name[name].astype(np.int64)
+    return ValuesBySecret(ids, member, repeats, values_by_name)
 
 
 def bound_roc_metric(metric: str, row: ValuesBySecret | None) -> BoundedNumber | None:

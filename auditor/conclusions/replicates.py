@@ -46,8 +46,8 @@ class Replicates:
         """An attack's judged guesses for the members, keyed by seed."""
         outcomes = {}
         for seed, row in self.values_by_seed.items():
-            if row.outcome is not None:
-                outcomes[seed] = row.outcome.select_secrets(row.outcome.member)
+            if row.is_judged:
+                outcomes[seed] = row.select_secrets(row.member)
         return outcomes
 
 

@@ -132,11 +132,9 @@ def count_document_extractions(
         Three counts, keyed by document: tokens in the longest extracted block, extracted parts, and
             attacked parts. {} if the results are a probe's.
     """
-    if values_by_secret.outcome is None:
+    if not values_by_secret.is_judged:
         return {}
-    hit = dict(
-        zip(values_by_secret.outcome.ids, values_by_secret.outcome.hit.tolist(), strict=True)
-    )
+    hit = dict(zip(values_by_secret.ids, values_by_secret.hit.tolist(), strict=True))
     parts = []
     for s in details.secrets:
         if s.document is not None and s.member and s.id in hit:
@@ -156,16 +154,14 @@ def count_person_extractions(
     The person with the most extracted records comes first. Only training records are counted.
     Return {} if the results are a probe's.
     """
-    if values_by_secret.outcome is None:
+    if not values_by_secret.is_judged:
         return {}
     person_by_id = {}
     for secret in details.secrets:
         if secret.member and secret.user is not None:
             person_by_id[secret.id] = secret.user
     n_attacked, n_extracted = Counter[str](), Counter[str]()
-    for id, hit in zip(
-        values_by_secret.outcome.ids, values_by_secret.outcome.hit.tolist(), strict=True
-    ):
+    for id, hit in zip(values_by_secret.ids, values_by_secret.hit.tolist(), strict=True):
         if id in person_by_id:
             n_attacked[person_by_id[id]] += 1
             n_extracted[person_by_id[id]] += hit
@@ -201,11 +197,8 @@ def measure_length_accuracy(
     for secret in details.secrets:
         if secret.member and secret.length is not None:
             n_tokens_by_id[secret.id] = secret.length
-    if (
-        values_by_secret.outcome is None
-        or "lead" not in values_by_secret.outcome.traits
-        or not n_tokens_by_id
-    ):
+    is_judged = values_by_secret.is_judged and "lead" in values_by_secret.columns
+    if not is_judged or not n_tokens_by_id:
         return {}
     member = []
     for i, id in enumerate(values_by_secret.ids):
@@ -213,7 +206,7 @@ def measure_length_accuracy(
             member.append(i)
     length = np.array([n_tokens_by_id[values_by_secret.ids[i]] for i in member])
     # count of correct tokens from the start of the suffix
-    lead = values_by_secret.outcome.traits["lead"][member]
+    lead = values_by_secret.columns["lead"][member]
     if not len(length):
         return {}
     longest = int(length.max())

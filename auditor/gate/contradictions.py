@@ -161,7 +161,7 @@ def _describe_secret_mismatch(
 
     Return "" if they agree. A probe may have its own secrets.
     """
-    if values_by_secret.outcome is None and secrets.keys().isdisjoint(values_by_secret.ids):
+    if not values_by_secret.is_judged and secrets.keys().isdisjoint(values_by_secret.ids):
         return ""
     if n_unknown := sum(id not in secrets for id in values_by_secret.ids):
         return f"{_WHERE} contains {format_count(n_unknown, 'secret')} that {SECRETS} does not"
@@ -185,7 +185,7 @@ def _check_answered_secrets(
 ) -> Iterator[tuple[CellKey, str]]:
     for row, row_values in outcomes.items():
         # generations are stored with the guesses
-        guessed = row_values.outcome is not None or row not in observations
+        guessed = row_values.is_judged or row not in observations
         journal, answers = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
         ids = set(row_values.ids)
         answered_ids = answers.get(row, frozenset())

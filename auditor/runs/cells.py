@@ -303,8 +303,8 @@ class AttackCell(Cell):
         if self.key in self.collector.stopped:
             return  # the interval needs a fixed sample size
         # The undefended target comes first in a run, so its answers exist.
-        row = self.collector.answers.get(self.key)
-        base_row = self.collector.answers.get(self.key._replace(target=UNDEFENDED))
+        row = self.collector.find_main_numbers(self.key)
+        base_row = self.collector.find_main_numbers(self.key._replace(target=UNDEFENDED))
         if row is not None and base_row is not None and not self.target.is_undefended:
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 

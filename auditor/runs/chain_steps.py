@@ -171,8 +171,11 @@ class CauseChains:
         if (main := finding.main) is None:
             return finding
         answers = {}
-        for key, row_values in self.collector.answers.items():
+        for key in self.collector.rows:
+            row_values = None
             if key[1:] == finding.cell_key[1:]:
+                row_values = self.collector.find_main_numbers(key)
+            if row_values is not None:
                 answers[key.target] = row_values
         return dataclasses.replace(
             finding, chain=self._build_row_chain(row, answers, main.name, main.unit)

@@ -546,7 +546,6 @@ def list_extracted_members(run: RunOutcomes) -> list[str]:
     """
     ids = dict[str, None]()
     for cell, row in run.outcomes.items():
-        if cell.target == UNDEFENDED and row.outcome is not None:
-            extracted = row.outcome.hit & row.outcome.member
-            ids |= dict.fromkeys(compress(row.outcome.ids, extracted))
+        if cell.target == UNDEFENDED and row.is_judged:
+            ids |= dict.fromkeys(compress(row.ids, row.hit & row.member))
     return list(ids)

@@ -59,8 +59,6 @@ class PerSecretCollector:
 
     These attributes have a key for each cell (target, setting, attack or probe):
 
-    - `answers`: the main number of each member. It includes non-members if the probe measures them
-      as a baseline.
     - `rows`: all results.
     - `scored`: membership scores.
     - `stopped`: how `--until` ended the queries of the cell, which were in random order.
@@ -73,14 +71,15 @@ class PerSecretCollector:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.answers: dict[CellKey, ValuesBySecret] = {}
         self.likelihoods: dict[str, ValuesBySecret] = {}
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self.stopped: dict[CellKey, StoppedEarly] = {}
         self.rows: dict[CellKey, ValuesBySecret] = {}
         self.scored: dict[CellKey, ScoredRow] = {}
-        self._columns: list[Column] = []
-        self._attacks: list[CellKey] = []
+        # by cell: the name of the main number, and whether non-members are its baseline
+        self._main_numbers: dict[CellKey, tuple[str, bool]] = {}
+        # by cell: columns besides those of `rows`
+        self._columns: dict[CellKey, tuple[Column, ...]] = {}
         self._texts: dict[str, Mapping[str, tuple[Tokens, Tokens]]] = {}
 
     def collect_attack_outcome(
@@ -95,11 +94,8 @@ class PerSecretCollector:
             kinds: for each kind of personal data, the share of a secret's data that its guess
                 contains, keyed by secret id.
         """
-        row = self._keep_cell_row(key, build_outcome_row(outcome, kinds, probable))
-        self.answers[key] = row.keep_one_metric(RECALL, keep_nonmembers=False)
-        self._columns += row.list_columns(key)
-        self._attacks.append(key)
-        return row
+        self._main_numbers[key] = (RECALL, False)
+        return self._keep_cell_row(key, build_outcome_row(outcome, kinds, probable))
 
     def collect_probe_observations(
         self,
@@ -119,17 +115,24 @@ class PerSecretCollector:
             main: the probe's first measurement.
         """
         row = self._keep_cell_row(key, build_observation_row(probe, secrets, observations))
-        self._columns += [
-            *row.list_columns(key),
-            *_build_observation_columns(key, row, observations),
-        ]
+        self._columns[key] = tuple(_build_observation_columns(key, row, observations))
         if candidates := probe.membership_candidates(secrets, observations):
             self.scored[key] = ScoredRow(row.ids, score_records(secrets), candidates)
-        if main.name in row.values:
-            # A canary's exposure is a rank among never inserted texts: it needs no baseline.
-            answers = row.keep_one_metric(main.name, keep_nonmembers=probe.of == "secrets")
-            if answers.member.any() and np.isfinite(answers.values[main.name]).all():
-                self.answers[key] = answers
+        # A canary's exposure is a rank among never inserted texts: it needs no baseline.
+        self._main_numbers[key] = (main.name, probe.of == "secrets")
+
+    def find_main_numbers(self, key: CellKey) -> ValuesBySecret | None:
+        """Return the main number of each member; None if a secret has none.
+
+        Non-members are included if the probe measures them as a baseline.
+        """
+        name, has_baseline = self._main_numbers.get(key, ("", False))
+        if key not in self.rows or name not in self.rows[key].values:
+            return None
+        answers = self.rows[key].keep_one_metric(name, keep_nonmembers=has_baseline)
+        if answers.member.any() and np.isfinite(answers.values[name]).all():
+            return answers
+        return None
 
     def set_row_column(self, key: CellKey, quantity: str, values: Floats) -> None:
         """Set a quantity's values in the collected results of an attack or probe.
@@ -139,18 +142,13 @@ class PerSecretCollector:
             quantity: name of the number.
             values: a number for each secret, in the order of the collected results.
         """
-        row = replace(self.rows[key], values={**self.rows[key].values, quantity: values})
-        self.rows[key] = row
-        identity = (table.MEASURED, key, quantity)
-        self._columns = [
-            column
-            for column in self._columns
-            if (column.kind, column.cell, column.quantity) != identity
-        ]
-        self._columns += [column for column in row.list_columns(key) if column.quantity == quantity]
+        columns = dict(self.rows[key].columns)
+        columns.pop(quantity, None)  # to be the last column, as if it was new
+        self.rows[key] = replace(self.rows[key], columns={**columns, quantity: values})
 
     def _keep_cell_row(self, key: CellKey, row: ValuesBySecret) -> ValuesBySecret:
         self.rows[key] = replace(row, anytime=key in self.stopped)
+        self._columns[key] = ()
         return self.rows[key]
 
     def collect_generations(self, key: CellKey, generations: JudgedGenerations) -> None:
@@ -159,22 +157,29 @@ class PerSecretCollector:
         A corpus attack draws texts and compares them with all training texts. `key` names target,
         setting and attack.
         """
-        self._columns += generations.columns
+        self._columns[key] = tuple(generations.columns)
         self._texts[str(key)] = generations.texts
 
     def save_results(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """Write the collected columns and the texts of the guesses to the run folder."""
         table.write_secrets_table(
             self.folder.path,
-            [*self._columns, *self._list_heldout_columns()],
+            [*self._list_cell_columns(), *self._list_heldout_columns()],
             self._list_token_columns(),
         )
         guesses = {}
-        for key in self._attacks:
-            guesses[str(key)] = self.folder.guesses.finished_secrets(key)
+        for key, row in self.rows.items():
+            if row.is_judged:
+                guesses[str(key)] = self.folder.guesses.finished_secrets(key)
         private_texts.write_secret_texts(
             self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts
         )
+
+    def _list_cell_columns(self) -> Iterator[Column]:
+        for key, columns in self._columns.items():
+            if key in self.rows:
+                yield from self.rows[key].list_columns(key)
+            yield from columns
 
     def _list_heldout_columns(self) -> Iterator[Column]:
         for target, losses in self.heldout.items():

@@ -8,56 +8,81 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein, Prefix
 
-from auditor.core.arrays import Bools, Floats, Ints
+from auditor.core.arrays import Bools, Floats, Strings
 from auditor.core.nouns import Guesses, Pair, Secret
-from auditor.core.secret_table import build_secret_table
+from auditor.core.secret_table import STRINGS, build_secret_table
 from auditor.statistics import documents, people
 from auditor.statistics.near_pairs import index_pairs_within_edit_limits
+
+# not a measurement: the score by which first guesses are ranked
+SCORE = "score"
+PROBABILITY = "probability"  # the name of a score that is a probability
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Hold the judged guesses of one attack on one model; arrays have shape (secrets,).
+    """Hold numbers about the secrets of an attack or probe as columns of shape (secrets,).
 
-    hit: True if the first guess is right; any_hit: True if any guess is right.
-    score: the attack's confidence in the first guess.
-    distance: the number of token edits from the first guess to the true suffix.
-    tolerance: the most edits for a near-verbatim guess, from `compute_near_verbatim_limit`.
-    traits: further values, keyed by name (`_compute_guess_traits`); NaN if unknown.
+    The columns of an attack judge its guesses, and properties give them by name:
+
+    - hit: True if the first guess is right; any_hit: True if any guess is right.
+    - score: the attack's confidence in the first guess.
+    - distance: the number of token edits from the first guess to the true suffix.
+    - tolerance: the most edits for a near-verbatim guess, from `compute_near_verbatim_limit`.
+    - further values (`_compute_guess_traits`); NaN if unknown.
+
+    ids: secret ids.
+    member: True for members.
+    repeats: number of copies of each secret in the training data; None if unknown.
+    columns: the numbers, keyed by name.
     """
 
-    ids: tuple[str, ...]
-    hit: Bools
-    any_hit: Bools
-    score: Floats
-    repeats: tuple[int | None, ...]
+    ids: Sequence[str] | Strings
     member: Bools
-    distance: Ints
-    tolerance: Ints
-    traits: Mapping[str, Floats] = field(default_factory=dict)
+    repeats: tuple[int | None, ...]
+    columns: Mapping[str, NDArray[Any]]
+
+    @property
+    def is_judged(self) -> bool:
+        """Return whether the columns judge guesses."""
+        return "hit" in self.columns
+
+    @property
+    def hit(self) -> Bools:
+        return self.columns["hit"]
+
+    @property
+    def any_hit(self) -> Bools:
+        return self.columns["any_hit"]
+
+    @property
+    def score_is_probability(self) -> bool:
+        return PROBABILITY in self.columns
+
+    @property
+    def score(self) -> Floats:
+        return self.columns[PROBABILITY if self.score_is_probability else SCORE]
 
     @property
     def is_near_verbatim(self) -> Bools:
-        return self.distance <= self.tolerance
+        near: Bools = self.columns["distance"] <= self.columns["tolerance"]
+        return near
 
-    def select_secrets(self, keep: Bools) -> Outcome:
+    def select_secrets(self, keep: Bools) -> Self:
         index = np.flatnonzero(keep)
-        return Outcome(
-            tuple(self.ids[i] for i in index),
-            self.hit[index],
-            self.any_hit[index],
-            self.score[index],
-            tuple(self.repeats[i] for i in index),
-            self.member[index],
-            self.distance[index],
-            self.tolerance[index],
-            {name: values[index] for name, values in self.traits.items()},
+        return replace(
+            self,
+            ids=np.asarray(self.ids, STRINGS)[index],
+            member=self.member[index],
+            repeats=tuple(self.repeats[i] for i in index),
+            columns={name: values[index] for name, values in self.columns.items()},
         )
 
 
@@ -79,17 +104,18 @@ def judge_guesses(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> 
     if any(answer.document is not None for answer in answers if answer.member):
         codes[documents.RECORD] = documents.encode_records(answers)
     limits = [compute_near_verbatim_limit(len(a.suffix)) for a in answers]
-    return Outcome(
-        ids=ids,
-        hit=np.array(hit, dtype=bool),
-        any_hit=np.array(any_hit, dtype=bool),
-        score=np.array(score, dtype=float),
-        repeats=tuple(a.repeats for a in answers),
-        member=np.array([a.member for a in answers], dtype=bool),
-        distance=np.array(distance, dtype=np.int64),
-        tolerance=np.array(limits, dtype=np.int64),
-        traits=dict(zip(_TRAITS, np.array(traits, dtype=float), strict=True)) | codes,
-    )
+    judged = {
+        "hit": np.array(hit, dtype=bool),
+        "any_hit": np.array(any_hit, dtype=bool),
+        "distance": np.array(distance, dtype=np.int64),
+        "tolerance": np.array(limits, dtype=np.int64),
+        SCORE: np.array(score, dtype=float),
+        **dict(zip(_TRAITS, np.array(traits, dtype=float), strict=True)),
+        **codes,
+    }
+    member = np.array([answer.member for answer in answers], dtype=bool)
+    repeats = tuple(answer.repeats for answer in answers)
+    return Outcome(np.array(ids, STRINGS), member, repeats, judged)
 
 
 def _judge_one_secret(guesses: Guesses, answer: Secret) -> tuple[Any, ...]:

@@ -20,13 +20,11 @@ from auditor.core.result import Measurement
 from auditor.statistics import documents, people, roc
 from auditor.statistics.bootstrap import Draws, Values
 from auditor.statistics.intervals import estimate_mean, subtract_nonmember_share
-from auditor.statistics.judging import Outcome
+from auditor.statistics.judging import SCORE, Outcome
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.ranking import compute_resampled_recall, measure_error_recall
 
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
-# Not a measurement: the score by which the first guesses are ranked, stored with the measurements.
-SCORE = "score"
 RECALL = "recall"
 _OTHERS = "_nonmembers"
 EXCESS = "excess_"
@@ -154,8 +152,8 @@ class Metric:
         of_others = self.signed or not self.members
         if (
             self.values is None
-            or (self.trait and self.trait not in outcome.traits)
-            or (of_others and not others.ids)
+            or (self.trait and self.trait not in outcome.columns)
+            or (of_others and not len(others.ids))
         ):
             return None
         values = self.values(outcome)
@@ -340,7 +338,7 @@ FAMILIES = (
 
 def _mark_extracted_against_likelihood(o: Outcome) -> Floats:
     """Mark the extracted secrets whose guess was not the most likely candidate; NaN if unknown."""
-    passed = o.traits["passed_over"]
+    passed = o.columns["passed_over"]
     return np.where(np.isnan(passed), np.nan, o.hit & (passed == 1))
 
 
@@ -349,7 +347,7 @@ def _list_guess_metrics(
 ) -> Iterator[Metric]:
     """Yield two metrics: the mean of `values` over right and over wrong first guesses.
 
-    trait: the trait in `Outcome.traits` that the metrics need.
+    trait: the trait in `Outcome.columns` that the metrics need.
     """
     for end, among in (("right", lambda o: o.hit), ("wrong", lambda o: ~o.hit)):
         yield Metric(
@@ -367,14 +365,14 @@ def _list_record_metrics(name: str, title: str, values: OfSecrets) -> Iterator[M
         title,
         exact=True,
         trait=documents.RECORD,
-        values=lambda o: documents.take_highest_per_record(values(o), o.traits[documents.RECORD]),
+        values=lambda o: documents.take_highest_per_record(values(o), o.columns[documents.RECORD]),
     )
     yield metric
     yield replace(metric, name=f"{name}{_OTHERS}", title=f"{title}, non-members", members=False)
 
 
 def _compute_person_recall(o: Outcome) -> Floats:
-    return people.average_per_person(o.hit, o.traits[people.USER])
+    return people.average_per_person(o.hit, o.columns[people.USER])
 
 
 _mean_over_people = partial(
@@ -426,13 +424,13 @@ METRICS = (
         "recall_top_3",
         "True suffix among the three surest candidates",
         trait="rank",
-        values=lambda o: o.traits["rank"] <= 3,
+        values=lambda o: o.columns["rank"] <= 3,
     ),
     *_list_guess_metrics(
         "count",
         "Samples equal to the first guess, where it is {}",
         "samples",
-        lambda o: o.traits["count"],
+        lambda o: o.columns["count"],
         "count",
     ),
     *_list_guess_metrics("score", "Score of {} first guesses", "score", lambda o: o.score),
@@ -440,7 +438,7 @@ METRICS = (
         "min_probability",
         "Least token probability of {} first guesses",
         "probability",
-        lambda o: np.exp(o.traits["min_log_prob"]),
+        lambda o: np.exp(o.columns["min_log_prob"]),
         "min_log_prob",
     ),
     Metric(

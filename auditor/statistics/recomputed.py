@@ -10,12 +10,12 @@ from auditor.core.arrays import Floats
 from auditor.core.result import Measurement
 from auditor.statistics import roc
 from auditor.statistics.intervals import estimate_mean, subtract_nonmember_mean
+from auditor.statistics.judging import SCORE
 from auditor.statistics.metrics import (
     CONTROLS,
     DRAWN,
     EXCESS,
     RECALL,
-    SCORE,
     Columns,
     Metric,
     find_metric,

@@ -638,11 +638,11 @@ def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, inputs: Pa
         row.score_is_probability
         and not found.values_by_cell["undefended", "white-box", "perplexity"].score_is_probability
     )
-    assert row.outcome is not None
-    prefix_token = dict(zip(row.ids, row.outcome.traits["lead"], strict=True))
+    assert row.is_judged
+    prefix_token = dict(zip(row.ids, row.columns["lead"], strict=True))
     assert all(
         (prefix_token[s.id] == s.length) == hit
-        for s, hit in zip(found.secrets, row.outcome.hit, strict=True)
+        for s, hit in zip(found.secrets, row.hit, strict=True)
         if s.member
     )
 

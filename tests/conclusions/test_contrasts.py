@@ -18,6 +18,7 @@ from auditor.core.result import Measurement
 from auditor.statistics import extraction, intervals, judging
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import METRICS, find_metric
+from tests.rows import judge_columns
 
 
 def outcome(hits: list[int], ids: list[str] | None = None) -> Outcome:
@@ -25,7 +26,7 @@ def outcome(hits: list[int], ids: list[str] | None = None) -> Outcome:
     hit = np.array(hits, dtype=bool)
 
     ids = ids or [f"s{i:03d}" for i in range(n)]
-    return Outcome(
+    return judge_columns(
         tuple(ids),
         hit,
         hit,
@@ -98,7 +99,7 @@ def test_resampled_recall_at_errors_equals_the_walk_over_copies() -> None:
     rng = np.random.default_rng(2)
     hits, n = rng.random(250) < 0.4, 250
     one = outcome(list(hits))
-    one = dataclasses.replace(one, score=rng.random(n).round(1))
+    one = dataclasses.replace(one, columns={**one.columns, "score": rng.random(n).round(1)})
     draws = np.vstack([np.ones((1, n), dtype=int), rng.multinomial(n, np.full(n, 1 / n), size=3)])
     for row, value in zip(
         draws, find_metric("recall_at_100_errors").compute_resampled_values(one, draws), strict=True

@@ -90,23 +90,17 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = read_secret_details(folder(tmp_path))
     assert found.secrets[1] == SecretAttributes("s1", "as1", True, 4, 4, "note")
     row = found.values_by_cell["undefended", "white-box", "a"]
-    assert (
-        row.score_is_probability
-        and row.outcome is not None
-        and row.outcome.hit.tolist() == [True, False, False, True]
-    )
+    assert row.score_is_probability and row.hit.tolist() == [True, False, False, True]
     assert row.kinds["mail"].tolist()[::2] == [1.0, 0.5] and np.isnan(row.kinds["mail"][1::2]).all()
-    for name in ("ids", "repeats"):
-        assert getattr(row.outcome, name) == getattr(outcome(), name)
-    for name in ("hit", "any_hit", "score", "member", "distance", "tolerance"):
-        one, other = (getattr(judged, name) for judged in (row.outcome, outcome()))
-        assert one.dtype == other.dtype and one.tolist() == other.tolist(), name
-    for name, values in outcome().traits.items():
-        np.testing.assert_array_equal(row.outcome.traits[name], values)
+    for name in ("ids", "repeats", "member"):
+        assert [*getattr(row, name)] == [*getattr(outcome(), name)]
+    assert row.score.tolist() == outcome().score.tolist()
+    for name, values in outcome().columns.items():
+        if name != "score":
+            assert row.columns[name].dtype == values.dtype
+            np.testing.assert_array_equal(row.columns[name], values)
     probe = found.values_by_cell["undefended", "white-box", "p"]
-    assert (
-        probe.outcome is None and probe.values["p"][0] == 0.5 and math.isnan(probe.values["p"][1])
-    )
+    assert not probe.is_judged and probe.values["p"][0] == 0.5 and math.isnan(probe.values["p"][1])
     assert found.tokens == {"undefended": {"s0": (0.0, -1.5, -math.inf, -2.0), "s1": (-0.5, -0.5)}}
     assert found.exposure == {EXPOSURE: {"s0": 4.0, "s1": math.inf}}
     assert table.read_heldout_losses(tmp_path) == {"undefended": {"tokens": [3.0, 4.0]}}

@@ -19,7 +19,7 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.records import file_digests, manifest
 from auditor.records.table import TABLE
 from auditor.statistics import extraction, judging
-from tests.rows import read_rows, row_of, write_rows
+from tests.rows import judge_columns, read_rows, row_of, write_rows
 
 ROW = CellKey("undefended", "white-box", "perplexity")
 
@@ -30,7 +30,7 @@ def outcome(n: int = 400, out: int = 0, others: int = 60) -> judging.Outcome:
     rng = np.random.default_rng(0)
     size = n + others
     hit = np.arange(size) < out
-    return judging.Outcome(
+    return judge_columns(
         ids=tuple(f"s{i:04d}" for i in range(size)),
         hit=hit,
         any_hit=hit,

@@ -34,7 +34,7 @@ from auditor.gate.power import (
 from auditor.statistics.bounds import make_measurement
 from auditor.statistics.extraction import measure_extraction, measure_hit_shares
 from auditor.statistics.intervals import measure_share
-from auditor.statistics.judging import Outcome
+from tests.rows import judge_columns
 from validation.gates import simulation
 
 ROW = CellKey("undefended", "white-box", "a")
@@ -166,7 +166,7 @@ def test_rules_on_records_are_recomputed_from_their_parts(
     # (400,) copies by record: records 0, 2, ... have 16
     repeats = tuple(1 if code % 2 else 16 for code in record)
     nothing = np.zeros(400, dtype=int)
-    judged = Outcome(
+    judged = judge_columns(
         tuple(f"s{i:05d}" for i in range(400)),
         *(windows, windows, windows.astype(float), repeats, np.ones(400, dtype=bool)),
         *(nothing + 9 * ~windows, nothing, {"record": record}),
@@ -224,7 +224,7 @@ def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None
         replace(
             per_secret(hits(200)),
             member=member,
-            values={"membership_score": rng.normal(size=200) + by * member},
+            columns={"membership_score": rng.normal(size=200) + by * member},
         )
         for by in (0, 3)
     ]

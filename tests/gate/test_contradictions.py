@@ -21,6 +21,7 @@ from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
 from auditor.records.attacked_secrets import AnsweredSecretIds
 from auditor.statistics import extraction, judging
 from auditor.statistics.intervals import measure_share
+from tests.rows import judge_columns
 
 ROW = CellKey("undefended", "white-box", "a")
 Change = Callable[[Finding], Finding]
@@ -32,7 +33,7 @@ def outcome(seed: int = 0, n: int = 60) -> judging.Outcome:
     rng = np.random.default_rng(seed)
     member = rng.random(n) < 0.7
     hit = (rng.random(n) < 0.4) & member
-    return judging.Outcome(
+    return judge_columns(
         ids=tuple(f"s{i}" for i in range(n)),
         hit=hit,
         any_hit=hit | (rng.random(n) < 0.1),

@@ -191,7 +191,8 @@ def test_near_verbatim_recall_by_count_is_judged_on_its_own_numbers(tmp_path: Pa
     """Not on recall's, the only ones that the result has by count."""
     # of the members with 16 copies every guess is near
     near = np.where(np.arange(len(LEAKY.ids)) % 2 == 1, 1, 9)
-    run = read_run(finished(tmp_path / "run", replace(outcome(), distance=near)))
+    columns = {**outcome().columns, "distance": near}
+    run = read_run(finished(tmp_path / "run", replace(outcome(), columns=columns)))
     rules = [Rule("near_verbatim_recall", 0.1, count=count) for count in (16, 1)]
     assert [r.verdict for r in judge_rules(run.result, rules, run.outcomes)] == ["failed", "held"]
     assert [r.n for r in judge_rules(run.result, rules, run.outcomes)] == [200, 200]

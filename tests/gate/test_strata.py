@@ -53,7 +53,8 @@ def test_a_limit_on_records_in_parts_is_no_average_over_copies_either(tmp_path: 
     """document_recall <= 0.8 held by 3 of 135 records, of which up to 96% may be extracted."""
     judged = outcome(N, out=4)
     # (N + 60,) codes: two parts make a record
-    parts = replace(judged, traits={"record": np.arange(len(judged.ids)) // 2.0})
+    records = np.arange(len(judged.ids)) // 2.0
+    parts = replace(judged, columns={**judged.columns, "record": records})
     in_parts = finished(tmp_path / "run", parts)
     strata = (stratum(16, 2, 2, 2), stratum(1, 198, 198, 0))
     limit = Rule("document_recall", 0.05)

@@ -34,7 +34,7 @@ from auditor.records.attacked_secrets import SecretAttributes
 from auditor.reports import html
 from auditor.statistics import judging
 from tests.conftest import methods
-from tests.rows import pack_suffixes
+from tests.rows import judge_columns, pack_suffixes
 
 MEMBERS, NONMEMBERS, PER_COUNT = 320, 160, 64
 REPEATS = ("1", "2", "4", "8", "16")
@@ -392,7 +392,7 @@ def detailed_run(
             tuple(s.repeats for s in told),
             np.full(n, judging.compute_near_verbatim_limit(length)),
         )
-        outcome = judging.Outcome(
+        outcome = judge_columns(
             ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits
         )
         rows[finding.cell_key] = ValuesBySecret.from_judged_guesses(

@@ -18,6 +18,7 @@ from auditor.core.result import AuditResult
 from auditor.records.attacked_secrets import SecretAttributes
 from auditor.reports import advice, html, markdown, signals
 from auditor.statistics.judging import Outcome
+from tests.rows import judge_columns
 
 TIMES = [1] * 40 + [4] * 20 + [16] * 20
 IDS = tuple(f"row-{i:03d}" for i in range(80))
@@ -26,7 +27,7 @@ IDS = tuple(f"row-{i:03d}" for i in range(80))
 def outcome(hit: Sequence[bool], near: Sequence[bool] | None = None) -> Outcome:
     said, n = np.array(hit), len(hit)
     close = said | np.array(near if near is not None else hit)
-    return Outcome(
+    return judge_columns(
         IDS[:n],
         said,
         said,

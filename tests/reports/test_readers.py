@@ -161,8 +161,7 @@ def test_calibration_holds_scores_to_what_came_true(
 ) -> None:
     details = secret_by_secret(result, 100, length=4)
     doc = table_of_contents.build_page_document(result, details)
-    outcome = details.values_by_cell["undefended", "white-box", "ethicist"].outcome
-    assert outcome is not None
+    outcome = details.values_by_cell["undefended", "white-box", "ethicist"]
     own = outcome.select_secrets(outcome.member)
     drawn = next(
         s
@@ -185,14 +184,17 @@ def test_calibration_holds_scores_to_what_came_true(
     ) == pytest.approx(brier, abs=0.001)
 
 
+def rename_probability(row: ValuesBySecret) -> ValuesBySecret:
+    """The same scores, no probabilities."""
+    columns = dict(row.columns)
+    return replace(row, columns={"score": columns.pop("probability"), **columns})
+
+
 def test_a_score_that_is_no_probability_is_not_calibrated(
     result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
 ) -> None:
     details = secret_by_secret(result, 30, length=4)
-    scores = {
-        row: replace(seen, score_is_probability=False)
-        for row, seen in details.values_by_cell.items()
-    }
+    scores = {row: rename_probability(seen) for row, seen in details.values_by_cell.items()}
     assert not blocks(
         table_of_contents.build_page_document(result, replace(details, values_by_cell=scores)),
         "calibration",
@@ -208,7 +210,7 @@ def test_the_probe_foretells_what_sampling_finds(
         ("undefended", "white-box", "extraction-probability"),
     )
     p = np.linspace(0, 1, 50)
-    rows = {attack: replace(details.values_by_cell[attack], score_is_probability=False)}
+    rows = {attack: rename_probability(details.values_by_cell[attack])}
     ids, member = (
         tuple(s.id for s in details.secrets),
         np.array([s.member for s in details.secrets]),

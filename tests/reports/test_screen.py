@@ -220,8 +220,8 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
     known = secret_by_secret(result, 1000, length=4)  # type: ignore[operator]
     rows = {}
     for key, seen in known.values_by_cell.items():
-        times = np.array([0 if count is None else count for count in seen.outcome.repeats])
-        rows[key] = replace(seen, outcome=replace(seen.outcome, hit=times > 4))
+        times = np.array([0 if count is None else count for count in seen.repeats])
+        rows[key] = replace(seen, columns={**seen.columns, "hit": times > 4})
     monkeypatch.setattr(
         screen.detailed, "read_secret_details", lambda folder: replace(known, values_by_cell=rows)
     )

@@ -82,7 +82,7 @@ def test_what_fits_is_all_there(result: AuditResult, secret_by_secret: Secrets) 
     rows = data["rows"]
     assert len(rows) == len(result.findings)
     row = details.values_by_cell["undefended", "white-box", "ethicist"]
-    assert row.outcome is not None
+    assert row.is_judged
     shown = rows[data["first"]]
     assert (shown["target"], shown["setting"], shown["attack"]) == (
         "Undefended",
@@ -91,10 +91,10 @@ def test_what_fits_is_all_there(result: AuditResult, secret_by_secret: Secrets) 
     )
     expected = [
         "3" if h else "1" if near else "0"
-        for h, near in zip(row.outcome.hit, row.outcome.is_near_verbatim, strict=True)
+        for h, near in zip(row.hit, row.is_near_verbatim, strict=True)
     ]
     assert shown["outcome"] == "".join(expected)
-    assert shown["lead"] == row.outcome.traits["lead"].astype(int).tolist()
+    assert shown["lead"] == row.columns["lead"].astype(int).tolist()
     tokens = data["tokens"]
     assert [len(codes) for codes in tokens[0]["codes"]] == [
         8 if s.member else 0 for s in details.secrets
@@ -129,8 +129,8 @@ def test_a_long_list_shows_the_worst_secrets(
     row = next(
         row for cell, row in details.values_by_cell.items() if cell.attack == worst["attack"]
     )
-    assert row.outcome is not None
-    hits = row.outcome.hit & row.member
+    assert row.is_judged
+    hits = row.hit & row.member
     assert 0 < hits.sum() < 90
     assert block.data["members"] == "1" * 90
     assert worst["outcome"].count("3") == hits.sum()

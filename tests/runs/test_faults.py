@@ -20,8 +20,9 @@ from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.records import manifest, table
 from auditor.records.folder import RunFolder
 from auditor.records.table import TABLE
-from auditor.statistics import extraction, judging
+from auditor.statistics import extraction
 from tests.conftest import check_command
+from tests.rows import judge_columns
 
 DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "missing": lambda held: None,
@@ -76,7 +77,7 @@ def run(tmp_path: Path) -> Path:
     TrainerCheckpoint(folder.attack_state_path("a")).save({"epoch": 1})
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     distance = np.where(hit, 0, 5)
-    outcome = judging.Outcome(
+    outcome = judge_columns(
         ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2)
     )
     table.write_secrets_table(

@@ -60,7 +60,7 @@ def collected(folder: RunFolder, probe: Probe, members: float, others: float) ->
 
 def change(collector: PerSecretCollector) -> Measurement:
     new, base = (
-        collector.answers[CellKey(name, "white-box", "likely")]
+        collector.find_main_numbers(CellKey(name, "white-box", "likely"))
         for name in ("defended", "undefended")
     )
     return measure_row_difference("likely", "probability", new, base)

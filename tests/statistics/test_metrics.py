@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from auditor.core.nouns import Guess, Guesses, Pair, Secret
 from auditor.statistics import compare, extraction, intervals, judging, near_pairs, ranking
+from tests.rows import judge_columns
 
 
 def outcome(hits: list[bool], scores: list[float]) -> judging.Outcome:
     n = len(hits)
     hit = np.array(hits, dtype=bool)
     one, edits = np.ones(n, dtype=bool), np.where(hit, 0, 9)
-    return judging.Outcome(
+    return judge_columns(
         tuple(map(str, range(n))), hit, hit, np.array(scores), (None,) * n, one, edits, edits * 0
     )
 
@@ -176,7 +177,8 @@ def test_near_verbatim_recall_by_hand() -> None:
     judged = judging.judge_guesses(
         [Guesses(name, (Guess(g, 0.0),), 1, 10) for name, g in guessed.items()], secrets
     )
-    assert judged.distance.tolist() == [0, 2, 2, 3, 1, 10] and set(judged.tolerance) == {2}
+    assert judged.columns["distance"].tolist() == [0, 2, 2, 3, 1, 10]
+    assert set(judged.columns["tolerance"]) == {2}
     by_name = {m.name: m for m in extraction.measure_extraction(judged)}
     near, floor = by_name["near_verbatim_recall"], by_name["near_verbatim_recall_nonmembers"]
     assert (near.value, near.n) == (0.75, 4) and (floor.value, floor.n) == (0.5, 2)

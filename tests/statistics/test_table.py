@@ -22,6 +22,7 @@ from auditor.statistics import extraction, judging, metrics
 from auditor.statistics.bounds import bound_binomial_share, bound_discordant_pairs
 from auditor.statistics.intervals import estimate_mean
 from auditor.statistics.recomputed import recompute_metric, repeat_measurement
+from tests.rows import judge_columns
 
 
 def outcome(n: int = 40, others: int = 10) -> judging.Outcome:
@@ -31,7 +32,7 @@ def outcome(n: int = 40, others: int = 10) -> judging.Outcome:
         name: rng.integers(0, 2, n).astype(float)
         for name in ("rank", "count", "min_log_prob", "passed_over")
     }
-    return judging.Outcome(
+    return judge_columns(
         tuple(f"s{i:03d}" for i in range(n)),
         hit,
         hit | (rng.random(n) < 0.2),

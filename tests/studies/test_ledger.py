@@ -13,7 +13,6 @@ from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.replicates import Replicates
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.statistics.judging import Outcome
 from auditor.studies.ledger import (
     HOLDS,
     NOT_RUN,
@@ -27,6 +26,7 @@ from auditor.studies.ledger import (
     parse_paper_claim_expectation,
     parse_paper_claim_statements,
 )
+from tests.rows import judge_columns
 
 
 def m(low: float, high: float) -> Measurement:
@@ -64,7 +64,7 @@ def test_other_expectations_are_refused(bad: Any) -> None:
 def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, ValuesBySecret]:
     hit = np.arange(n) < hits
     ids = tuple(f"s{i:03d}" for i in range(n))
-    one = Outcome(
+    one = judge_columns(
         ids, hit, hit, np.linspace(1, 0, n), (None,) * n, np.ones(n, dtype=bool), ~hit * 1, hit * 0
     )
     return dict.fromkeys(range(seeds), ValuesBySecret.from_judged_guesses(one))

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -27,11 +28,10 @@ from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
 from auditor.gate.power import count_pair_secrets
 from auditor.gate.rulings import Decision
-from auditor.statistics.judging import Outcome
 from validation.harness import Page, run, save_svg
 
 Random = np.random.Generator
-Columns = dict[str, NDArray[np.float64]]
+Columns = dict[str, NDArray[Any]]
 # the results of the run, and of its baseline
 Draw = Callable[[Random], Sequence[tuple[Columns, Columns]]]
 
@@ -181,9 +181,7 @@ def synthetic(rows: Sequence[Columns]) -> RunOutcomes:
             ]
         row = ("undefended", "white-box", f"a{i}")
         findings.append(Finding(*row, {}, (), "", None, "", tuple(measured)))
-        outcomes[row] = ValuesBySecret(
-            ids, np.ones(n, dtype=bool), (None,) * n, columns, _ranked(ids, columns)
-        )
+        outcomes[row] = ValuesBySecret(ids, np.ones(n, dtype=bool), (None,) * n, _judged(columns))
     record = BenchmarkRecord("synthetic", "", 0, 0, 0)
     return RunOutcomes(
         "synthetic",
@@ -192,21 +190,13 @@ def synthetic(rows: Sequence[Columns]) -> RunOutcomes:
     )
 
 
-def _ranked(ids: tuple[str, ...], columns: Columns) -> Outcome | None:
-    """Return the outcome from which a gate computes a recall by errors; None without scores."""
+def _judged(columns: Columns) -> Columns:
+    """Return the columns of judged guesses if the guesses have scores."""
     if "score" not in columns:
-        return None
-    n, hit, whole = len(ids), columns["recall"] == 1, np.ones(len(ids), dtype=bool)
-    return Outcome(
-        ids,
-        hit,
-        hit,
-        columns["score"],
-        (None,) * n,
-        whole,
-        np.where(hit, 0, 9),
-        np.zeros(n, dtype=np.int64),
-    )
+        return columns
+    hit = columns["recall"] == 1
+    edits = {"distance": np.where(hit, 0, 9), "tolerance": np.zeros(len(hit))}
+    return {"hit": hit, "any_hit": hit, **edits, "score": columns["score"]}
 
 
 def rates(scenario: GateScenario, runs: int, seed: int) -> dict[str, float]:
