@@ -100,26 +100,27 @@ def make(
     """
     from auditor.benchmarks.canaries import exposure_canaries, manifests
 
-    sizes_given, audit_given = options.list_given_flags(exposure), options.list_given_flags(coins)
-    if audit_given:
-        if sizes_given:
-            raise AuditError(
-                f"expected {_format_typed_flags(sizes_given)} without "
-                f"{_format_typed_flags(audit_given)}: a canary serves only one of them"
-            )
-        _write_audit_canaries(
-            coins, out, _parse_insertion_counts_flag("1" if counts is None else counts), seed
+    sizes = options.list_given_flags(exposure)
+    audit_given = options.list_given_flags(coins)
+    if audit_given and sizes:
+        raise AuditError(
+            f"expected {_format_typed_flags(sizes)} without "
+            f"{_format_typed_flags(audit_given)}: a canary serves only one of them"
         )
+    if audit_given:
+        times = _parse_insertion_counts_flag("1" if counts is None else counts)
+        _write_audit_canaries(audit_given, out, times, seed)
         return
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
-    lists = dict(_read_named_word_list_flag(item) for item in exposure.list_ or [])
-    flags = {"each": "per_count", "controls": "controls"}
-    sizes = {flags[flag]: sizes_given[flag] for flag in flags if flag in sizes_given}
-    formats = exposure.format or ["My ID is {digits:6}"]
-    many = _parse_insertion_counts_flag("1,2,4,8,16" if counts is None else counts)
+    if exposure.each is not None:
+        sizes["per_count"] = sizes.pop("each")
     manifest = exposure_canaries.make_exposure_canary_manifest(
-        formats, many, lists=lists, seed=seed or 0, **sizes
+        sizes.pop("format", ["My ID is {digits:6}"]),
+        _parse_insertion_counts_flag("1,2,4,8,16" if counts is None else counts),
+        lists=dict(map(_read_named_word_list_flag, sizes.pop("list_", []))),
+        seed=seed or 0,
+        **sizes,
     )
     manifests.write_canary_manifest(out, manifest)
     copies = len(manifest.list_inserted_copies())
@@ -130,42 +131,42 @@ def make(
 
 
 def _write_audit_canaries(
-    coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None
+    values: options.Values, out: Path | None, counts: list[int], seed: int | None
 ) -> None:
+    """Write a manifest of canaries for an epsilon audit, or print their number.
+
+    values: the given flags of `AuditFlags`.
+    """
     from auditor.benchmarks.canaries import manifests
     from auditor.runs import making_audit_canaries
     from auditor.statistics import audited
 
-    if (coins.audit is None) == (coins.for_epsilon is None):
+    if ("audit" in values) == ("for_epsilon" in values):
         raise AuditError(
-            f"expected --audit N or --for-epsilon, one of them, with "
-            f"{_format_typed_flags(options.list_given_flags(coins))}"
+            f"expected --audit N or --for-epsilon, one of them, with {_format_typed_flags(values)}"
         )
     if len(counts) != 1:
         raise AuditError(
             f"expected one of --counts for an audit, got {len(counts)}: an audit inserts every "
             "canary equally often"
         )
-    if coins.delta is not None and coins.for_epsilon is None:
+    if "delta" in values and "audit" in values:
         raise AuditError("--delta needs --for-epsilon; the audit takes its own, -A delta=")
-    count, delta = coins.audit, 1e-5 if coins.delta is None else coins.delta
+    count = values.pop("audit", None)
+    epsilon = values.pop("for_epsilon", None)
+    delta = values.pop("delta", 1e-5)
     if count is None:
-        assert coins.for_epsilon is not None  # the caller checks that one of the two is given
-        count = audited.count_needed_canaries(coins.for_epsilon, delta, copies=counts[0])
+        count = audited.count_needed_canaries(epsilon, delta, copies=counts[0])
         typer.echo(
-            f"{count:,} canaries can prove, if every guess is right, ε {coins.for_epsilon:g} at δ "
-            f"{delta:g}"
+            f"{count:,} canaries can prove, if every guess is right, ε {epsilon:g} at δ {delta:g}"
         )
         if out is None:
             return
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
     console.silence_libraries()
-    chosen = options.list_given_flags(coins)
-    for name in ("audit", "for_epsilon", "delta"):
-        chosen.pop(name, None)
     # Without --seed, draw a secret seed: the bound requires coins that the training does not know.
-    manifest = making_audit_canaries.make_audit_canaries(count, counts[0], seed, **chosen)
+    manifest = making_audit_canaries.make_audit_canaries(count, counts[0], seed, **values)
     manifests.write_canary_manifest(out, manifest)
     inside = sum(canary.included for canary in manifest.canaries)
     seed_phrase = "a fresh secret seed"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from auditor.commands import console, options
-from auditor.commands.run import print_plan_audit
+from auditor.commands.run import print_plan_audit, reopen_run
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 
@@ -84,7 +84,7 @@ def check(
 
     limit = TimeLimit(begun, 60 * minutes)
     if resume is not None:
-        _resume_check(resume, limit)
+        print_plan_audit(reopen_run(resume, {}), limit=limit)
     elif model is None:
         _check_demonstration_model(plan.get("seed", 0), out)
     else:
@@ -139,19 +139,6 @@ def _check_own_model(
     _print_new_check(plan, out, f"check-{Path(model).name}", shared, remarks, limit)
 
 
-def _resume_check(path: Path, limit: TimeLimit) -> None:
-    """Continue the check in a folder until the time limit.
-
-    Raise AuditError if the folder has no plan.
-    """
-    from auditor.records.folder import RunFolder
-
-    folder = RunFolder.reopen(path)
-    plan = Plan.from_json(folder.plan(), str(path / "plan.json"))
-    options.check_plan_has_risks(plan, {}, str(path / "plan.json"))
-    print_plan_audit(plan, folder, limit=limit)
-
-
 def _check_options_together(model: str | None, plan: options.Values, deep: bool) -> None:
     """Raise AuditError for options that conflict or are incomplete, before heavy imports."""
     if (model is None) != ("data" not in plan):
@@ -184,4 +171,4 @@ def _print_new_check(
         remove_latest_link()
     plan = plan.with_fields(command=console.get_command_line())
     folder = RunFolder.create(out, name, plan.to_json())
-    print_plan_audit(plan, folder, shared=shared, remarks=remarks, limit=limit)
+    print_plan_audit(folder, shared=shared, remarks=remarks, limit=limit)

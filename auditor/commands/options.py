@@ -31,7 +31,7 @@ import typer
 from auditor.commands.completion import complete_plugins
 from auditor.core import safe_mode as guard
 from auditor.core.errors import AuditError
-from auditor.core.plan import FIELDS, Plan, format_field_flag
+from auditor.core.plan import FIELDS, Plan, list_flag_words
 from auditor.core.plan_fields import AUTO, PANELS, FlagNotation, read_docstring_entries
 
 _FLAG = inspect.Parameter.KEYWORD_ONLY
@@ -382,8 +382,9 @@ def check_plan_has_risks(plan: Plan, allowed: Risks, where: str) -> None:
 
     where: name of the plan in the message.
     """
-    risks = list_allowed_risks(plan.map_field_values())
-    refuse_unnamed_risks(plan.map_field_values(), allowed, where)
+    values = plan.map_field_values()
+    risks = list_allowed_risks(values)
+    refuse_unnamed_risks(values, allowed, where)
     for (name, path), value in allowed.items():
         if (name, path) not in risks:
             raise AuditError(
@@ -406,9 +407,7 @@ def refuse_unnamed_risks(plan: Mapping[str, Any], allowed: Risks, where: str) ->
 
 
 def _format_flag(name: str, value: Any) -> str:
-    if value is True:
-        return format_field_flag(name)
-    return f"{format_field_flag(name)} {shlex.quote(str(value))}"
+    return shlex.join(list_flag_words(name, value))
 
 
 def load_plugin_files(files: list[str] | None) -> None:

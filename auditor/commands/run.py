@@ -126,7 +126,12 @@ def run(
     if resume is None:
         requested = _build_requested_plans(plan, grid)
     else:
-        requested = _reopen_requested_run(resume, allowed)
+        from auditor.studies import sweep
+
+        if (resume / sweep.SWEEP).is_file():
+            requested = list(sweep.read_started_sweep(resume).points)
+        else:
+            requested = reopen_run(resume, allowed)
     if isinstance(requested, list):
         names = set(options.list_given_flags(single))
         for point in requested:  # a sweep may name more risks than its plan
@@ -218,25 +223,21 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
     return plan.make_plan(base, {**values, "command": console.get_command_line()})
 
 
-def _reopen_requested_run(folder: Path, allowed: options.Risks) -> RunFolder | list[GridPoint]:
-    """Return the run folder to resume, or the points of a grid.
+def reopen_run(path: Path, allowed: options.Risks) -> RunFolder:
+    """Reopen the run folder.
 
     Raise AuditError if the folder would run code that the command line does not allow.
     """
     from auditor.records.folder import RunFolder
-    from auditor.studies import sweep
 
-    if (folder / sweep.SWEEP).is_file():
-        return list(sweep.read_started_sweep(folder).points)
-    reopened = RunFolder.reopen(folder)
+    folder = RunFolder.reopen(path)
     try:
-        options.check_plan_has_risks(
-            Plan.from_json(reopened.plan()), allowed, str(folder / "plan.json")
-        )
+        where = str(path / "plan.json")
+        options.check_plan_has_risks(Plan.from_json(folder.plan(), where), allowed, where)
     except AuditError:
-        reopened.close()  # it holds the lock of the folder
+        folder.close()  # it holds the lock of the folder
         raise
-    return reopened
+    return folder
 
 
 def _print_grid_run(
@@ -300,7 +301,7 @@ def _run_restricted_plan(
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
     else:
         folder = source
-    print_plan_audit(plan, folder, single.reveal, verbose, held_to=held_to)
+    print_plan_audit(folder, single.reveal, verbose, held_to=held_to)
     if single.baseline is not None:
         files.rewrite_run_reports(
             folder.path,
@@ -311,7 +312,6 @@ def _run_restricted_plan(
 
 
 def print_plan_audit(
-    plan: Plan,
     folder: RunFolder,
     reveal: bool = False,
     verbose: bool = False,
@@ -320,7 +320,7 @@ def print_plan_audit(
     held_to: HeldTo = (None, None),
     limit: TimeLimit | None = None,
 ) -> None:
-    """Run the plan in its folder, write reports, and print the result.
+    """Run the plan of a folder, write reports, and print the result.
 
     Args:
         shared: models that are already loaded.
@@ -336,6 +336,7 @@ def print_plan_audit(
     from auditor.runs.run import plan_audit, run_audit
     from auditor.runs.submission import write_submission
 
+    plan = Plan.from_json(folder.plan())
     command = "run" if limit is None else "check"
     path = shlex.quote(str(folder.path))
     again = ["audit", command, "--resume", path, *options.format_risk_flags(plan)]

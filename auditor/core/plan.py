@@ -250,3 +250,27 @@ def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
 
 def format_field_flag(name: str) -> str:
     return FIELDS[name].flags[0].partition("/")[0]
+
+
+def list_flag_words(name: str, value: Any) -> list[str]:
+    """Return the command-line words that set a plan field to this value."""
+    flag = format_field_flag(name)
+    if isinstance(value, bool):
+        if not value:
+            flag = f"--no-{flag.removeprefix('--')}"
+        return [flag]
+    if isinstance(value, dict):
+        pairs = []
+        for name, setting in value.items():
+            if not isinstance(setting, dict):
+                pairs.append(f"{name}={setting}")
+                continue
+            for option, text in setting.items():
+                pairs.append(f"{'.'.join(filter(None, (name, option)))}={text}")
+        value = pairs
+    if not isinstance(value, list | tuple):
+        value = [value]
+    words = []
+    for item in value:
+        words += [flag, str(item)]
+    return words

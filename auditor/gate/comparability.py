@@ -18,7 +18,7 @@ from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Secret
-from auditor.core.plan import FIELDS, format_field_flag, list_ruled_fields
+from auditor.core.plan import FIELDS, list_flag_words, list_ruled_fields
 from auditor.core.plan_fields import COMPARED
 from auditor.core.result import AuditResult, Finding
 from auditor.core.secret_table import build_secret_table
@@ -128,27 +128,8 @@ def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
     for name, field in FIELDS.items():
         value = (base if name in asked_alike else result).plan.get(name, field.default)
         if field.has_flag and to_json(value) not in (to_json(field.default), None):
-            words += _format_flag(format_field_flag(name), value)
+            words += list_flag_words(name, value)
     return shlex.join(words)
-
-
-def _format_flag(flag: str, value: Any) -> list[str]:
-    """Return the command-line words that set a flag to a plan value."""
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag.removeprefix('--')}"]
-    if isinstance(value, dict):
-        pairs = []
-        for name, setting in value.items():
-            options = setting if isinstance(setting, dict) else {"": setting}
-            for option, text in options.items():
-                pairs.append(f"{'.'.join(filter(None, (name, option)))}={text}")
-        value = pairs
-    if not isinstance(value, list | tuple):
-        value = [value]
-    words = []
-    for item in value:
-        words += [flag, str(item)]
-    return words
 
 
 def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
