@@ -264,7 +264,7 @@ def open_prepared_audit(
         # Recorded in the plan: objects cannot be read back, so resuming this folder is refused.
         class_names = dict(zip(objects, map(name_class, objects.values()), strict=True))
         checked_plan = dataclasses.replace(checked_plan, objects=class_names)
-        yield checked_plan, run.make_site(checked_plan, reporter, live=live), objects
+        yield checked_plan, run.Site(checked_plan, reporter, live=live), objects
 
 
 def _name_plan_models(

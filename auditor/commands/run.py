@@ -332,8 +332,8 @@ def print_plan_audit(
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files
     from auditor.runs import quick_check
-    from auditor.runs.lab_site import make_site
     from auditor.runs.run import plan_audit, run_audit
+    from auditor.runs.site import Site
     from auditor.runs.submission import write_submission
 
     plan = Plan.from_json(folder.plan())
@@ -350,7 +350,7 @@ def print_plan_audit(
 
     with console.open_progress_terminal(verbose, hint) as reporter:
         try:
-            site = make_site(plan, reporter, shared)
+            site = Site(plan, reporter, shared)
             if limit is not None:
                 quick_check.enable_hidden_state_caches(site)
             result = run_audit(

@@ -501,27 +501,32 @@ def copy_sharing_weights(model: Any) -> Any:
 
 
 def _check_adapter_base_matches(adapter: Path, public: str) -> None:
-    """Raise AuditError if the adapter's base is not the public model.
+    """Raise AuditError if the adapter's base is not the public model."""
+    if not is_adapter_of_base(adapter, public):
+        base, _ = read_adapter_base(str(adapter)) or ("", None)
+        raise AuditError(
+            f"expected members trained from --public {public}, but {adapter.name} was trained from "
+            f"{base!r}: give that model as --public"
+        )
 
-    A base matches if its folder, name or weights are those of the public model.
+
+def is_adapter_of_base(adapter: Path, public: str) -> bool:
+    """Return whether the adapter's base has the folder, the name or the weights of this model.
+
+    An adapter that names no base was trained on a model without a name: nothing can be compared.
     """
     base, _ = read_adapter_base(str(adapter)) or ("", None)
-    if not base or base == public:  # trained on a model without a name: nothing to compare
-        return
+    if not base or base == public:
+        return True
     base_folder = Path(base)
     public_folder = Path(public)
-    if (
+    return (
         base_folder.is_dir()
         and public_folder.is_dir()
         and (
             base_folder.samefile(public_folder)
             or _digest_base_weights(base_folder) == _digest_base_weights(public_folder)
         )
-    ):
-        return
-    raise AuditError(
-        f"expected members trained from --public {public}, but {adapter.name} was trained from "
-        f"{base!r}: give that model as --public"
     )
 
 

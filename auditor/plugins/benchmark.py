@@ -44,6 +44,7 @@ class Benchmark:
         earlier_in_row: for a secret of a packed row (several texts in one row), the token sequences
             before its prefix, keyed by secret id.
         doubts: reasons why the data may hide a leak.
+        whole_texts: complete texts of records that are attacked in part, keyed by secret id.
     """
 
     name: ClassVar[str] = ""
@@ -71,6 +72,7 @@ class Benchmark:
     counted_tables: Mapping[str, Any] = types.MappingProxyType({})
     earlier_in_row: Mapping[str, tuple[Tokens, ...]] = types.MappingProxyType({})
     doubts: tuple[Doubt, ...] = ()
+    whole_texts: Mapping[str, str] = types.MappingProxyType({})
 
     @property
     def subjects(self) -> SecretTable:

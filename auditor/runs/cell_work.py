@@ -22,7 +22,6 @@ from auditor.plugins.view import ClaimTokenMeter
 from auditor.records.folder import batch_finished_secrets
 from auditor.runs import plan_weights
 from auditor.runs.audit import RunContext
-from auditor.runs.lab_site import make_site
 from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
 from auditor.runs.targets import Targets
@@ -134,7 +133,7 @@ class WorkerTargets:
         """
         # A submission is a file on the run's machine; a worker would refuse its path.
         plan = self.plan.with_fields(submission=None)
-        site = make_site(plan)
+        site = Site(plan)
         site.table_counting = TableCounting(counted=dict(self.counted))
         selection = select_plugins(plan, site)
         site.may_train = False

@@ -36,7 +36,6 @@ from auditor.runs.applicability import (
 )
 from auditor.runs.audit import RunContext, State, count_longest_context, resolve_site_prefix
 from auditor.runs.cost import LIMIT, SAMPLES, CostEstimate, RunPartCost
-from auditor.runs.lab_site import make_site
 from auditor.runs.prefix_token import PAIRS
 from auditor.runs.reporter import Reporter, StageClock
 from auditor.runs.selection import select_plugins
@@ -96,7 +95,7 @@ def estimate_run_cost(
     """
     shared = shared or SweepCache()
     clock = StageClock(reporter)
-    site = make_site(plan, reporter, shared)
+    site = Site(plan, reporter, shared)
     site.may_train = False
     selection = select_plugins(plan, site)
     if site.is_model_asked_over_network:

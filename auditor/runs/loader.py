@@ -1,18 +1,21 @@
-"""Provide the models that a plan outside the lab names. Each is loaded on first use."""
+"""Provide the models of a plan, each loaded on first use. The built-in lab trains its models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 
 import psutil
 
 from auditor.benchmarks.data.large_tables import TableCounting
+from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
 from auditor.core import safe_mode
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
 from auditor.core.nouns import Tokens
 from auditor.core.plan import Plan, format_field_flag, list_ruled_fields
 from auditor.core.plan_fields import AUTO, NONE, PLACED
@@ -26,9 +29,10 @@ from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins import registry
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.provider import Provider, RequestedModel
-from auditor.plugins.trainer import read_recorded_prefix, read_training_summary
+from auditor.plugins.trainer import Trainer, read_recorded_prefix, read_training_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.records.folder import RunFolder
+from auditor.runs.planned_lab import LABS, build_lab_recipe, build_mitigation_trainer
 from auditor.runs.reporter import Reporter
 from auditor.runs.sweep_cache import SweepCache
 
@@ -41,9 +45,18 @@ class SiteModels:
             models. Their folders are not read, because the weights may have changed since they were
             saved; the privacy promise in the folder is also ignored. If such a model reports a
             digest, it is the digest of the weights in memory.
+
+    Attributes:
+        recipe: recipe of the built-in lab, whose folders take the place of those that a user names;
+            None for the user's own model.
+        mitigation: training that makes the lab's attacked model; None for plain training.
+        may_train: whether the lab trains missing models; otherwise they are refused on use.
     """
 
     run = ""  # the run that pays for queries over a network
+    recipe: BaseLabRecipe | None = None
+    mitigation: Trainer | None = None
+    may_train = True
 
     def __init__(
         self,
@@ -62,7 +75,34 @@ class SiteModels:
         self.live = live
         self.table_counting = TableCounting()
         self._folder: RunFolder | None = None
-        self._ensembles: dict[str, Ensemble] = {}
+        self._ensembles: dict[Path, Ensemble] = {}
+        if plan.target.uses_builtin_lab:
+            self.recipe = build_lab_recipe(plan)
+            self.mitigation = build_mitigation_trainer(plan.target, self.recipe)
+            # The lab splits its data by its own seed, not by the seed of the run. The recipe
+            # depends on the attacks too.
+            del self.subject["seed"]
+            self.subject["lab_recipe"] = to_json(self.recipe)
+
+    @property
+    def lab(self) -> Lab:
+        """The plan's built-in lab, which trains models into folders."""
+        assert self.recipe is not None  # the caller asks for the lab of a plan without a model
+        make = partial(
+            LABS[self.target.lab],
+            *(self.recipe, None, self.reporter.progress, self.data_plan.limit),
+            makes=self.may_train,
+        )
+        return self.shared.get_or_make("lab", (self.recipe, self.data_plan.limit), make)
+
+    @property
+    def model_place(self) -> str:
+        """Folder, hub id or address of the attacked model; a lab trains the model first."""
+        if self.recipe is None:
+            return str(self.target.model)
+        if self.mitigation is not None:
+            return str(self.lab.trained_folder(self.mitigation))
+        return str(self.lab.target_folder())
 
     @property
     def is_model_asked_over_network(self) -> bool:
@@ -70,7 +110,7 @@ class SiteModels:
 
         If so, a single process holds the query budget and the answers.
         """
-        return self.target.model is not None and self._provider_and_request[0].network
+        return self.recipe is None and self._provider_and_request[0].network
 
     @property
     def attacked_adapter_base_name(self) -> str:
@@ -88,7 +128,11 @@ class SiteModels:
             return True
         if self.target.reference is not None:
             return self.target.reference != NONE
-        return self.target.public is not None or self._adapter_base_and_revision is not None
+        return (
+            self.recipe is not None
+            or self.target.public is not None
+            or self._adapter_base_and_revision is not None
+        )
 
     def read_auto_dtype_as_float32(self) -> None:
         """Make `--dtype auto` mean float32, which some attacks need.
@@ -106,6 +150,9 @@ class SiteModels:
             fields: the plan's fields that say where models are.
         """
         if "model" in self.live:
+            return
+        if self.recipe is not None:
+            LABS[self.target.lab].read_package_versions()  # raises without them
             return
         provider, request = self._provider_and_request
         allowed = {*provider.takes}
@@ -137,11 +184,14 @@ class SiteModels:
     @cached_property
     def model(self) -> LanguageModel:
         """Attacked model, without a defense."""
-        return self.load_role_model("model", str(self.target.model))
+        return self.load_role_model("model", self.model_place)
 
     @property
     def undefended_model_description(self) -> str:
         """Description of the undefended model, as a sentence without full stop."""
+        if self.recipe is not None:
+            instead = f", by {self.mitigation.name} instead of plainly" if self.mitigation else ""
+            return f"the lab's target: the public model fine-tuned on private text{instead}"
         provider, request = self._provider_and_request
         return provider.describe_model(request)
 
@@ -154,7 +204,7 @@ class SiteModels:
         """
         if "model" in self.live:
             return TrainedModel(self.model, None)
-        folder = Path(str(self.target.model))
+        folder = Path(self.model_place)
         return TrainedModel(
             self.model,
             promises.read_privacy_record(folder),
@@ -172,6 +222,8 @@ class SiteModels:
     @cached_property
     def public_model(self) -> LanguageModel | None:
         """Model trained without private data; None if the plan names no such model."""
+        if self.recipe is not None:
+            return self._load_matching_model("public", str(self.lab.public_folder()))
         return self._load_matching_model("public", self.target.public)
 
     @cached_property
@@ -210,6 +262,8 @@ class SiteModels:
         notes: list[str] = []
         for model in filter(None, (self.model, self.public_model, self.reference_model)):
             notes += model.notes
+        if self.mitigation is not None:
+            notes += read_training_summary(Path(self.model_place)).told
         if (
             self._adapter_base_and_revision is not None
             and self.target.reference is None
@@ -233,8 +287,10 @@ class SiteModels:
                 the records to forget.
         """
         name: str | None = getattr(self.target, kind)
+        if self.recipe is not None:
+            name = str(self.lab.retrained_folder())
         target = self.model
-        folders = Path(str(name)), Path(str(self.target.model))
+        folders = Path(str(name)), Path(self.model_place)
         if all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1]):
             raise AuditError(f"expected --{kind} as another model than --model, got {name} as both")
         other = self._load_matching_model(kind, name)
@@ -284,17 +340,10 @@ class SiteModels:
     def _provider_and_request(self) -> tuple[Provider, RequestedModel]:
         """Provider of the attacked model, then the request that this provider receives."""
         target = self.target
-        provider, name = registry.resolve_model_provider(str(target.model), self.loading.model_args)
+        provider, name = registry.resolve_model_provider(self.model_place, self.loading.model_args)
         return provider, RequestedModel(
             name, self.loading, target.base_url, target.tokenizer, self.run, target.max_tokens_total
         )
-
-    @property
-    def has_next_token_distributions(self) -> bool:
-        """True if the attacked model returns full next-token distributions."""
-        if "model" in self.live:
-            return "distribution" in self.live["model"].capabilities
-        return self._provider_and_request[0].distribution
 
     @cached_property
     def _live_model_digests(self) -> dict[str, str]:
@@ -367,6 +416,8 @@ class SiteModels:
             nonlocal is_fresh
             is_fresh = True
             new = provider.load(model)
+            if self.recipe is not None:
+                new.name = f"lab {Path(model.name).name}"  # reports name no folder of the cache
             for note in new.notes:
                 self.reporter.note(note)
             return new

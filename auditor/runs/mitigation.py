@@ -37,16 +37,17 @@ from auditor.models.loading import choose_loaded_dtype
 from auditor.models.shards import SHARD, write_shard_record_list
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, get_option_defaults
-from auditor.plugins.trainer import Trainer
+from auditor.plugins.trainer import Trainer, read_training_summary
+from auditor.privacy.promises import read_privacy_record
 from auditor.records import attacked_secrets, result_file
 from auditor.records.folder import RunFolder
 from auditor.records.table import read_heldout_losses as heldout_of
 from auditor.reports import advice, files, phrases
 from auditor.reports.before_after import BeforeAfter
 from auditor.runs import training
-from auditor.runs.lab_site import LabSite, make_site
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import plan_audit, run_audit
+from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.training.variants import DataVariant
 
@@ -180,7 +181,7 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
                 raise AuditError(
                     f"{flag} goes with a model of your own: the lab trains by its own recipe"
                 )
-        trainer = LabSite(plan.with_fields(mitigation={"method": name, **options})).mitigation
+        trainer = Site(plan.with_fields(mitigation={"method": name, **options})).mitigation
         assert trainer is not None  # the plan names it
         return Mitigation(request, plan, trainer)
     recipe = None
@@ -320,7 +321,7 @@ def audit_mitigated_model(
             # Render the same secrets in the same way, even on a different day.
             folder.save_text_form(form)
     try:
-        planned = plan_audit(plan, make_site(plan, reporter, shared))
+        planned = plan_audit(plan, Site(plan, reporter, shared))
         files.write_run_reports(out, run_audit(planned, folder))
     except (AuditError, OSError):
         folder.discard_if_empty()
@@ -419,10 +420,11 @@ def train_mitigated_model(
     try:
         _write_dropped_records(mitigation, run, reporter, shared)
         if mitigation.plan.target.uses_builtin_lab:
-            site = LabSite(mitigation.plan_of_second_audit, reporter, shared)
-            assert site.mitigated_model is not None  # the plan names it
-            messages = site.mitigated_model.notes()
-            seconds = site.lab.training_seconds_of_trainer(mitigation.trainer)
+            site = Site(mitigation.plan_of_second_audit, reporter, shared)
+            folder = Path(site.model_place)
+            privacy = read_privacy_record(folder)
+            messages = privacy.notes() if privacy else read_training_summary(folder).told
+            seconds = site.lab.parts.seconds[folder.name]
         else:
             messages = _train_own_model(mitigation, reporter)
             seconds = time.perf_counter() - start
@@ -523,7 +525,7 @@ def _write_dropped_records(
             f"{run.name} extracted nothing from the undefended model: no record needs to be dropped"
         )
     if mitigation.plan.target.uses_builtin_lab:
-        texts_by_id = LabSite(mitigation.plan, reporter, shared).lab.cut.texts
+        texts_by_id = Site(mitigation.plan, reporter, shared).lab.whole_texts
         texts = [texts_by_id[id] for id in ids]
     else:
         rows, _ = read_unit_texts(str(mitigation.plan.data.data))

@@ -15,7 +15,6 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import read_adapter_base
 from auditor.plugins import registry
 from auditor.plugins.probe import Probe
-from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import Reporter, StageClock
 from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
@@ -105,7 +104,7 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
         Sentences about the attacks and probes that were left out.
     """
     clock = StageClock(reporter)
-    site = make_site(plan, reporter, shared)
+    site = Site(plan, reporter, shared)
     select_plugins(plan, site)
     if site.is_model_asked_over_network:
         raise AuditError(

@@ -46,7 +46,6 @@ from auditor.runs.audit import Audit, choose_prefix_token, count_longest_context
 from auditor.runs.cell_work import WorkerTargets, fingerprint_inputs
 from auditor.runs.cells import TargetRun, list_target_cells
 from auditor.runs.chain_steps import CauseChains
-from auditor.runs.lab_site import make_site
 from auditor.runs.per_secret_results import PerSecretCollector, add_strongest_membership
 from auditor.runs.python_objects import NO_OBJECTS, Objects, format_python_objects
 from auditor.runs.reporter import StageClock
@@ -97,7 +96,7 @@ def plan_audit(
         baseline: baseline run of `--until decided`.
     """
     personal_data.parse_phone_regions(plan.data.phone_region)
-    site = site or make_site(plan)
+    site = site or Site(plan)
     selection = select_plugins(plan, site, objects)
     stops = stopping.build_stopping_rules(plan.attacks, selection, policy, baseline)
     served = site.is_model_asked_over_network or any("://" in form for form in plan.target.forms)

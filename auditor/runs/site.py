@@ -1,7 +1,6 @@
 """Provide the site of an audit: the undefended model, models related to this model, and the data.
 
-The lab's site (`lab_site.py`) trains the models; a user's site loads them. No other module
-distinguishes kinds of sites.
+The built-in lab trains models into folders; from there on they are loaded like a user's models.
 """
 
 from __future__ import annotations
@@ -12,17 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from auditor.benchmarks.data.files import TableReader
-from auditor.benchmarks.lab.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import load_control_adapter, load_lora_ensemble
+from auditor.models.lora import (
+    is_adapter_of_base,
+    load_adapter_model,
+    load_control_adapter,
+    load_lora_ensemble,
+)
 from auditor.models.references import ReferenceModels, load_reference_models
 from auditor.models.shards import (
     find_control_adapter,
@@ -32,7 +35,7 @@ from auditor.models.shards import (
 from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, TrainedModel
-from auditor.plugins.trainer import RECORD, read_training_summary
+from auditor.plugins.trainer import RECORD, Trainer, read_training_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.records.aliases import alias_secrets, load_alias_salt
 from auditor.records.folder import RunFolder
@@ -40,6 +43,8 @@ from auditor.runs import text_form
 from auditor.runs.loader import SiteModels
 from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.per_secret_results import make_token_decoder
+from auditor.runs.planned_lab import LABS, choose_lab_defaults, parse_reference_model_count
+from auditor.runs.shown_rows import UnlearningBaseline
 from auditor.training.variants import Variant
 
 
@@ -49,38 +54,41 @@ class Site(SiteModels):
     Args:
         subject: plan values that decide the attacked model and the secrets. Runs with the same
             values may share both.
-        trains_on_demand: whether a defense's inputs are trained when the run reaches the defense.
-            Otherwise they exist from the start, so that the run can refuse an impossible promise
-            early.
-        may_train: whether to train missing models; otherwise they are refused on use.
         hurried: whether to choose the prefix token by only a few known pairs.
         form_rows: largest number of data rows used to choose the text form.
         soft_prompt_rows: number of embedding vectors in the longest soft prompt. Each takes the
             place of a token in the context.
-        relearn_rate: default learning rate of `--relearn`.
     """
 
-    trains_on_demand: ClassVar[bool] = False
-    may_train = True
     hurried = False  # choose a prefix token by only a few known pairs, for a check
     # most rows for the choice of a text form
     form_rows = text_form.ROWS
     # rows of the longest soft prompt of an attack: they take room in a context
     soft_prompt_rows = 0
-    relearn_rate: ClassVar[float] = 5e-5
+
+    @property
+    def relearn_rate(self) -> float:
+        """Default learning rate of `--relearn`."""
+        return 5e-5 if self.recipe is None else 1e-4
 
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Default options of attacks, keyed by name, sized for these models and data."""
-        if self.attack_plan.sizes == "lab":
-            return Lab.attack_defaults
+        if self.recipe is not None or self.attack_plan.sizes == "lab":
+            return LABS[self.target.lab].attack_defaults
         return {}
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Default options of defenses, keyed by name, sized for these models and data."""
+        """Default options of defenses, keyed by name, sized for these models and data.
+
+        With the lab's, trainings include the canaries that the plan's probes need.
+        """
+        lab = LABS[self.target.lab]
+        if self.recipe is not None:
+            return choose_lab_defaults(lab, self.recipe, self.attack_plan.attack)
         if self.attack_plan.sizes == "lab":
-            return Lab.defense_defaults
+            return lab.defense_defaults
         return {}
 
     def attach_run_folder(self, folder: RunFolder) -> None:
@@ -95,6 +103,8 @@ class Site(SiteModels):
 
         Runs with the same `subject` share these data.
         """
+        if self.recipe is not None:
+            return self.lab
         # Omit the limit: the chosen form stays, even if fewer records are attacked.
         form_key = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
         form = (
@@ -160,10 +170,21 @@ class Site(SiteModels):
     def load_site_references(self, spec: str) -> ReferenceModels:
         """Load the reference models that `-A references=` names.
 
-        Raise AuditError if `spec`, the value of this option, names no models.
+        Raise AuditError if `spec`, the value of this option, names no models. The lab reads it as
+        the number of models to train.
         """
+        folder = Path(spec)
+        if self.recipe is not None:
+            folder = self.lab.references_folder(parse_reference_model_count(spec))
 
         def load_one(folder: str) -> LanguageModel:
+            public = self.public_model
+            if (
+                isinstance(public, HuggingFaceModel)
+                and (Path(folder) / "adapter_config.json").is_file()
+                and is_adapter_of_base(Path(folder), public.name)
+            ):
+                return load_adapter_model(public, Path(folder))  # all share the base's weights
             model = self.load_role_model("references", folder)
             check_same_vocabulary_size(
                 f"-A references={spec}",
@@ -177,7 +198,7 @@ class Site(SiteModels):
         return self.shared.get_or_make(
             "all references",
             (self.subject, spec),
-            lambda: load_reference_models(Path(spec), load_one, self._attacked_ids_by_text_digest),
+            lambda: load_reference_models(folder, load_one, self._attacked_ids_by_text_digest),
         )
 
     @cached_property
@@ -188,9 +209,12 @@ class Site(SiteModels):
         """
         ids_by_digest: dict[str, list[str]] = {}
         decode = make_token_decoder(self.benchmark.tokenizer)
+        whole_texts = self.benchmark.whole_texts
         for secret in self.benchmark.secrets:
             wording = secret.wording  # in its original spelling
-            if wording is None:
+            if secret.id in whole_texts:
+                text = whole_texts[secret.id]
+            elif wording is None:
                 text = decode(secret.tokens)
             else:
                 text = wording.prefix_and_suffix_text
@@ -201,6 +225,8 @@ class Site(SiteModels):
 
     def missing_input_phrase(self, defense: Defense) -> str:
         """Return the names of this defense's missing inputs; "" if nothing is missing."""
+        if self.recipe is not None:
+            return ""  # the lab trains each input when a row needs it
         ensemble = defense.ensemble_folder
         if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
             return "-D ensemble=DIR, a folder of member adapters"
@@ -217,6 +243,15 @@ class Site(SiteModels):
         if "trained" in defense.needs and not defense.model_folder:
             return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
         return ""
+
+    @property
+    def has_next_token_distributions(self) -> bool:
+        """True if the attacked model returns full next-token distributions."""
+        if self.recipe is not None:
+            return True
+        if "model" in self.live:
+            return "distribution" in self.live["model"].capabilities
+        return self._provider_and_request[0].distribution
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
         """Raise AuditError if these models and data do not suit the defense with its options."""
@@ -238,6 +273,8 @@ class Site(SiteModels):
         """
         if "whole" not in control.needs:
             return False
+        if self.recipe is not None:
+            return self.recipe.is_target_trained_like_members
         # The user may attack the very adapter that is the control of an ensemble.
         adapter = find_control_adapter(Path(control.ensemble_folder))
         model = Path(str(self.target.model))
@@ -245,17 +282,22 @@ class Site(SiteModels):
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
         """Load the ensemble of adapters that this defense combines."""
-        folder = defense.ensemble_folder
+        folder = Path(defense.ensemble_folder)
+        if self.recipe is not None:
+            folder = self.lab.ensemble_folder(defense.required_member_count)
         if folder not in self._ensembles:
-            self._ensembles[folder] = load_lora_ensemble(
-                Path(folder), self._public_model_for_adapters
-            )
+            self._ensembles[folder] = load_lora_ensemble(folder, self._public_model_for_adapters)
         return self._ensembles[folder]
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         """Load or train the model of this defense."""
+        folder = defense.model_folder
+        if self.recipe is not None:
+            assert isinstance(defense, Trainer)  # only trainers need the input "trained"
+            folder = str(self.lab.trained_folder(defense))
         return load_trained_defense(
             defense,
+            folder,
             lambda folder: self.load_role_model("trained", folder),
             self.model.vocab_size,
         )
@@ -265,7 +307,10 @@ class Site(SiteModels):
 
         The control is an adapter trained on all records, in the same way as the ensemble's members.
         """
-        return load_control_adapter(Path(defense.ensemble_folder), self._public_model_for_adapters)
+        folder = Path(defense.ensemble_folder)
+        if self.recipe is not None:
+            folder = self.lab.control_folder()
+        return load_control_adapter(folder, self._public_model_for_adapters)
 
     @property
     def _public_model_for_adapters(self) -> HuggingFaceModel:
@@ -288,6 +333,8 @@ class Site(SiteModels):
             defense: None for the undefended model.
             building: seconds that this run needed to train or load the models.
         """
+        if self.recipe is not None and not isinstance(defense, UnlearningBaseline):
+            return self.lab.training_seconds(self.mitigation if defense is None else defense)
         return None if defense is None else building
 
 
@@ -329,18 +376,18 @@ def check_controls_trained_like_defense(defense: Defense) -> None:
 
 
 def load_trained_defense(
-    defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int
+    defense: Defense, folder: str, load: Callable[[str], LanguageModel], vocab_size: int
 ) -> TrainedModel:
-    """Load the model of a trained defense from `-D model=`.
+    """Load the model of a trained defense from a folder, such as `-D model=` names.
 
     Raise AuditError if a different method trained the model.
 
     Args:
-        defense: the defense, which names the folder.
+        defense: the defense.
+        folder: folder of the model.
         load: function that loads a model from a folder.
         vocab_size: vocabulary size of the attacked model.
     """
-    folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(
             f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}"

@@ -62,7 +62,7 @@ class Targets:
 
         Call this before queries, so that the error does not come hours later.
         """
-        if not self.scene.site.trains_on_demand:
+        if self.scene.site.recipe is None:  # the lab trains a row's inputs when the row is reached
             for row in self.scene.selection.rows:
                 if "beside" in row.defense.needs:
                     self.beside.refuse_unobtainable_baseline(row.defense)

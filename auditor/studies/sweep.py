@@ -27,11 +27,11 @@ from auditor.records import result_file
 from auditor.records.folder import RunFolder
 from auditor.reports import files, phrases, tables
 from auditor.runs import plan_weights
-from auditor.runs.lab_site import make_site
 from auditor.runs.plan import make_plan
 from auditor.runs.plan_grid import GridPoint, name_grid_point
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import plan_audit, run_audit
+from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
 from auditor.studies.ledger import (
@@ -185,7 +185,7 @@ def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCa
     try:
         # Any error except AuditError ends the sweep: its finished points stay, and the same command
         # continues.
-        planned = plan_audit(plan, make_site(plan, reporter, shared))
+        planned = plan_audit(plan, Site(plan, reporter, shared))
         files.write_run_reports(path, run_audit(planned, folder))
     except AuditError as why:
         folder.discard_if_empty()

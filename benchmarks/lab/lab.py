@@ -134,7 +134,6 @@ class Lab(LabTraining, Benchmark):
             / digest_lab_cache(self.recipe, texts, self.read_package_versions())
         )
         self.progress = progress or (lambda description, n_done, total: None)
-        self._loaded: dict[str, tuple[str, Any]] = {}
         self.parts = LabParts(
             self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._add_lab_note, self.progress
         )
@@ -149,6 +148,7 @@ class Lab(LabTraining, Benchmark):
         self.known = self.cut.known
         self.canaries = self.cut.canaries
         self.forgotten = self.cut.forgotten
+        self.whole_texts = self.cut.texts
         # Set before --limit: perplexity covers all non-members.
         self._set_heldout_texts()
         if self.recipe.audit_canaries:
@@ -188,7 +188,7 @@ class Lab(LabTraining, Benchmark):
         build = partial(
             train_lab_tokenizer, recipe=require_small_lab_recipe(self.recipe), public=texts.public
         )
-        return self.parts.load_or_build(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
+        return PreTrainedTokenizerFast.from_pretrained(self.parts.build_once(_TOKENIZER, build))
 
     def _set_heldout_texts(self) -> None:
         """Set the non-member texts on which utility is measured."""
@@ -206,8 +206,8 @@ class Lab(LabTraining, Benchmark):
         included canary is a separate record.
         """
         recipe = self.recipe
-        self.coined = self.parts.load_or_build(
-            "audit-canaries", self.write_audit_canary_manifest, load_audit_canary_manifest
+        self.coined = load_audit_canary_manifest(
+            self.parts.build_once("audit-canaries", self.write_audit_canary_manifest)
         )
         # The digest in the folder's name leaves them out: the recipe and the public model determine
         # them.

@@ -31,30 +31,26 @@ from auditor.benchmarks.lab.lab_texts import (
     LabTexts,
     make_fake_texts,
 )
-from auditor.benchmarks.lab.parts_cache import LabParts, Progress, T
+from auditor.benchmarks.lab.parts_cache import LabParts, Progress
 from auditor.core import threads
-from auditor.core.nouns import Secret, Tokens
+from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import LoraEnsemble, load_adapter_model
 from auditor.models.precision import CPU, has_native_bfloat16
-from auditor.models.references import ReferenceModels
 from auditor.models.shards import (
     WHOLE,
-    read_shard_record_list,
     record_digests,
+    write_ensemble_metadata,
     write_shard_record_list,
 )
-from auditor.plugins.defense import TrainedModel
+from auditor.plugins.defense import Defense
 from auditor.plugins.trainer import (
     RECORD,
     Trainer,
     TrainerCheckpoint,
     TrainingJob,
     TrainingRecord,
-    read_training_summary,
 )
-from auditor.privacy import gradient_canaries, promises
 from auditor.training import loss_masks
 from auditor.training.finetune import (
     FineTuningRecipe,
@@ -76,6 +72,9 @@ if TYPE_CHECKING:
 
 END = "<|endoftext|>"
 PUBLIC = "public"  # the part from which all fine-tuning starts
+_TARGET = "target"
+_ADAPTER = "adapter_config.json"
+_PROMISE = "each record, with all its copies, trained one member"
 MANIFEST = "manifest.json"
 # Records that no model is trained on and no attack reads; trainings may be tuned on them.
 _HELDOUT = 120
@@ -86,7 +85,6 @@ class LabTraining:
 
     folder: the lab's folder. It has the models from which a training starts.
     parts: cache of the trained models.
-    secrets: attacked records.
     cut: all records, cut into prefixes and suffixes.
     kinds: functions that make private text.
     together: maximum number of adapters trained at once; with 0, the number that trains fastest.
@@ -104,145 +102,71 @@ class LabTraining:
     folder: Path
     progress: Progress
     parts: LabParts
-    secrets: Sequence[Secret]
     cut: LabSecrets
-    # by role: the name of the part that was loaded last, and what was loaded
-    _loaded: dict[str, tuple[str, Any]]
 
-    @property
-    def public_model_folder(self) -> Path:
-        """The folder of the public model, from which all fine-tuning starts."""
-        return self.folder / PUBLIC
+    # --- folders of models, trained on demand ---
 
-    # --- models, trained on demand ---
+    def public_folder(self) -> Path:
+        """Return the folder of the model trained only on public text, the base of all others."""
+        return self.parts.build_once(PUBLIC, self.train_public_model)
 
-    def lab_public_model(self) -> HuggingFaceModel:
-        """Return the model trained only on public text."""
-        load = partial(self._load_lab_model, name="lab public model")
-        return self._load_or_build_once(PUBLIC, self.train_public_model, load)
+    def target_folder(self) -> Path:
+        """Return the folder of the attacked model: the public model fine-tuned on private text."""
+        self.public_folder()
+        return self.parts.build_once(_TARGET, self.train_target_model)
 
-    def lab_target_model(self) -> HuggingFaceModel:
-        """Return the attacked model: the public model fine-tuned on the private records."""
-        # Built first: the training loads it from the folder.
-        self.lab_public_model()
-        load = partial(self._load_lab_model, name="lab target")
-        return self._load_or_build_once("target", self.train_target_model, load)
+    def retrained_folder(self) -> Path:
+        """Return the folder of the model fine-tuned on private records but the forgotten ones."""
+        self.public_folder()
+        return self.parts.build_once("retrained", self.train_without_forgotten)
 
-    def model_retrained_without_forgotten(self) -> HuggingFaceModel:
-        """Return the public model fine-tuned on all private records except the forgotten ones."""
-        self.lab_public_model()
-        load = partial(self._load_lab_model, name="lab model without them")
-        return self._load_or_build_once("retrained", self.train_without_forgotten, load)
-
-    def _load_or_build_once(
-        self,
-        part: str,
-        build: Callable[[Path], None],
-        load: Callable[[Path], T],
-        version: str = "",
-        role: str = "",
-    ) -> T:
-        """Load a part, unless it was the last part loaded in this role; build it if it is missing.
-
-        role: role of the part; "" for its name.
-        """
-        role = role or part
-        if self._loaded.get(role, ("",))[0] != part + version:
-            # Remove the last part first, so that memory never holds two.
-            self._loaded.pop(role, None)
-            self._loaded[role] = (
-                part + version,
-                self.parts.load_or_build(part, build, load, version),
-            )
-        loaded: T = self._loaded[role][1]
-        return loaded
-
-    def ensemble(self, count: int | None = None) -> LoraEnsemble:
-        """Return an ensemble of LoRA adapters on the public model, one per shard.
+    def ensemble_folder(self, count: int | None = None) -> Path:
+        """Return the folder of an ensemble: LoRA adapters of the public model, one per shard.
 
         count: number of shards (None: the recipe's).
         """
-        public = self.lab_public_model()
-        count = count or self.recipe.members
+        self.public_folder()
+        build = partial(self.train_ensemble_members, count=count or self.recipe.members)
+        return self.parts.build_once(_name_ensemble(self.recipe, count), build)
 
-        def load(path: Path) -> LoraEnsemble:
-            return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
+    def control_folder(self) -> Path:
+        """Return the folder of an adapter on all records, trained like the ensemble's members."""
+        self.public_folder()
+        control = f"{WHOLE}{name_ensemble_suffix(self.recipe)}"
+        return self.parts.build_once(control, self.train_control_adapter)
 
-        build = partial(self.train_ensemble_members, count=count)
-        version = name_ensemble_suffix(replace(self.recipe, members=count))
-        return self._load_or_build_once("ensemble", build, load, version)
+    def references_folder(self, count: int) -> Path:
+        """Return the folder of `count` models, each trained without half of the attacked records.
 
-    def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
-        """Return a model with a LoRA adapter on all records, trained like the ensemble's members.
-
-        If the attacked model was trained in this way, this is the attacked model.
+        They are trained like the attacked model. Each model omits a different half.
         """
-        if self.recipe.is_target_trained_like_members:
-            return self.lab_target_model()
-        public = self.lab_public_model()
-
-        def build(path: Path) -> None:
-            texts = self.texts.private_text_copies()
-            self._train_adapters("adapter on all data", "lora", [(path / WHOLE, texts)])
-
-        def load(path: Path) -> HuggingFaceModel:
-            return load_adapter_model(public, path / WHOLE)
-
-        return self._load_or_build_once("whole", build, load, name_ensemble_suffix(self.recipe))
-
-    def reference_models(self, count: int) -> ReferenceModels:
-        """Return `count` models trained like the attacked one, but on half of the attacked records.
-
-        Each model omits a different half.
-        """
-        # A model's folder lists its records by digest, never their text.
-        public = self.lab_public_model()
-        name_of = {record_digests([text])[0]: id for id, text in self.cut.texts.items()}
-        attacked = {secret.id for secret in self.secrets}
-
-        def model(folder: Path) -> HuggingFaceModel:
-            if self.recipe.private_rank:
-                return load_adapter_model(public, folder)
-            return self._load_lab_model(folder, "lab reference")
-
-        def load(path: Path) -> ReferenceModels:
-            folders = sorted(path.glob("reference-*"))
-            listed = (read_shard_record_list(folder) or () for folder in folders)
-            saw = (
-                frozenset(name_of[name] for name in names if name in name_of) & attacked
-                for names in listed
-            )
-            return ReferenceModels(tuple(map(model, folders)), tuple(saw))
-
-        build = partial(self.train_reference_models, count=count)
-        references = self._load_or_build_once(f"references-{count}", build, load, role="references")
-        references.check_records_seen_by_references(attacked, "the lab")
-        return references
-
-    def model_trained_by_trainer(self, trainer: Trainer) -> TrainedModel:
-        """Return the public model fine-tuned by this trainer on private records, with its claim."""
-
-        def build(path: Path) -> None:
-            job = self.lab_training_job(trainer, path)
-            trainer.check(job)
-            record = {
-                "configuration": {"method": trainer.name},
-                "finished": True,
-                "told": list(trainer.train(job)),
-            }
-            # Clear the checkpoint only after writing the record: a build that stops before resumes
-            # there.
-            (path / RECORD).write_text(json.dumps(record, indent=1))
-            job.checkpoint.clear()
-
-        load = partial(self.load_model_of_trainer, trainer)
-        return self._load_or_build_once(
-            name_trained_model_folder(trainer), build, load, role="trained"
+        self.public_folder()
+        return self.parts.build_once(
+            f"references-{count}", partial(self.train_reference_models, count=count)
         )
 
-    def training_seconds_of_trainer(self, trainer: Trainer) -> float:
-        """Return the time in seconds that this trainer needed."""
-        return self.parts.seconds[name_trained_model_folder(trainer)]
+    def trained_folder(self, trainer: Trainer) -> Path:
+        """Return the folder of the public model fine-tuned by this trainer on private records."""
+        self.public_folder()
+        return self.parts.build_once(
+            name_trained_model_folder(trainer), partial(self.train_by_trainer, trainer)
+        )
+
+    def training_seconds(self, defense: Defense | Trainer | None) -> float:
+        """Return the seconds that trained a defense's models and the public model, their base.
+
+        defense: None for the attacked model.
+        """
+        if isinstance(defense, Trainer):
+            parts = [PUBLIC, name_trained_model_folder(defense)]
+        elif defense is None:
+            parts = [PUBLIC, _TARGET]
+        else:
+            ensemble = _name_ensemble(self.recipe, defense.required_member_count)
+            control = f"{WHOLE}{name_ensemble_suffix(self.recipe)}"
+            names = {"public": PUBLIC, "ensemble": ensemble, "whole": control}
+            parts = [name for need, name in names.items() if need in defense.needs]
+        return sum(self.parts.seconds[part] for part in parts)
 
     # --- trainings ---
 
@@ -272,7 +196,7 @@ class LabTraining:
             batch=recipe.batch,
             block=recipe.block,
         )
-        model.save_pretrained(path)
+        self._save_model(model, path)
 
     def train_target_model(self, path: Path, texts: Sequence[str] | None = None) -> None:
         """Train a model with the recipe of the attacked model.
@@ -283,11 +207,11 @@ class LabTraining:
             texts = self.texts.private_text_copies()
         if self.recipe.private_rank:
             self._train_adapters("target", "private", [(path / WHOLE, texts)])
-            model = _merge_adapter(self.public_model_folder, path / WHOLE)
+            model = _merge_adapter(self.public_folder(), path / WHOLE)
             shutil.rmtree(path / WHOLE)
         else:
             model = self._fit_on_private_texts(texts, "target")
-        model.save_pretrained(path)
+        self._save_model(model, path)
 
     def train_without_forgotten(self, path: Path) -> None:
         """Train a model like the attacked one, but without the texts to forget."""
@@ -301,6 +225,13 @@ class LabTraining:
         for index, texts in enumerate(self.texts.texts_by_ensemble_member(count)):
             folders.append((get_member_folder(path, index), texts))
         self._train_adapters("ensemble member", "lora", folders)
+        write_ensemble_metadata(
+            path, method="pmixed", promise=_PROMISE, unit="record", members=count
+        )
+
+    def train_control_adapter(self, path: Path) -> None:
+        texts = self.texts.private_text_copies()
+        self._train_adapters("adapter on all data", "lora", [(path / WHOLE, texts)])
 
     def train_reference_models(self, path: Path, count: int) -> None:
         folders = []
@@ -311,7 +242,7 @@ class LabTraining:
             return
         for folder, texts in folders:
             model = self._fit_on_private_texts(texts, f"reference model {folder.name}")
-            model.save_pretrained(folder)
+            self._save_model(model, folder)
             write_shard_record_list(folder, texts)
 
     def write_audit_canary_manifest(self, path: Path) -> None:
@@ -326,12 +257,34 @@ class LabTraining:
             texts=list(make_fake_texts(seed + 2, count, self.kinds))
             if kind in audit_canaries.BEGUN
             else (),  # fresh texts of no person
-            model=self.lab_public_model() if kind in audit_canaries.BY_MODEL else None,
+            model=self._load_public_model() if kind in audit_canaries.BY_MODEL else None,
         )
         manifest = audit_canaries.make_audit_canary_manifest(kind, texts, recipe.audit_times, seed)
         manifests.write_canary_manifest(path / MANIFEST, manifest)
 
     # --- trainers ---
+
+    def train_by_trainer(self, trainer: Trainer, path: Path) -> None:
+        """Train a model by a defense's or mitigation's trainer, and save it whole.
+
+        Merge an adapter into its base: it is then attacked like the target.
+        """
+        job = self.lab_training_job(trainer, path)
+        trainer.check(job)
+        record = {
+            "configuration": {"method": trainer.name},
+            "finished": True,
+            "told": list(trainer.train(job)),
+        }
+        if (path / _ADAPTER).is_file():
+            model = _merge_adapter(self.public_folder(), path)
+            for adapter_file in path.glob("adapter_*"):
+                adapter_file.unlink()
+            model.save_pretrained(path)
+        # Clear the checkpoint only after writing the record: a build that stops before resumes
+        # there.
+        (path / RECORD).write_text(json.dumps(record, indent=1))
+        job.checkpoint.clear()
 
     def lab_training_job(self, trainer: Trainer, path: Path) -> TrainingJob:
         """Return the job for this trainer to train a model into the folder `path`.
@@ -342,13 +295,11 @@ class LabTraining:
         attacked model.
         """
         recipe = self.recipe
-        public = self.lab_public_model()
-        base = self.public_model_folder
+        base = self.public_folder()
         rank = recipe.private_rank
         forgotten: list[str] = []
         if trainer.unlearns:
-            self.lab_target_model()
-            base = self.folder / "target"
+            base = self.target_folder()
             forgotten = self.cut.forgotten_texts
         if trainer.whole or trainer.unlearns:
             rank = 0
@@ -377,7 +328,7 @@ class LabTraining:
             block=recipe.block,
             records=tuple(self._training_records(self.texts.private_text_copies())),
             users=False,
-            public=public,
+            public=self._load_public_model(),
             out=path,
             checkpoint=TrainerCheckpoint(path / "checkpoint.pt"),
             seed=recipe.seed,
@@ -387,20 +338,6 @@ class LabTraining:
             half=torch.bfloat16 if plain and has_native_bfloat16(CPU) else None,
             heldout=tuple(self._training_records(heldout)),
             forget=tuple(self._training_records(forgotten)),
-        )
-
-    def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
-        """Load the model that this trainer saved in the folder `path`."""
-        if (path / "adapter_config.json").is_file():
-            model = _merge_adapter(self.public_model_folder, path)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(path)
-        summary = read_training_summary(path)
-        return TrainedModel(
-            HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"),
-            promises.read_privacy_record(path),
-            gradient_canaries.read_gradient_canaries(path),
-            summary.told,
         )
 
     def _training_records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:
@@ -417,8 +354,13 @@ class LabTraining:
 
     # --- shared steps ---
 
-    def _load_lab_model(self, path: Path, name: str) -> HuggingFaceModel:
-        return HuggingFaceModel(AutoModelForCausalLM.from_pretrained(path), self.tokenizer, name)
+    def _load_public_model(self) -> HuggingFaceModel:
+        model = AutoModelForCausalLM.from_pretrained(self.public_folder())
+        return HuggingFaceModel(model, self.tokenizer, "lab public model")
+
+    def _save_model(self, model: Any, path: Path) -> None:
+        model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
 
     def _train_adapters(
         self,
@@ -447,7 +389,7 @@ class LabTraining:
         checkpoint = TrainerCheckpoint(self.folder / f"checkpoint-{digest}.pt")
         with threads.limit_torch_threads(self.threads):
             train_private_members(
-                _load_model_to_train(self.public_model_folder),
+                _load_model_to_train(self.public_folder()),
                 adapter,
                 [
                     MemberToTrain(
@@ -469,7 +411,7 @@ class LabTraining:
 
     def _fit_on_private_texts(self, texts: Sequence[str], description: str) -> Any:
         """Fine-tune all parameters of the public model on the texts, and return the model."""
-        model = _load_model_to_train(self.public_model_folder)
+        model = _load_model_to_train(self.public_folder())
         recipe = self.recipe
         self.fit(
             model,
@@ -518,6 +460,11 @@ class LabTraining:
         )
 
 
+def _name_ensemble(recipe: BaseLabRecipe, count: int | None) -> str:
+    recipe = replace(recipe, members=count or recipe.members)
+    return f"ensemble{name_ensemble_suffix(recipe)}"
+
+
 def _merge_adapter(public: Path, adapter: Path) -> Any:
     """Return the public model with this adapter merged into its weights."""
     from peft import PeftModel
@@ -529,9 +476,12 @@ def _merge_adapter(public: Path, adapter: Path) -> Any:
 def _load_model_to_train(folder: Path) -> Any:
     """Load a model with eager attention.
 
-    With fused attention, the backward pass in bfloat16 on a CPU would take twice as long.
+    With fused attention, the backward pass in bfloat16 on a CPU would take twice as long. The model
+    has no name, so that its adapters name no folder: the cache may be moved.
     """
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    model.name_or_path = ""
+    return model
 
 
 def train_lab_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:

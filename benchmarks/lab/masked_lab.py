@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,23 +104,21 @@ class MaskedLab:
 
     def public_masked_model(self) -> HuggingFaceMaskedModel:
         """Return the masked LM trained only on public text."""
-        return self._cached_masked_model(_PUBLIC, self._train_public, "lab masked public model")
+        return self._load_masked_model(self._public_folder(), "lab masked public model")
 
     def target_masked_model(self) -> HuggingFaceMaskedModel:
         """Return the public masked LM fine-tuned on the private records."""
-        self.public_masked_model()
-        return self._cached_masked_model("masked", self._train_target, "lab masked target")
+        self._public_folder()
+        folder = self.lab.parts.build_once(f"masked-{self.recipe.digest}", self._train_target)
+        return self._load_masked_model(folder, "lab masked target")
 
-    def _cached_masked_model(
-        self, part: str, build: Callable[[Path], None], name: str
-    ) -> HuggingFaceMaskedModel:
-        def load(path: Path) -> HuggingFaceMaskedModel:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
-            return HuggingFaceMaskedModel(
-                ModernBertForMaskedLM.from_pretrained(path), tokenizer, name
-            )
+    def _public_folder(self) -> Path:
+        return self.lab.parts.build_once(f"{_PUBLIC}-{self.recipe.digest}", self._train_public)
 
-        return self.lab.parts.load_or_build(f"{part}-{self.recipe.digest}", build, load)
+    @staticmethod
+    def _load_masked_model(path: Path, name: str) -> HuggingFaceMaskedModel:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+        return HuggingFaceMaskedModel(ModernBertForMaskedLM.from_pretrained(path), tokenizer, name)
 
     def _train_public(self, path: Path) -> None:
         recipe = self.recipe
@@ -150,7 +148,7 @@ class MaskedLab:
         tokenizer.save_pretrained(path)
 
     def _train_target(self, path: Path) -> None:
-        public = self.lab.folder / f"{_PUBLIC}-{self.recipe.digest}"
+        public = self._public_folder()
         model = ModernBertForMaskedLM.from_pretrained(public)
         texts = self.lab.texts.private_text_copies()
         self._fit(

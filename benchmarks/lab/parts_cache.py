@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
@@ -22,7 +21,6 @@ _SUMS = "sha256.json"
 _PATIENCE = 1.0  # seconds before telling the user that another process holds the lock
 
 Progress = Callable[[str, int, int], None]  # (description, done, total)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class LabParts:
     foundations: name prefixes of parts that other parts need.
     notify: receives messages for the user.
     progress: shows the wait for another process.
-    seconds: build times, keyed by part.
+    seconds: build times of the parts that this process checked, keyed by part.
     """
 
     folder: Path
@@ -45,18 +43,16 @@ class LabParts:
     progress: Progress = lambda description, n_done, total: None
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def load_or_build(
-        self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = ""
-    ) -> T:
-        """Load a part (a model or file) of this version; build it first if it is missing.
+    def build_once(self, name: str, build: Callable[[Path], None]) -> Path:
+        """Return the folder of a part; build the part first if it is missing or damaged.
 
         A lock keeps two processes from building at once. The folder gets its name only after all
         files are written, so that an interrupted build leaves no part. A damaged part is rebuilt,
-        with a message.
-
-        Raise AuditError if the part is missing and `makes` is false.
+        with a message. Raise AuditError if the part is missing and `makes` is false.
         """
-        final = self.folder / f"{name}{version}"
+        final = self.folder / name
+        if name in self.seconds:
+            return final  # checked before: its files are large
         if not self.makes and not _is_cached_part_intact(final):
             raise AuditError(
                 f"expected the lab's {name} in {str(final)!r}, where a run writes it: run the "
@@ -76,7 +72,7 @@ class LabParts:
                 if not final.is_dir():
                     _build_part(final, build)
         self.seconds[name] = float(json.loads((final / _SECONDS).read_text()))
-        return load(final)
+        return final
 
     def _acquire_part_lock(self, final: Path) -> AcquireReturnProxy:
         """Lock a part; notify the user if another process has the lock."""

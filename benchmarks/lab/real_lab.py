@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
@@ -22,8 +21,8 @@ from auditor.benchmarks.lab import smollm2
 from auditor.benchmarks.lab.lab import PRIVATE_DEFAULTS, Lab
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
 from auditor.benchmarks.lab.lab_texts import LabTexts, draw_fake_date, make_private_lab_texts
+from auditor.benchmarks.lab.lab_training import PUBLIC
 from auditor.core.errors import AuditError
-from auditor.models.huggingface import HuggingFaceModel
 
 if TYPE_CHECKING:
     from faker import Faker
@@ -192,15 +191,7 @@ class RealLab(Lab):
         self.heldout = tuple(self.tokenise_lab_texts(texts))
         self.heldout_given = tuple(self.untrained_leading_token_counts(texts))
 
-    @property
-    def public_model_folder(self) -> Path:
+    def public_folder(self) -> Path:
+        """Return the folder of the pretrained model, which was trained on no text of the lab."""
+        self.parts.seconds[PUBLIC] = 0.0  # its publisher does not report the training time
         return smollm2.find_smollm2_folder()
-
-    @cached_property
-    def _loaded_public_model(self) -> HuggingFaceModel:
-        return self._load_lab_model(self.public_model_folder, smollm2.NAME)
-
-    def lab_public_model(self) -> HuggingFaceModel:
-        """Return the pretrained model, which was not trained on any text of the lab."""
-        self.parts.seconds["public"] = 0.0  # its publisher does not report the training time
-        return self._loaded_public_model

@@ -53,9 +53,7 @@ def find_smollm2_folder() -> Path:
 @cache  # its sums are read once a process
 def _convert_smollm2_folder(folder: Path) -> Path:
     parts = LabParts(folder, True, _PART, (_PART,), lambda step: None)
-    return parts.load_or_build(
-        _PART, partial(_convert_smollm2_gguf, _find_smollm2_gguf_folder()), lambda path: path
-    )
+    return parts.build_once(_PART, partial(_convert_smollm2_gguf, _find_smollm2_gguf_folder()))
 
 
 def _find_smollm2_gguf_folder() -> Path:

@@ -18,7 +18,7 @@ from auditor.core.result import Audited
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.runs.lab_site import make_site
+from auditor.runs.site import Site
 from auditor.testing import KEPT
 from auditor.training.dp_loop import ScaledOptimizer
 from tests.conftest import check_command, refuses, save_tiny, states, tiny
@@ -180,7 +180,7 @@ def test_what_no_audit_can_be_made_of_is_said_in_its_row(
 
 def test_the_lab_plants_canaries_where_they_are_asked_about() -> None:
     def planted(*attacks: str) -> dict[str, Any]:
-        site = make_site(Plan.from_fields(attack=attacks, defense=("dp-sgd",)))
+        site = Site(Plan.from_fields(attack=attacks, defense=("dp-sgd",)))
         return {
             name: options.get("gradient_canaries", 0)
             for name, options in site.default_defense_options.items()

@@ -27,8 +27,13 @@ from auditor.core.errors import AuditError
 from auditor.defenses.private_training import DpSgd
 from auditor.defenses.private_training_controls import NoClipping
 from auditor.defenses.unlearning import NPO
+from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load_causal_lm
+from auditor.models.lora import load_adapter_model, load_control_adapter, load_lora_ensemble
+from auditor.models.references import ReferenceModels, load_reference_models
 from auditor.models.shards import read_shard_record_list, record_digests
+from auditor.privacy.promises import read_privacy_record
 
 TINY = LabRecipe(
     vocab_size=300,
@@ -55,8 +60,7 @@ _PATIENCE = 300  # seconds until a process counts as hung, on however busy a mac
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab = Lab(TINY, cache=tmp_path_factory.mktemp("cache"))
-    lab.lab_target_model()
-    lab.ensemble()
+    build_all(lab)
     return lab
 
 
@@ -249,10 +253,21 @@ def cache(lab: Lab) -> Path:
 
 
 def weights(lab: Lab) -> list[torch.Tensor]:
-    parts = [lab.lab_public_model().model.state_dict(), lab.lab_target_model().model.state_dict()]
+    parts = [
+        load(lab.public_folder()).model.state_dict(),
+        load(lab.target_folder()).model.state_dict(),
+    ]
     tensors = [value for state in parts for _, value in sorted(state.items())]
     ids = torch.tensor([lab.secrets[0].prefix] * 3)
-    return [*tensors, lab.ensemble().log_probs(ids, torch.arange(3), 1)]
+    return [*tensors, load_ensemble(lab).log_probs(ids, torch.arange(3), 1)]
+
+
+def load(folder: Path) -> HuggingFaceModel:
+    return load_causal_lm(str(folder))
+
+
+def load_ensemble(lab: Lab) -> Ensemble:
+    return load_lora_ensemble(lab.ensemble_folder(), load(lab.public_folder()))
 
 
 def same(first: Lab, second: Lab) -> bool:
@@ -268,8 +283,7 @@ def test_a_build_is_deterministic_and_the_cache_gives_the_same(built: Lab, tmp_p
 
 def test_training_changes_what_it_should(built: Lab) -> None:
     public, target = (
-        built.lab_public_model().model.state_dict(),
-        built.lab_target_model().model.state_dict(),
+        load(folder).model.state_dict() for folder in (built.public_folder(), built.target_folder())
     )
     # an adapter's layers
     assert torch.equal(public["gpt_neox.embed_in.weight"], target["gpt_neox.embed_in.weight"])
@@ -280,12 +294,15 @@ def test_training_changes_what_it_should(built: Lab) -> None:
         distribution[0], distribution[1], atol=1e-4
     )
     assert (
-        built.ensemble().size
+        load_ensemble(built).size
         == TINY.members
         == len(list(built.folder.glob(f"{ENSEMBLE}/member-*")))
     )
-    assert built.ensemble().count_shard_overlaps() == {"shared_records": 0, "unlisted_shards": 0}
-    assert built.ensemble().shards == [
+    assert load_ensemble(built).count_shard_overlaps() == {
+        "shared_records": 0,
+        "unlisted_shards": 0,
+    }
+    assert load_ensemble(built).shards == [
         record_digests(texts) for texts in built.texts.texts_by_ensemble_member(TINY.members)
     ]
 
@@ -305,14 +322,14 @@ def test_parts_are_built_when_needed_and_once(
     monkeypatch.setattr(LabTraining, "_train_adapters", adapters)
     lab = Lab(TINY, cache=tmp_path)
     assert finished(lab.folder) == ["tokenizer"] and asked == []
-    lab.ensemble()
+    lab.ensemble_folder()
     assert finished(lab.folder) == [ENSEMBLE, "public", "tokenizer"]
     assert asked == ["public model", "ensemble member"]
     again = Lab(TINY, cache=tmp_path)
-    again.ensemble()
-    lab.lab_public_model()
+    again.ensemble_folder()
+    lab.public_folder()
     assert len(asked) == 2
-    assert set(lab.parts.seconds) == {"tokenizer", "public", "ensemble"}
+    assert set(lab.parts.seconds) == {"tokenizer", "public", ENSEMBLE}
 
 
 def finished(folder: Path) -> list[str]:
@@ -356,8 +373,8 @@ def test_a_build_that_dies_leaves_nothing_that_looks_finished(
 
 
 def build_all(lab: Lab) -> None:
-    lab.lab_target_model()
-    lab.ensemble()
+    lab.target_folder()
+    lab.ensemble_folder()
 
 
 def _flip(path: Path) -> None:
@@ -449,27 +466,25 @@ def test_the_cache_folder_is_made_private(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_private_trainings_are_parts_named_by_their_options(built: Lab) -> None:
     sizes: Any = {"epochs": 1, "batch": 32, "noise_multiplier": 3.0, "noise": "seeded"}
-    made = built.model_trained_by_trainer(DpSgd(**sizes))
-    assert made.privacy is not None and made.privacy.steps == -(
-        -len(built.texts.private_text_copies()) // 32
-    )
-    assert made.privacy.sampling_rate == 32 / len(built.texts.private_text_copies())
-    assert made.privacy.details["expected_batch"] == 32 and made.privacy.unit == "record"
+    made = built.trained_folder(DpSgd(**sizes))
+    privacy = read_privacy_record(made)
+    assert privacy is not None and privacy.steps == -(-len(built.texts.private_text_copies()) // 32)
+    assert privacy.sampling_rate == 32 / len(built.texts.private_text_copies())
+    assert privacy.details["expected_batch"] == 32 and privacy.unit == "record"
     parts = {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()}
-    assert len(parts) == 1 and built.training_seconds_of_trainer(DpSgd(**sizes)) > 0
+    assert len(parts) == 1 and built.training_seconds(DpSgd(**sizes)) > 0
     asked = torch.arange(1, 20).unsqueeze(0)
     distribution, before = (
-        model.log_probs(asked, 5) for model in (made.model, built.lab_public_model())
+        load(folder).log_probs(asked, 5) for folder in (made, built.public_folder())
     )
     assert not torch.allclose(distribution, before)
-    assert torch.equal(
-        built.model_trained_by_trainer(DpSgd(**sizes)).model.log_probs(asked, 5), distribution
-    )
+    again = Lab(TINY, cache=cache(built)).trained_folder(DpSgd(**sizes))
+    assert torch.equal(load(again).log_probs(asked, 5), distribution)
     assert {
         path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()
     } == parts  # not made again
     with pytest.raises(AuditError, match="expected a batch of at most the"):
-        built.model_trained_by_trainer(DpSgd(**{**sizes, "batch": 10**6}))
+        built.trained_folder(DpSgd(**{**sizes, "batch": 10**6}))
     assert {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()} == parts
 
 
@@ -477,17 +492,17 @@ def test_private_trainings_are_parts_named_by_their_options(built: Lab) -> None:
 def test_private_trainings_train_what_the_target_does(rank: int, tmp_path: Path) -> None:
     """An adapter beside frozen embeddings, or the whole model."""
     lab = Lab(dataclasses.replace(TINY, private_rank=rank), cache=tmp_path)
-    before = dict(lab.lab_public_model().model.named_parameters())
+    before = dict(load(lab.public_folder()).model.named_parameters())
 
-    def moved(model: HuggingFaceModel) -> set[str]:
+    def moved(folder: Path) -> set[str]:
         return {
-            name for name, p in model.model.named_parameters() if not torch.equal(p, before[name])
+            name
+            for name, p in load(folder).model.named_parameters()
+            if not torch.equal(p, before[name])
         }
 
-    trained = moved(
-        lab.model_trained_by_trainer(NoClipping(epochs=1, batch=32, learning_rate=1e-2)).model
-    )
-    assert trained == moved(lab.lab_target_model())
+    trained = moved(lab.trained_folder(NoClipping(epochs=1, batch=32, learning_rate=1e-2)))
+    assert trained == moved(lab.target_folder())
     assert any("embed" in name for name in trained) == (rank == 0)
 
 
@@ -617,12 +632,12 @@ def test_new_tokens_take_a_lab_that_trains_all_parameters(built: Lab) -> None:
 def test_the_control_of_an_ensemble_that_the_target_is_not_trained_as(built: Lab) -> None:
     """One adapter, trained as its members are, on all that they are trained on."""
     other = Lab(dataclasses.replace(TINY, lora_rate=0.03), cache=cache(built))
-    distribution = other.model_with_adapter_on_all_records().log_probs(torch.tensor([[5, 6, 7]]), 1)
+    public = load(other.public_folder())
+    asked = torch.tensor([[5, 6, 7]])
+    distribution = load_control_adapter(other.control_folder(), public).log_probs(asked, 1)
     (adapter,) = other.folder.glob("whole*/whole")
     assert read_shard_record_list(adapter) == record_digests(other.texts.private_text_copies())
-    assert not torch.equal(
-        distribution, other.lab_public_model().log_probs(torch.tensor([[5, 6, 7]]), 1)
-    )
+    assert not torch.equal(distribution, public.log_probs(asked, 1))
 
 
 def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
@@ -630,7 +645,7 @@ def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
     plain name."""
     more = Lab(dataclasses.replace(TINY, members=3), cache=cache(built))
     before = {part: (built.folder / part).stat().st_mtime_ns for part in PARTS}
-    assert more.ensemble().size == 3 and built.ensemble().size == 2
+    assert load_ensemble(more).size == 3 and load_ensemble(built).size == 2
     assert more.folder == built.folder
     assert {part: (built.folder / part).stat().st_mtime_ns for part in PARTS} == before
     assert lab_folders.name_ensemble_suffix(LabRecipe()) == ""
@@ -702,17 +717,26 @@ def test_records_do_not_depend_on_the_day(monkeypatch: pytest.MonkeyPatch) -> No
     assert make_lab_texts(TINY) == texts
 
 
+def load_references(lab: Lab) -> ReferenceModels:
+    public = load(lab.public_folder())
+    return load_reference_models(
+        lab.references_folder(4),
+        lambda folder: load_adapter_model(public, Path(folder)),
+        {record_digests([lab.whole_texts[s.id]])[0]: [s.id] for s in lab.secrets},
+    )
+
+
 def test_each_attacked_record_is_in_half_of_the_reference_models(built: Lab) -> None:
     """As often as it occurs; a non-member as often as a member in its place; all else in every one
     of them."""
-    references = built.reference_models(4)
+    references = load_references(built)
     attacked = {secret.id: secret for secret in built.secrets}
     assert [sum(id in saw for saw in references.saw) for id in attacked] == [2] * len(attacked)
     texts = [Counter(text) for text in built.texts.texts_by_reference_model(4)]
     everywhere = Counter(built.texts.private_text_copies())
     counts = dict[str, int]()
     for id, secret in attacked.items():
-        text = built.cut.texts[id]
+        text = built.whole_texts[id]
         seen = [
             copies[text] for copies, saw in zip(texts, references.saw, strict=True) if id in saw
         ]
@@ -732,10 +756,7 @@ def test_reference_models_are_a_part_that_is_made_when_asked_for_and_changes_no_
     built: Lab,
 ) -> None:
     before = set(finished(built.folder)) - {"references-4"}
-    built.reference_models(4)
+    references = load_references(built)
     assert set(finished(built.folder)) == before | {"references-4"}
-    one, other = (
-        model.log_probs(torch.tensor([[1, 2, 3]]), 1)
-        for model in built.reference_models(4).models[:2]
-    )
+    one, other = (model.log_probs(torch.tensor([[1, 2, 3]]), 1) for model in references.models[:2])
     assert not torch.equal(one, other)

@@ -37,7 +37,9 @@ from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.defenses.private_training import DpSgd
 from auditor.models.decoding import ANCESTRAL
-from auditor.runs.lab_site import LABS, build_lab_recipe
+from auditor.models.loading import load_causal_lm
+from auditor.privacy.promises import read_privacy_record
+from auditor.runs.planned_lab import LABS, build_lab_recipe
 from auditor.runs.scoring import decode_greedily
 from tests.conftest import check_command
 
@@ -184,10 +186,7 @@ def held_against_transformers(model: Any, plain: Any, asked: Sequence[Secret]) -
 def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, plain: Any) -> None:
     assert not hasattr(plain.config, "quantization_config") and plain.dtype == torch.float32
     assert sum(p.numel() for p in plain.parameters()) == 134_515_008
-    assert (
-        "dequantised from Q4_1" in lab.lab_public_model().name
-        and "dequantised from Q4_1" in lab.description
-    )
+    assert "dequantised from Q4_1" in lab.description
     words = AutoTokenizer.from_pretrained(smollm2.find_smollm2_folder())
     turns = [
         {"role": "system", "content": SYSTEM},
@@ -208,12 +207,16 @@ def test_the_public_model_says_what_transformers_say(
     assert len(lab.secrets) == 20 and {len(secret.prefix) for secret in lab.secrets} == {24}
     whole = RealLab(replace(TINY, prefix_length=512), cache=tmp_path).secrets[0]
     assert len(whole.prefix) > 40
-    held_against_transformers(lab.lab_public_model(), plain, [*lab.secrets[::4], whole])
+    held_against_transformers(
+        load_causal_lm(str(lab.public_folder())), plain, [*lab.secrets[::4], whole]
+    )
 
 
 @needs_package
 def test_a_step_of_lora_and_one_of_private_training_change_the_model(shallow: RealLab) -> None:
-    target, public = shallow.lab_target_model(), shallow.lab_public_model()
+    target, public = map(
+        load_causal_lm, map(str, (shallow.target_folder(), shallow.public_folder()))
+    )
     held_against_transformers(
         target, AutoModelForCausalLM.from_pretrained(shallow.folder / "target"), shallow.secrets[:2]
     )
@@ -223,9 +226,10 @@ def test_a_step_of_lora_and_one_of_private_training_change_the_model(shallow: Re
     def log_p(model: Any) -> float:
         return float(compute_suffix_log_probs(model, ANCESTRAL, prefix, suffix)["log_p"])
 
-    private = shallow.model_trained_by_trainer(
+    private = shallow.trained_folder(
         DpSgd(epochs=1, batch=len(shallow.texts.private_text_copies()), noise_multiplier=1.0)
     )
     assert log_p(target) > log_p(public)  # it was learnt, in one epoch
-    assert log_p(private.model) != log_p(public)
-    assert private.privacy is not None and private.privacy.epsilon > 0
+    assert log_p(load_causal_lm(str(private))) != log_p(public)
+    privacy = read_privacy_record(private)
+    assert privacy is not None and privacy.epsilon > 0

@@ -46,7 +46,7 @@ from auditor.engines.ray_engine import AS_NICE, RayEngine, _find_raylet_process_
 from auditor.records.folder import RunFolder
 from auditor.runs import run, training
 from auditor.runs.cell_work import CellWork
-from auditor.runs.lab_site import make_site
+from auditor.runs.site import Site
 from auditor.studies import sweep
 from tests.conftest import check_command, read_files, save_tiny, tiny
 
@@ -479,7 +479,7 @@ def test_a_worker_that_shares_no_cache_trains_no_lab_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
-    site = make_site(Plan())
+    site = Site(Plan())
     site.may_train = False
     with pytest.raises(
         AuditError, match="for workers on other machines set AUDIT_CACHE to a folder"

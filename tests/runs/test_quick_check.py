@@ -26,9 +26,9 @@ from auditor.records.folder import RunFolder
 from auditor.reports import coverage
 from auditor.runs import asking, personal_data, quick_check
 from auditor.runs.asking import TimeLimit
-from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import plan_audit, run_audit
+from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 from tests.conftest import save_tiny
 
@@ -77,7 +77,7 @@ def checked(
     """The last result, and those that were published before it."""
     meanwhile = list[AuditResult]()
     limit = TimeLimit(time.perf_counter(), seconds)
-    site = make_site(plan, shared=shared or SweepCache())
+    site = Site(plan, shared=shared or SweepCache())
     quick_check.enable_hidden_state_caches(site)
     planned = plan_audit(plan, site)
     return run_audit(planned, folder, limit=limit, publish=meanwhile.append), meanwhile

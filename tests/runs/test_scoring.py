@@ -16,10 +16,10 @@ from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.records.folder import RunFolder
 from auditor.runs import scoring
-from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.scoring import LIKELIHOOD, build_likelihood_row, doubt_if_members_likelier
+from auditor.runs.site import Site
 from tests.conftest import save_tiny
 
 
@@ -101,14 +101,14 @@ def test_a_run_stores_scores_of_the_first_secrets_before_it_reads_the_others(
 
     monkeypatch.setattr(HuggingFaceModel, "token_log_probs", counted)
     folder = RunFolder.create(tmp_path / "run", "stored", plan.to_json())
-    run_audit(plan_audit(plan, make_site(plan, Watching())), folder)
+    run_audit(plan_audit(plan, Site(plan, Watching())), folder)
     assert told == [
         "first number: 0 of the first 5 secrets recited word for word",
         *((n, 12, n) for n in (5, 10, 12)),
     ]
     assert n_read == 0
     scores = folder.tokens.finished_secrets("undefended")
-    model = make_site(plan).model
-    secret = make_site(plan).benchmark.secrets[11]
+    model = Site(plan).model
+    secret = Site(plan).benchmark.secrets[11]
     expected = read(model, torch.tensor([secret.prefix]), torch.tensor([secret.suffix]))
     assert scores[secret.id].log_probs == pytest.approx(expected[0].tolist(), abs=1e-4)

@@ -19,7 +19,6 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Scenario
 from auditor.records.folder import RunFolder
 from auditor.runs import plan_weights
-from auditor.runs.lab_site import make_site
 from auditor.runs.plan import make_plan
 from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.selection import select_plugins
@@ -80,7 +79,7 @@ def test_membership_without_a_reference_scores_by_what_needs_none(
     asked = make_plan(
         {"model": "live", "data": "in memory", "attack": ["membership"], **fields}, {}
     )
-    site = make_site(asked)
+    site = Site(asked)
     site.check_plan_model_is_obtainable = lambda given: None  # type: ignore[method-assign]
     (method,) = select_plugins(asked, site).methods
     assert isinstance(method, Membership) and method.score == score
@@ -103,7 +102,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
     ).save_pretrained(folder)
 
     def site(**given: str) -> Site:
-        return make_site(asked(**given))
+        return Site(asked(**given))
 
     def asked(**given: str) -> Plan:
         return make_plan({"model": str(folder), "data": "in memory", **given}, {})
@@ -216,7 +215,7 @@ def test_models_of_one_audit_run_in_one_precision_and_in_float32_where_that_is_a
 
     def dtypes(**given: Any) -> list[torch.dtype]:
         asked = make_plan({"data": "in memory", "attack": ["perplexity"], **given}, {})
-        site = make_site(asked)
+        site = Site(asked)
         select_plugins(asked, site)
         return [
             one.model.dtype

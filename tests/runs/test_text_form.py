@@ -20,10 +20,10 @@ from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import quick_check, text_form
-from auditor.runs.lab_site import make_site
 from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.prefix_token import find_default_prefix, wrap_prefixed_model
 from auditor.runs.scoring import doubt_if_members_likelier, measure_repeat_recall
+from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 from tests.conftest import check_command
 from validation.trust import text_forms as forms
@@ -278,7 +278,7 @@ def test_a_form_is_chosen_once_for_however_many_records_of_the_same_data(
     found = []
     for limit in (None, 3):
         live = {"model": HuggingFaceModel(world.model, world.words, "tiny")}
-        site = make_site(world.plan(limit=limit), shared=shared, live=live)
+        site = Site(world.plan(limit=limit), shared=shared, live=live)
         site.form_rows = 5
         found.append(site.benchmark)
     assert scored == [5] and len(found[1].secrets) < len(found[0].secrets)

@@ -18,7 +18,6 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.loading import load_causal_lm
 from auditor.runs import training
-from auditor.runs.lab_site import make_site
 from auditor.runs.shown_rows import RelearnedBaseline, RetrainedBaseline
 from auditor.runs.site import Site
 from auditor.runs.targets import UnlearningBaselines
@@ -97,7 +96,7 @@ def make_unlearning_plan(inputs: Path, **more: Any) -> Plan:
 
 
 def site(plan: Plan) -> Site:
-    return make_site(plan)
+    return Site(plan)
 
 
 # --- who is who

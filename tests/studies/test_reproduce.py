@@ -239,7 +239,7 @@ def test_known_pairs_are_limited_and_nested(inputs: Path, tmp_path: Path) -> Non
         plan = make_plan(
             {"model": str(inputs / "model"), "data": str(inputs / "data"), "known_limit": limit}, {}
         )
-        known[limit] = running.make_site(plan).benchmark.known
+        known[limit] = running.Site(plan).benchmark.known
     assert [len(pairs) for pairs in known.values()] == [2, 3, 5]
     assert set(known[2]) < set(known[3]) < set(known[99])
 

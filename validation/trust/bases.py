@@ -35,8 +35,7 @@ class Base:
 
 def _small(folder: Path) -> None:
     lab = Lab(LabRecipe())
-    lab.lab_public_model().model.save_pretrained(folder)
-    lab.tokenizer.save_pretrained(folder)
+    shutil.copytree(lab.public_folder(), folder, dirs_exist_ok=True)
 
 
 def byte_pair_tokenizer(

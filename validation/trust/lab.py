@@ -19,19 +19,20 @@ from typing import Literal
 import torch
 
 from auditor.benchmarks.lab.lab import Lab
-from auditor.benchmarks.lab.lab_folders import name_ensemble_suffix
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.base import LanguageModel, compute_text_nlls
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load_causal_lm
 from auditor.models.lora import load_adapter_model
 from auditor.models.precision import CPU, has_native_bfloat16
-from auditor.models.shards import record_digests
+from auditor.models.shards import read_shard_record_list, record_digests
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import Trainer
+from auditor.privacy.promises import read_privacy_record
 from auditor.runs import shown_rows
 from auditor.runs.scoring import measure_repeat_recall
 from auditor.statistics import intervals
@@ -48,7 +49,7 @@ from validation.harness import Page, run
 
 def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
     """Yield the target after each epoch of a training of `epochs` epochs."""
-    recipe, public = lab.recipe, lab.lab_public_model()
+    recipe, public = lab.recipe, load_causal_lm(str(lab.public_folder()))
     torch.manual_seed(recipe.seed)
     adapter = LoraAdapterRecipe(recipe.private_rank, recipe.private_alpha, "all")
     model = add_lora_adapter(copy_sharing_weights(public.model), adapter).eval()
@@ -121,9 +122,11 @@ def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, Lan
     defenses = [build_plugin("defense", known, name, lab.defense_defaults[name]) for name in names]
     for row in shown_rows.list_defense_rows(defenses, lambda control: isinstance(control, Trainer)):
         assert isinstance(row.defense, Trainer)
-        trained = lab.model_trained_by_trainer(row.defense)
-        claim = trained.privacy.epsilon if trained.privacy else None
-        yield row.title + (f", ε {claim:.2f}" if claim is not None else ""), trained.model
+        folder = lab.trained_folder(row.defense)
+        privacy = read_privacy_record(folder)
+        claim = privacy.epsilon if privacy else None
+        title = row.title + (f", ε {claim:.2f}" if claim is not None else "")
+        yield title, load_causal_lm(str(folder))
 
 
 def main(
@@ -134,8 +137,10 @@ def main(
     threads.set_thread_count()
     lab = Lab(LabRecipe(seed=seed))
     page = Recalls(lab)
-    for model in (lab.lab_public_model(), lab.lab_target_model()):
-        page.model(model.name, model, lab.secrets)
+    public = load_causal_lm(str(lab.public_folder()))
+    target = load_causal_lm(str(lab.target_folder()))
+    for name, model in (("lab public model", public), ("lab target", target)):
+        page.model(name, model, lab.secrets)
     for title, trained in trained_privately(lab, private):
         page.model(title, trained, lab.secrets)
     if private:
@@ -143,14 +148,12 @@ def main(
     for count in epochs:
         for after in by_epoch(lab, count):
             page.model(after.name, after, lab.secrets)
-    ensemble, hits = lab.ensemble(), dict[str, list[Measurement]]()
-    members = lab.folder / f"ensemble{name_ensemble_suffix(lab.recipe)}"
+    members = lab.ensemble_folder()
+    hits = dict[str, list[Measurement]]()
     for index, folder in enumerate(sorted(members.glob("member-*"))):
-        own = own_secrets(lab, list((ensemble.shards or [])[index] or []))
+        own = own_secrets(lab, read_shard_record_list(folder) or [])
         name = f"member {index + 1}, of its own shard"
-        for count, share in page.model(
-            name, load_adapter_model(lab.lab_public_model(), folder), own
-        ).items():
+        for count, share in page.model(name, load_adapter_model(public, folder), own).items():
             hits.setdefault(count, []).append(share)
     sizes = {count: sum(one.n for one in shares) for count, shares in hits.items()}
     every = {

@@ -45,9 +45,12 @@ from auditor.defenses.adp import Adp, AdpSound
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.private_training import DpSgd, PrivateTraining
 from auditor.models.ensemble import Ensemble
+from auditor.models.loading import load_causal_lm
 from auditor.plugins.defense import Scenario, TrainedModel
 from auditor.plugins.probe import DELTA, observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
+from auditor.privacy.gradient_canaries import read_gradient_canaries
+from auditor.privacy.promises import read_privacy_record
 from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.training import dp_loop
 from auditor.training.clipping import add_clipped_gradients
@@ -387,11 +390,12 @@ class TrainingFaultAudit:
 
 def trained(trainer: PrivateTraining, lab: Lab) -> TrainedModel:
     """Train on the lab's texts, and load the result as a run does."""
-    with tempfile.TemporaryDirectory() as folder:
-        job = lab.lab_training_job(trainer, Path(folder))
-        trainer.check(job)
-        trainer.train(job)
-        return lab.load_model_of_trainer(trainer, Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        lab.train_by_trainer(trainer, folder)
+        return TrainedModel(
+            load_causal_lm(name), read_privacy_record(folder), read_gradient_canaries(folder)
+        )
 
 
 def rows_of(
@@ -467,7 +471,7 @@ def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...]
     """
     before = (int(lab.tokenizer.eos_token_id),)
     public, own = (
-        wrap_prefixed_model(lab.lab_public_model(), before),
+        wrap_prefixed_model(load_causal_lm(str(lab.public_folder())), before),
         wrap_prefixed_model(made.model, before),
     )
     white, black = GradientAudit(), EpsilonAudit(delta=DELTA)

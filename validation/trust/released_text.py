@@ -38,6 +38,7 @@ from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
 from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
+from auditor.models.loading import load_causal_lm
 from auditor.records.folder import RunFolder
 from auditor.records.table import MEASURED, read_secrets_table
 from auditor.runs import released_text
@@ -210,8 +211,8 @@ def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
         *(f"ours minus {x}" for x in others),
     )
     for name, model in (
-        ("fine-tuned", own.lab_target_model()),
-        ("never trained on them", own.lab_public_model()),
+        ("fine-tuned", load_causal_lm(str(own.target_folder()))),
+        ("never trained on them", load_causal_lm(str(own.public_folder()))),
     ):
         texts = [
             text
