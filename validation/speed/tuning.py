@@ -16,6 +16,7 @@ from pathlib import Path
 from auditor.attacks.ethicist import Ethicist, count_warmup_steps
 from auditor.core import threads
 from auditor.core.nouns import Pair
+from auditor.models.loading import load_causal_lm
 from auditor.plugins.view import WHITE_BOX, View
 from validation.harness import Page, run
 from validation.trust.bases import LABS, Name
@@ -39,7 +40,7 @@ def main(lab: Name = "small", pairs: int = 96, seed: int = 0, out: Path | None =
     """Tune prompts and print a table. pairs: number of the lab's records, known or attacked."""
     threads.set_thread_count()
     made = LABS[lab]()
-    target = made.lab_target_model()
+    target = load_causal_lm(str(made.target_folder()))
     known = [*made.known, *(Pair(one.prefix, one.suffix) for one in made.secrets if one.member)][
         :pairs
     ]
