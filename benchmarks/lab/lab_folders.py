@@ -16,6 +16,8 @@ from auditor.benchmarks.lab.lab_texts import LabTexts
 from auditor.models.precision import CPU, has_native_bfloat16
 from auditor.plugins.trainer import Trainer
 
+# version of the files in a part: folders of an earlier version are trained again
+_FILES = "2"
 # fields without effect if there are no canaries
 AUDIT = (
     "audit_canaries",
@@ -50,6 +52,7 @@ def digest_lab_cache(
         versions[name] = importlib.metadata.version(name)
     # bfloat16 products round differently, so the same recipe makes other weights
     versions["bfloat16"] = str(has_native_bfloat16(CPU))
+    versions["files"] = _FILES
     trained_on = {}
     for name in ("public", "private", "others", "nonmembers"):
         trained_on[name] = getattr(texts, name)
