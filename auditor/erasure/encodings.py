@@ -97,6 +97,7 @@ _ESCAPES = (
     (b"\\", re.compile(rb"\\\\*[nrtbf]"), b""),
 )
 _LOWER = bytes(range(256)).lower()
+_DIGITS = string.digits.encode()
 _OTHERS = bytes(range(128)).translate(None, _ALPHABET)
 
 
@@ -112,6 +113,11 @@ def extract_letters(content: bytes) -> bytes:
     if not content.isascii():
         content = _fold_letters(content)
     return content.translate(_LOWER, _OTHERS)
+
+
+def drop_digits(letters: bytes) -> bytes:
+    """Return the letters only, as a pipeline may number lines. letters: by `extract_letters`."""
+    return letters.translate(None, _DIGITS)
 
 
 # --- parts in another encoding

@@ -15,7 +15,7 @@ import numpy as np
 from auditor.benchmarks.data import released_passages
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.core.arrays import Floats
-from auditor.erasure.encodings import decode_parts, extract_letters
+from auditor.erasure.encodings import decode_parts, drop_digits, extract_letters
 from auditor.erasure.records import ALIKE, LEAST, ErasureRecords, compute_highest_cosines
 from auditor.erasure.windows import SIZE, TEXT, VECTORS
 from auditor.statistics.intervals import clopper_pearson
@@ -229,9 +229,11 @@ def _find_windows(
                 place = layer.locate(piece.start + start) or place
             sightings.add(origin.kind, origin.record, f"{origin.form} in {place}")
     if TEXT in layer.kinds:
-        for _, _, origin in records.windows.find(extract_letters(content), (TEXT,)):
-            if origin.kind == TEXT:
-                sightings.add(TEXT, origin.record, f"{origin.form} in {piece.place}")
+        letters = extract_letters(content)
+        for form in (letters, drop_digits(letters)):
+            for _, _, origin in records.windows.find(form, (TEXT,)):
+                if origin.kind == TEXT:
+                    sightings.add(TEXT, origin.record, f"{origin.form} in {piece.place}")
 
 
 def _gather_other_texts(

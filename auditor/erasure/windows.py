@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.arrays import Bools, Floats, Ints
-from auditor.erasure.encodings import extract_letters
+from auditor.erasure.encodings import drop_digits, extract_letters
 
 TEXT = "text"
 WORDS = "words"
@@ -52,7 +52,7 @@ class Origin:
 def write_text_forms(text: str) -> Mapping[str, bytes]:
     """Return a text in each encoding to search for, keyed by the encoding's name.
 
-    The encodings are UTF-8, JSON and, in `extract_letters`, the letters and digits of the text.
+    The encodings are UTF-8, JSON, the letters and digits of the text, and its letters.
     """
     content = text.encode(errors="surrogatepass")
     forms = {
@@ -64,6 +64,7 @@ def write_text_forms(text: str) -> Mapping[str, bytes]:
         # A search of letters reads each byte of UTF-16 (and of Latin-1) as a letter.
         units = text.encode("utf-16-le", errors="surrogatepass")
         forms[f"{LETTERS} in UTF-16"] = extract_letters(units)
+    forms["letters"] = drop_digits(forms[LETTERS])
     return _drop_equal_forms(forms)
 
 

@@ -136,3 +136,42 @@ def test_a_transformed_text_is_not_gone(tmp_path: Path, name: str, alone: bool) 
             if verdict.store == store:
                 left.update(verdict.leftovers)
         assert len(left) == 6
+
+
+NUMBERED: dict[str, Write] = {
+    "list": lambda text: number_lines(text, "{}. {}"),
+    "JSON": lambda text: json.dumps(number_lines(text, "[{}] {}")),
+    "times": lambda text: number_lines(text, "12:0{}:00 {}"),
+    "base64": lambda text: base64.b64encode(number_lines(text, "{}) {}").encode()),
+}
+
+
+def number_lines(text: str, pattern: str) -> str:
+    lines = textwrap.wrap(text, 13)
+    return "\n".join(pattern.format(i, line) for i, line in enumerate(lines, 1))
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_numbered_short_lines_are_not_gone(tmp_path: Path, name: str) -> None:
+    rows = make_rows(60)
+    for row in rows:
+        del row["embedding"]
+    deleted, kept = rows[:6], rows[6:]
+    present = make_content(deleted, NUMBERED[name]) + make_content(kept, str)
+    (tmp_path / "notes.bin").write_bytes(b"\n".join(present))
+    assert examine(tmp_path, deleted, kept, str(tmp_path / "notes.bin")).n_left == 6
+    numbered = [NUMBERED["list"](row["text"]) for row in kept]
+    (tmp_path / "clean.bin").write_text("\n".join(numbered))
+    assert examine(tmp_path, deleted, kept, str(tmp_path / "clean.bin")).verdict == "gone"
+
+
+def test_a_kept_record_with_other_numbers_is_no_leftover(tmp_path: Path) -> None:
+    """A kept record has the words of a deleted one, and other digits between them."""
+    rows = make_rows(60)
+    for row in rows:
+        del row["embedding"]
+    deleted, kept = rows[:1], rows[1:]
+    words = re.sub(r"\d", "", deleted[0]["text"])
+    kept[0]["text"] = number_lines(words, "7{} {}")
+    (tmp_path / "notes.bin").write_bytes(b"\n".join(make_content(kept, str)))
+    assert examine(tmp_path, deleted, kept, str(tmp_path / "notes.bin")).n_left == 0
