@@ -28,6 +28,7 @@ from tests.erasure.stored import (
 )
 
 TABLES, LOG, STATISTICS = "bytes of tables", "bytes of pg_wal", "bytes of pg_statistic"
+WORD_COLUMNS = "words of tsvector columns"
 VIEW, WORD_INDEX, ROWS = "planner's statistics", "bytes of index public.notes_words", "rows"
 
 
@@ -263,6 +264,36 @@ def test_older_versions_of_an_updated_row_and_a_dropped_table(
     left = examine(tmp_path, deleted, kept, database.address)
     assert count_leftovers(left)[TABLES, "text"] == 0
     assert count_leftovers(left)[LOG, "text"] == 12
+
+
+@pytest.mark.parametrize("configuration", ["simple", "english"])
+def test_words_of_deleted_rows_are_seen_in_tsvector_columns_and_statistics(
+    tmp_path: Path, database: Database, configuration: str
+) -> None:
+    rows = make_rows(seed=450)
+    deleted, kept = split_rows(rows, 12)
+    database.insert(rows)
+    database.run(
+        f"CREATE TABLE found AS SELECT id, to_tsvector('{configuration}', text) words FROM notes",
+        "ANALYZE found",
+    )
+    database.delete(deleted)
+    database.run("VACUUM FULL notes", "CHECKPOINT")
+    left = examine(tmp_path, deleted, kept, database.address)
+    counts, verdicts = count_leftovers(left), verdicts_by_layer(left)
+    assert counts[WORD_COLUMNS, "words"] == counts[TABLES, "words"] == 12
+    assert counts[VIEW, "words"] >= 3 and "ANALYZE" in find_remedy(left, VIEW)
+    assert verdicts[ROWS, "text"] == verdicts[TABLES, "text"] == "gone"
+    database.run("DELETE FROM found WHERE id NOT IN (SELECT id FROM notes)", "CHECKPOINT")
+    left = examine(tmp_path, deleted, kept, database.address)
+    assert verdicts_by_layer(left)[WORD_COLUMNS, "words"] == "gone"
+    assert count_leftovers(left)[TABLES, "words"] == 12
+    assert "VACUUM FULL of the table" in find_remedy(left, TABLES)
+    database.run("VACUUM FULL found", "ANALYZE found", "VACUUM FULL pg_catalog.pg_statistic")
+    database.run("CHECKPOINT")
+    verdicts = verdicts_by_layer(examine(tmp_path, deleted, kept, database.address))
+    for layer in (WORD_COLUMNS, TABLES, VIEW):
+        assert verdicts[layer, "words"] == "gone"
 
 
 def test_files_that_cannot_be_read_cannot_tell(

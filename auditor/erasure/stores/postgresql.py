@@ -134,7 +134,7 @@ class PostgreSQLStore(Store):
     tested = ("3.3.",)
     holds_no: ClassVar[Mapping[str, str]] = {TEXT: _OTHER, VECTORS: _OTHER}
     remedies = (
-        (r"^rows", f"DELETE the rows, then {_REWRITE}"),
+        (r"^rows|^words", f"DELETE the rows, then {_REWRITE}"),
         (r"^planner", "ANALYZE"),
         (_STATISTICS, "ANALYZE, VACUUM FULL pg_catalog.pg_statistic, CHECKPOINT"),
         (
@@ -204,7 +204,10 @@ class PostgreSQLStore(Store):
         else:
             yield from self._list_file_groups()
         yield Layer("rows", self._read_rows, other_texts=True)
-        yield Layer("planner's statistics", self._read_statistics, quotes=True)
+        if self._word_columns:
+            yield Layer("words of tsvector columns", self._read_words, (WORDS,))
+        kinds = self._list_quoted_kinds()
+        yield Layer("planner's statistics", self._read_statistics, kinds, quotes=True)
 
     def list_files(self) -> list[Path]:
         if self.reason:
@@ -232,7 +235,7 @@ class PostgreSQLStore(Store):
                 layer = replace(layer, kinds=indexes[group])
                 yield from _split_lengths(layer, min(limit, _LARGEST_KEY), doubt)
             elif group == _STATISTICS:
-                yield replace(layer, quotes=True)
+                yield replace(layer, kinds=self._list_quoted_kinds(), quotes=True)
             elif group == _LOG:
                 may_compress = self.settings.get("wal_compression") != "off"
                 if may_compress or self._has_compressed_pages(path for path, _ in files):
@@ -240,6 +243,8 @@ class PostgreSQLStore(Store):
                 yield from _split_lengths(layer, limit, doubt)
             else:
                 yield from _split_lengths(layer, limit, doubt)
+            if group == _TABLES and self._word_columns:
+                yield replace(layer, kinds=(WORDS,))
 
     def _doubt_long_texts(self) -> str:
         """Return why a search for long texts may miss deleted ones but find kept ones, or "".
@@ -293,6 +298,17 @@ class PostgreSQLStore(Store):
     def _columns(self) -> list[_Column]:
         with self._begin() as connection:
             return [_Column(*row) for row in connection.execute(_COLUMNS)]
+
+    @property
+    def _word_columns(self) -> list[_Column]:
+        return [column for column in self._columns if column.type == "tsvector"]
+
+    def _list_quoted_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of content that statistics of columns and of indexes may have."""
+        is_indexed = any(WORDS in kinds for kinds in self._list_indexes().values())
+        if is_indexed or self._word_columns:
+            return (TEXT, VECTORS, WORDS)
+        return (TEXT, VECTORS)
 
     def _list_indexes(self) -> dict[str, tuple[str, ...]]:
         """Return the kinds of content that each index may have, keyed by the index's layer."""
@@ -362,6 +378,13 @@ class PostgreSQLStore(Store):
                     cursor.execute(f"{question} WHERE {name} IS NOT NULL")
                     while rows := cursor.fetchmany(_AT_ONCE):
                         yield _make_piece(place, [row[0] for row in rows])
+
+    def _read_words(self) -> Iterator[Piece]:
+        with self._begin() as connection:
+            for column in self._word_columns:
+                question = f"SELECT {quote(column.name)} FROM {column.quoted_table}"
+                rows = connection.execute("SELECT word FROM ts_stat(%s)", [question]).fetchall()
+                yield Piece(f"table {column.table}", [word for (word,) in rows])
 
     def _read_statistics(self) -> Iterator[Piece]:
         with self._begin() as connection:
