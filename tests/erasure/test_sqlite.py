@@ -11,6 +11,7 @@ import pytest
 
 from auditor.erasure.layers import Layer, PartlyReadError, Piece, judge_layer
 from auditor.erasure.records import read_erasure_records
+from auditor.erasure.stores.sqlite import read_trigrams
 from tests.erasure.stored import (
     Row,
     count_leftovers,
@@ -159,6 +160,69 @@ def test_an_index_beside_its_table_keeps_words_until_it_is_rebuilt(tmp_path: Pat
     rebuild = "INSERT INTO found(found) VALUES ('rebuild')"
     run_statements(path, rebuild, "VACUUM", secure=True)
     assert examine(tmp_path, deleted, kept, str(path)).verdict == "gone"
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_trigrams_of_deleted_rows_spell_their_texts(tmp_path: Path, secure: bool) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    for i, row in enumerate(rows):
+        row["text"] = f"Über {i}: {row['text']}"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, [], secure=secure)
+    run_statements(
+        path, "CREATE VIRTUAL TABLE found USING fts5(id, text, tokenize='trigram')", secure=secure
+    )
+    with closing(sqlite3.connect(path)) as database:
+        values = [(7 - 10**6 * i, r["id"], r["text"]) for i, r in enumerate(rows)]
+        for value in values:  # in segments that SQLite merges in part
+            database.execute("INSERT INTO found(rowid, id, text) VALUES (?, ?, ?)", value)
+            database.commit()
+    run_statements(path, delete_statement(deleted, "found"), "VACUUM", secure=secure)
+    left = examine(tmp_path, deleted, kept, str(path))
+    (index,) = [one for one in left.verdicts if one.layer == INDEX]
+    assert len(index.leftovers) >= 6 and index.n_control_seen == len(kept)
+    assert verdicts_by_layer(left)[ROWS, "text"] == verdicts_by_layer(left)[FILE, "text"] == "gone"
+    assert index.remedy == "INSERT INTO found(found) VALUES ('optimize'), then VACUUM"
+    run_statements(path, "INSERT INTO found(found) VALUES ('optimize')", "VACUUM", secure=secure)
+    clean = verdicts_by_layer(examine(tmp_path, deleted, kept, str(path)))
+    assert clean[INDEX, "text"] == clean[ROWS, "text"] == "gone"
+
+
+def test_every_text_is_spelled_by_its_trigrams(tmp_path: Path) -> None:
+    """Short and long texts, repeated characters, other alphabets, in pages of 64 bytes."""
+    texts = ["abc", "aaaaaaaa", "Größe ÄÖ", "日本語のテキスト", "x" * 5_000, "an and an end " * 300]
+    texts += [row["text"] for row in make_rows(40)]
+    with closing(sqlite3.connect(tmp_path / "notes.db")) as database:
+        database.execute("CREATE VIRTUAL TABLE found USING fts5(text, tokenize='trigram')")
+        database.execute("INSERT INTO found(found, rank) VALUES ('pgsz', 64)")
+        for i, text in enumerate(texts):
+            database.execute("INSERT INTO found(rowid, text) VALUES (?, ?)", (i**9, text))
+            database.commit()
+        database.execute("DELETE FROM found WHERE rowid % 2 = 0")
+        database.commit()
+        sql = "USING fts5(text, tokenize='trigram')"
+        (piece,) = read_trigrams(tmp_path / "notes.db", "found", sql)
+        left = set(piece.content)
+        assert {text.lower() for text in texts[1::2]} <= left
+        database.execute("INSERT INTO found(found) VALUES ('optimize')")
+        database.commit()
+    (piece,) = read_trigrams(tmp_path / "notes.db", "found", sql)
+    assert sorted(piece.content) == sorted(text.lower() for text in texts[1::2])
+
+
+@pytest.mark.parametrize("option", ["detail=none", "detail = 'column'"])
+def test_trigrams_without_positions_cannot_tell(tmp_path: Path, option: str) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, kept, secure=True)
+    run_statements(
+        path,
+        f"CREATE VIRTUAL TABLE found USING fts5(text, content='notes', tokenize=trigram, {option})",
+        "INSERT INTO found(found) VALUES ('rebuild')",
+    )
+    erasure = examine(tmp_path, deleted, kept, str(path))
+    (index,) = [one for one in erasure.verdicts if one.layer == INDEX]
+    assert index.verdict == "cannot tell" and "no positions" in index.why
 
 
 def test_words_that_are_no_utf8_do_not_hide_the_others(tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ from auditor.core.errors import AuditError
 from auditor.erasure.layers import Layer, PartlyReadError, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.windows import TEXT, VECTORS, WORDS
+from auditor.erasure.word_index import rebuild_texts
 
 _MAGIC = b"SQLite format 3\0"
 _AT_ONCE = 2_000  # rows
+_MOST_TRIGRAMS = 2**26  # bytes of an index, which are read in 30 s
 FREE = "free space"
 
 
@@ -94,14 +96,14 @@ class SQLiteStore(Store):
                 other_texts=True,
             )
             for index in indexes:
-                yield Layer(
-                    f"word index {index}{suffix}",
-                    partial(read_tables, path, [f"{index}_data"]),
-                    (WORDS,),
-                )
-                if "trigram" not in tables[index].lower():  # no words
-                    read_words = partial(read_vocabulary, path, index)
-                    yield Layer(f"vocabulary of word index {index}{suffix}", read_words, (WORDS,))
+                name = f"word index {index}{suffix}"
+                if "trigram" in tables[index].lower():
+                    read_texts = partial(read_trigrams, path, index, tables[index])
+                    yield Layer(name, read_texts, (TEXT,))
+                    continue
+                yield Layer(name, partial(read_tables, path, [f"{index}_data"]), (WORDS,))
+                read_words = partial(read_vocabulary, path, index)
+                yield Layer(f"vocabulary of {name}", read_words, (WORDS,))
 
     def find_remedy(self, layer: str, places: Iterable[str]) -> str:
         table = layer.removeprefix("vocabulary of ").removeprefix("word index ").split(" ")[0]
@@ -189,6 +191,24 @@ def read_vocabulary(path: Path, index: str) -> Iterator[Piece]:
                 yield Piece(f"vocabulary of {index}", [word for (word,) in batch])
     except sqlite3.OperationalError as error:  # such as a tokenizer of another program
         raise PartlyReadError(error) from None
+
+
+def read_trigrams(path: Path, index: str, sql: str) -> Iterator[Piece]:
+    """Yield the texts that the trigrams of an FTS5 index spell, also of deleted rows.
+
+    sql: its CREATE statement.
+    """
+    if re.search(r"\bdetail\s*=\s*['\"]?(none|column)", sql, re.I):
+        raise PartlyReadError("its trigrams have no positions (detail)")
+    with _open_database(path) as database:
+        data = quote(f"{index}_data")
+        (size,) = database.execute(f"SELECT total(length(block)) FROM {data}").fetchone()
+        if size > _MOST_TRIGRAMS:
+            limit = f"{_MOST_TRIGRAMS / 2**20:.0f} MiB"
+            raise PartlyReadError(f"its trigrams take {size / 2**20:,.0f} MiB, more than {limit}")
+        texts = rebuild_texts(database.execute(f"SELECT id, block FROM {data} ORDER BY id"))
+        while batch := list(itertools.islice(texts, _AT_ONCE)):
+            yield Piece(f"trigrams of {index}", batch)
 
 
 class TableLocator:
