@@ -162,6 +162,46 @@ def test_an_index_beside_its_table_keeps_words_until_it_is_rebuilt(tmp_path: Pat
     assert examine(tmp_path, deleted, kept, str(path)).verdict == "gone"
 
 
+@pytest.mark.parametrize("module", ["fts3(id, text)", "fts4(id, text)"])
+def test_older_word_indexes_keep_words_until_they_are_optimised(
+    tmp_path: Path, module: str
+) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, [], secure=True)
+    run_statements(path, f"CREATE VIRTUAL TABLE found USING {module}", secure=True)
+    with closing(sqlite3.connect(path)) as database:
+        values = [(row["id"], row["text"]) for row in rows]
+        database.executemany("INSERT INTO found VALUES (?, ?)", values)
+        database.commit()
+    run_statements(path, delete_statement(deleted, "found"), "VACUUM", secure=True)
+    left = examine(tmp_path, deleted, kept, str(path))
+    assert count_leftovers(left)[INDEX, "words"] >= 10
+    assert verdicts_by_layer(left)[VOCABULARY, "words"] == "gone"
+    (remedy,) = {one.remedy for one in left.verdicts if one.leftovers}
+    run_statements(path, remedy.split(", then")[0], "VACUUM", secure=True)
+    clean = verdicts_by_layer(examine(tmp_path, deleted, kept, str(path)))
+    assert clean[INDEX, "words"] == clean[VOCABULARY, "words"] == "gone"
+
+
+@pytest.mark.parametrize("tokenizer", ["porter", "unicode61 remove_diacritics 2"])
+def test_a_word_index_beside_its_table_is_seen_if_it_changes_words(
+    tmp_path: Path, tokenizer: str
+) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, rows, secure=True)
+    run_statements(
+        path,
+        f"CREATE VIRTUAL TABLE found USING fts5(text, content='notes', tokenize='{tokenizer}')",
+        "INSERT INTO found(found) VALUES ('rebuild')",
+        delete_statement(deleted),
+        "VACUUM",
+    )
+    left = examine(tmp_path, deleted, kept, str(path))
+    assert count_leftovers(left)[VOCABULARY, "words"] == 12
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_trigrams_of_deleted_rows_spell_their_texts(tmp_path: Path, secure: bool) -> None:
     rows, path = make_rows(), tmp_path / "notes.db"

@@ -135,6 +135,7 @@ def test_chroma_vacuum_above_1000_writes_keeps_vectors_though_near_twins_stay(
     erasure = examine(tmp_path, deleted, kept, str(folder))
     left, verdicts = count_leftovers(erasure), verdicts_by_layer(erasure)
     assert left["bytes of */data_level0.bin", "vectors"] == 150
+    assert left["word index embedding_fulltext_search of chroma.sqlite3", "text"] == 150
     for layer in ("bytes of chroma.sqlite3", "rows of chroma.sqlite3", "collections"):
         assert verdicts[layer, "text"] == "gone"
     for layer in ("collections", "nearest neighbours"):

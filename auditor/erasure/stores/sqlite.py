@@ -1,4 +1,4 @@
-"""Read SQLite: rows, word indexes (FTS5), free pages and the write-ahead log."""
+"""Read SQLite: rows, word indexes (FTS3 to FTS5), free pages and the write-ahead log."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _MAGIC = b"SQLite format 3\0"
 _AT_ONCE = 2_000  # rows
 _MOST_TRIGRAMS = 2**26  # bytes of an index, which are read in 30 s
 FREE = "free space"
+_TRIGRAMS = re.compile(r"\btokenize\s*=\s*['\"]?\s*trigram", re.I)
 
 
 class SQLiteStore(Store):
@@ -85,10 +86,11 @@ class SQLiteStore(Store):
                 suffix = f" of {path.relative_to(self.folder)}"
             tables = list_tables(path)
             indexes = [name for name, sql in tables.items() if is_word_index(sql)]
-            blocks = {f"{name}_data" for name in indexes}
+            blocks = {name: list_segment_tables(name, tables) for name in indexes}
+            segments = {name for names in blocks.values() for name in names}
             plain = []
             for n, sql in tables.items():
-                if not is_virtual(sql) and n not in blocks:
+                if not is_virtual(sql) and n not in segments:
                     plain.append(n)
             yield Layer(
                 f"rows{suffix}",
@@ -97,11 +99,11 @@ class SQLiteStore(Store):
             )
             for index in indexes:
                 name = f"word index {index}{suffix}"
-                if "trigram" in tables[index].lower():
+                if _TRIGRAMS.search(tables[index]):
                     read_texts = partial(read_trigrams, path, index, tables[index])
                     yield Layer(name, read_texts, (TEXT,))
                     continue
-                yield Layer(name, partial(read_tables, path, [f"{index}_data"]), (WORDS,))
+                yield Layer(name, partial(read_tables, path, blocks[index]), (WORDS,))
                 read_words = partial(read_vocabulary, path, index)
                 yield Layer(f"vocabulary of {name}", read_words, (WORDS,))
 
@@ -145,7 +147,13 @@ def is_virtual(sql: str) -> bool:
 
 
 def is_word_index(sql: str) -> bool:
-    return is_virtual(sql) and re.search(r"\bUSING\s+fts5\b", sql, re.I) is not None
+    return is_virtual(sql) and re.search(r"\bUSING\s+fts[345]\b", sql, re.I) is not None
+
+
+def list_segment_tables(index: str, tables: Iterable[str]) -> list[str]:
+    """Return the tables with the words of a full-text index: of FTS5, or of FTS3 and FTS4."""
+    names = (f"{index}_data", f"{index}_segments", f"{index}_segdir")
+    return [name for name in names if name in tables]
 
 
 @contextmanager
@@ -180,13 +188,16 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
 
 
 def read_vocabulary(path: Path, index: str) -> Iterator[Piece]:
-    """Yield the words that a search in an FTS5 index finds, also of rows that its table lost."""
-    create = f"CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, {quote(index)}, 'row')"
+    """Yield the words that a search in an index finds, also of rows that its table lost."""
+    module = "fts4aux(main, {})"
+    if f"{index}_segdir" not in list_tables(path):
+        module = "fts5vocab(main, {}, 'row')"
+    create = f"CREATE VIRTUAL TABLE temp.vocabulary USING {module.format(quote(index))}"
     try:
         with closing(sqlite3.connect(path)) as database:
             database.text_factory = lambda content: content.decode(errors="replace")
             database.execute(create)
-            rows = database.execute("SELECT term FROM temp.vocabulary")
+            rows = database.execute("SELECT DISTINCT term FROM temp.vocabulary")
             while batch := rows.fetchmany(_AT_ONCE):
                 yield Piece(f"vocabulary of {index}", [word for (word,) in batch])
     except sqlite3.OperationalError as error:  # such as a tokenizer of another program
