@@ -481,7 +481,7 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
         text = TwoLetterTokenizer().decode(suffix)
         ends = tuple(range(2, len(text) + 1, 2))
         marks = tuple(("word", text[i - 2 : i]) for i in ends if text[i - 2] == "A")
-        wording = Wording(TwoLetterTokenizer().decode(query.prefix), text, ends, marks=marks)
+        wording = Wording.join(TwoLetterTokenizer().decode(query.prefix), text, ends, marks)
         secret = Secret(query.id, query.prefix, suffix, 1 + i % 2, i % 3 > 0, wording=wording)
         test_secrets.append(secret)
     return test_secrets

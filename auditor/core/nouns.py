@@ -14,6 +14,8 @@ Tokens = tuple[int, ...]
 SettingName = Literal["text-only", "white-box"]
 
 UNDEFENDED = "undefended"  # the target without a defense
+# Characters that are searched after a suffix: a number or a name that goes on there is not longer.
+_AFTER = 100
 
 
 class CellKey(NamedTuple):
@@ -68,22 +70,51 @@ class Wording:
     """Original text of a secret, split into tokens. It is never decoded from the tokens.
 
     Args:
-        prefix: text of the prefix.
-        suffix: text of the suffix.
+        text: text of the record. The secrets of one record share it.
+        start: index in `text` of the prefix's first character.
+        middle: index in `text` of the suffix's first character.
+        end: index in `text` after the suffix.
         ends: for each suffix token, the position in `suffix` where it ends, in characters.
-        after: the record's following text, which is not attacked.
         marks: (kind, text) of each item of personal data marked anywhere in the record.
     """
 
-    prefix: str
-    suffix: str
+    text: str
+    start: int
+    middle: int
+    end: int
     ends: tuple[int, ...]
-    after: str = ""
     marks: tuple[Mark, ...] = ()
+
+    @classmethod
+    def join(
+        cls, prefix: str, suffix: str, ends: tuple[int, ...], marks: tuple[Mark, ...] = ()
+    ) -> Wording:
+        """Return the wording of a prefix and a suffix with no text around them."""
+        text = prefix + suffix
+        return cls(text, 0, len(prefix), len(text), ends, marks)
+
+    @property
+    def prefix(self) -> str:
+        return self.text[self.start : self.middle]
+
+    @property
+    def suffix(self) -> str:
+        return self.text[self.middle : self.end]
+
+    @property
+    def after(self) -> str:
+        """The beginning of the record's text after the suffix, which is not attacked."""
+        return self.text[self.end : self.end + _AFTER]
 
     @property
     def prefix_and_suffix_text(self) -> str:
-        return self.prefix + self.suffix
+        return self.text[self.start : self.end]
+
+    def with_prefix(self, prefix: str) -> Wording:
+        """Return the wording of the same suffix after another prefix."""
+        text = prefix + self.text[self.middle :]
+        end = len(prefix) + self.end - self.middle
+        return Wording(text, 0, len(prefix), end, self.ends, self.marks)
 
     @property
     def suffix_text_by_token(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, overload
@@ -59,7 +60,8 @@ class SecretTable(Sequence[Secret]):
     Args:
         columns: values of all secrets, keyed by field of `Secret`; -1 for an unknown number. If
             all secrets have the default of a field, there is no column.
-        tokens: token ids of prefixes and suffixes, one secret after another.
+        tokens: token ids of prefixes and suffixes, one secret after another. A secret whose text
+            begins with the previous secret's text shares its tokens.
         begins: (secrets,) index in `tokens` at which each prefix begins.
         lengths: (secrets, 2) numbers of tokens of each prefix and suffix.
     """
@@ -177,27 +179,51 @@ def build_secret_table(secrets: Iterable[Secret]) -> SecretTable:
     batches = [_build_batch_columns(())]
     while batch := tuple(itertools.islice(stream, _AT_ONCE)):
         batches.append(_build_batch_columns(batch))
+    n_tokens = 0
+    for columns in batches:
+        columns["begins"] += n_tokens
+        n_tokens += len(columns["tokens"])
     columns = {}
     for name in batches[0]:
         columns[name] = np.concatenate(list(map(operator.itemgetter(name), batches)))
     tokens = columns.pop("tokens")
+    begins = columns.pop("begins")
     lengths = columns.pop("lengths")
     for name, default in _DEFAULTS.items():
         if not any(map(operator.ne, columns[name], itertools.repeat(default))):
             del columns[name]
-    n_tokens = lengths.sum(1, dtype=np.int64)
-    return SecretTable(columns, tokens, np.cumsum(n_tokens) - n_tokens, lengths)
+    return SecretTable(columns, tokens, begins, lengths)
 
 
 def _build_batch_columns(batch: Sequence[Secret]) -> dict[str, NDArray[Any]]:
     columns = {}
     for name in _DTYPES:
         columns[name] = _encode_values(name, map(operator.attrgetter(name), batch))
-    tokens = itertools.chain.from_iterable(map(operator.attrgetter("tokens"), batch))
-    columns["tokens"] = np.fromiter(tokens, np.int32)
+    columns["tokens"], columns["begins"] = _join_texts(batch)
     lengths = list(map(operator.attrgetter("lengths"), batch))
     columns["lengths"] = np.array(lengths, np.int32).reshape(-1, 2)
     return columns
+
+
+def _join_texts(batch: Sequence[Secret]) -> tuple[NDArray[np.int32], Ints]:
+    """Return the token ids of all texts, and the index at which each text begins.
+
+    The windows of a long text follow each other, and each begins with the text of the previous one,
+    so their common tokens are stored once.
+    """
+    tokens = array("i")
+    begins: list[int] = []
+    before: Tokens = ()
+    for secret in batch:
+        text = secret.tokens
+        if before and text[: len(before)] == before:
+            begins.append(begins[-1])
+        else:
+            begins.append(len(tokens))
+            before = ()
+        tokens.extend(text[len(before) :])
+        before = text
+    return np.array(tokens, np.int32), np.array(begins, np.int64)
 
 
 def select_members(secrets: Iterable[Secret], member: bool = True) -> SecretTable:

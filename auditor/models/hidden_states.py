@@ -224,8 +224,12 @@ class HiddenStateCache:
         for slot, group in enumerate(groups):
             for entry in group:
                 texts.append((slot, *entry))
-        # Copies: a view of a row would keep the states of the whole batch in memory.
-        text_states = [states[slot, : len(text) - missing].clone() for slot, text, *_ in texts]
+        # Copies: a view of a row would keep the states of the whole batch in memory. Only the queried
+        # positions: the windows of a text would otherwise hold its states again and again.
+        text_states = []
+        for slot, text, last, begin in texts:
+            start = max(missing, min(len(text) - last, begin - 1))
+            text_states.append(states[slot, start - missing : len(text) - missing].clone())
         names = [_digest_text_key(text) for _, text, *_ in texts]
         self._cache_states(names, text_states)
         last_states = []

@@ -62,7 +62,7 @@ class Benchmark:
     forgotten: frozenset[str] = frozenset()
     asking_order: Sequence[int] = ()
     known: tuple[Pair, ...]
-    heldout: tuple[Tokens, ...]
+    heldout: Sequence[Tokens]
     heldout_given: tuple[int, ...] = ()
     description: str = ""
     notes: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, zip_longest
+from itertools import compress, repeat, zip_longest
 
 from auditor.core.counts import format_count
 from auditor.core.errors import NotApplicable
@@ -199,7 +199,7 @@ def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchm
     if len(benchmark.heldout) == len(
         nonmember_mask
     ):  # outside the lab: the texts of the non-members
-        part.heldout = tuple(compress(benchmark.heldout, nonmember_mask))
+        part.heldout = select_members(part.secrets, False).texts
         part.heldout_given = tuple(compress(benchmark.heldout_given, nonmember_mask))
     part.forgotten = benchmark.forgotten & ids
     part.record_counts = {
@@ -336,7 +336,8 @@ def _score_units(target_run: TargetRun) -> None:
     """Run the texts through the target model, and store their true tokens' log-probabilities."""
     audit = target_run.audit
     target = target_run.target
-    _read_ahead(target.model, target.secrets, whole_texts=True)
+    benchmark = audit.benchmark
+    _read_ahead(target.model, target.secrets, benchmark.heldout_given or repeat(1))
     if target.model.capabilities & {"likelihood", "distribution"}:
         # first, because it queries full texts, which contain the suffixes
         scoring.compute_heldout_losses(audit, target)
@@ -353,7 +354,7 @@ def _read_references(target_run: TargetRun) -> list[LanguageModel]:
     if any(isinstance(method, Probe) and method.without_reference for method in methods):
         view = target_run.targets.get_shared_view(target_run.target.name, WHITE_BOX.name)
         if view.reference is not None:
-            _read_ahead(view.reference, target_run.target.secrets, whole_texts=False)
+            _read_ahead(view.reference, target_run.target.secrets)
             models.append(view.reference)
     return models
 
@@ -412,17 +413,24 @@ def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
             continue  # the cell's finding will state the reason
 
 
-def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bool) -> None:
+def _read_ahead(
+    model: LanguageModel, secrets: Sequence[Secret], heldout_given: Iterable[int] = ()
+) -> None:
     """Run the secrets' texts through the model before attacks and probes query the model.
 
     Args:
-        whole_texts: whether to score every token of a non-member, as held-out perplexity requires.
+        heldout_given: for each non-member, the number of leading tokens that held-out perplexity
+            does not score. Empty if only suffixes are scored.
     """
     # [:-1]: no query needs the distribution after the last token
     texts = [secret.tokens[:-1] for secret in secrets]
+    given = iter(heldout_given)
     last = []
-    for text, secret in zip(texts, secrets, strict=True):
-        last.append(len(text) if whole_texts and not secret.member else len(secret.suffix))
+    for secret in secrets:
+        n_given = len(secret.prefix)
+        if not secret.member:
+            n_given = next(given, n_given)
+        last.append(len(secret.tokens) - n_given)
     model.read_ahead(texts, last, [len(secret.prefix) for secret in secrets])
 
 

@@ -101,7 +101,7 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
     decode = make_token_decoder(benchmark.tokenizer)
     worded = {}
     for record in benchmark.secrets:
-        worded[record.id] = record.wording or Wording(
+        worded[record.id] = record.wording or Wording.join(
             decode(record.prefix), _decode_suffix(record.prefix, record.suffix, decode), ()
         )
     members = {secret.id for secret in select_members(benchmark.secrets)}

@@ -14,6 +14,7 @@ LENGTH = 50  # most tokens of a prefix and of a suffix, if no length is given
 LEAST_PREFIX = 4  # tokens, if the text's length decides the cut
 LEAST_SUFFIX = 8
 MOST_WINDOWS = 20  # most windows of one text: together they cover about 1,000 tokens
+CONTEXT = 1024  # most tokens before a window, if no length is given
 # Tokens after a shared beginning that stay in the prefix, if the text is long enough.
 _OWN = 16
 # Fewest tokens of a shared beginning that counts.
@@ -60,7 +61,8 @@ class TextLengths:
         return (
             f"each text cut by its own length: half of it, at most {LENGTH} tokens, and the next "
             f"{LENGTH} or what is left, at least {LEAST_SUFFIX}; a longer text is attacked all "
-            f"along, in at most {MOST_WINDOWS} windows, each after only {LENGTH} tokens of context"
+            f"along, in at most {MOST_WINDOWS} windows, each after all of the text before it, at "
+            f"most {CONTEXT:,} tokens"
         )
 
     def cut_places(
@@ -107,20 +109,16 @@ class TextLengths:
             return []
         first = _find_first_middle(n_tokens)
         begin = 0
-        public = LENGTH
         size = n_tokens - shared
         if shared and size >= LEAST_PREFIX + LEAST_SUFFIX and first < shared + _OWN:
             # Cut the shared part like a separate text: its windows are the same in all of these
             # texts, and merged.
             begin = shared
             first = max(first, shared + min(_OWN, _find_first_middle(size)))
-            public = first
         places = self._cut_own_length(begin, 0)[: MOST_WINDOWS // 2]
-        middles = spread_windows(first, n_tokens, MOST_WINDOWS - len(places))
-        distinct = []
-        for at in middles:
-            distinct.append(CutPlace(max(0, at - LENGTH), at, min(n_tokens, at + LENGTH)))
-        return [*places, distinct[0]._replace(start=max(0, first - public)), *distinct[1:]]
+        for at in spread_windows(first, n_tokens, MOST_WINDOWS - len(places)):
+            places.append(CutPlace(_find_context_start(at), at, min(n_tokens, at + LENGTH)))
+        return places
 
 
 def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
@@ -133,6 +131,18 @@ def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
         return middles
     step = (end - LENGTH - first) / (most - 1)
     return [first + round(i * step) for i in range(most)]
+
+
+def _find_context_start(middle: int) -> int:
+    """Return where the context of a window begins: at the text's start, if it is near enough.
+
+    Otherwise the start is a multiple of half of CONTEXT, so that neighbouring windows begin at the
+    same token and the model reads their common context once.
+    """
+    if middle <= CONTEXT:
+        return 0
+    half = CONTEXT // 2
+    return (middle - half) // half * half
 
 
 def _fit_place(place: CutPlace, room: int | None) -> CutPlace:

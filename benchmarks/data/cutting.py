@@ -126,11 +126,14 @@ class Cutting:
             return record
         start, end = self.trained_span(n_tokens)
         at = record.suffix_start
-        if self.trained is not None and not (start < at and at + len(record.suffix) <= end):
+        if self.trained is not None and not (start < at and at + record.n_suffix <= end):
             return self.trained.beyond_phrase
         if start:
-            record = replace(record, prefix=record.prefix[-(at - start) :])
-        if self.room is not None and len(record.prefix) + len(record.suffix) > self.room:
+            cut = record.cut
+            record = replace(
+                record, cut=cut._replace(start=max(cut.start, cut.middle - at + start))
+            )
+        if self.room is not None and record.n_prefix + record.n_suffix > self.room:
             return format_too_long(self.room)
         return record
 
@@ -226,7 +229,8 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
             counts.remarks[
                 f"cut where they begin to differ: many others begin with the same {n_shared} tokens"
             ] += 1
-        counts.row_tokens[row] = len(ids)
+        tokens = tuple(ids)
+        counts.row_tokens[row] = len(tokens)
         if cut.trained is not None and ids and not n_trained:
             places = cut.trained.beyond_phrase
         if isinstance(places, str):
@@ -242,14 +246,21 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
             if not start < middle < end:
                 yield row, CUT_WITHIN_CHARACTER
                 continue
+            n_context = 0
+            row_text = ""
+            if not cut.lengths.are_given and middle - start > LENGTH:
+                n_context = middle - LENGTH - start
+                row_text = text[ends[start + n_context - 1] : ends[end - 1]]
             record = DataRecord(
                 row,
-                tuple(ids[start:middle]),
-                tuple(ids[middle:end]),
+                tokens,
+                CutPlace(start, middle, end),
                 wording=cut_wording(text, ends, start, middle, end),
                 part=number if several else None,
                 suffix_start=middle,
                 n_shared=n_shared,
+                n_context=n_context,
+                row_text=row_text,
             )
             yield row, record
         if is_moved and cut.lengths.are_given:
@@ -282,7 +293,7 @@ def _cut_pairs(
         part = cut.fit_record(_cut_pair(cut.tokenizer, row, prefix, text, ids, offsets), len(ids))
         counts.row_tokens[row] = 0
         if isinstance(part, DataRecord):
-            counts.row_tokens[row] = len(part.suffix)
+            counts.row_tokens[row] = part.n_suffix
         yield row, part
 
 
@@ -312,10 +323,9 @@ def _cut_pair(
             ends = []
             for end in find_token_ends(offsets[at:], len(text)):
                 ends.append(max(0, end - n_prefix))
-            wording = Wording(prefix, text[n_prefix:], tuple(ends))
-            return DataRecord(
-                row, tuple(ids[:at]), tuple(ids[at:]), wording=wording, suffix_start=at
-            )
+            wording = Wording(text, 0, n_prefix, len(text), tuple(ends))
+            place = CutPlace(0, at, len(ids))
+            return DataRecord(row, tuple(ids), place, wording=wording, suffix_start=at)
     return "the join of prefix and suffix is not a token boundary"
 
 
@@ -419,8 +429,8 @@ def cut_answers_into_secrets(
                 continue
             record = DataRecord(
                 0,
-                rendered.tokens[first:at],
-                rendered.tokens[at:last],
+                rendered.tokens,
+                CutPlace(first, at, last),
                 group=answer.role,
                 wording=cut_wording(rendered.text, ends, first, at, last),
                 suffix_start=at,
@@ -429,17 +439,19 @@ def cut_answers_into_secrets(
             )
             if system_prompt is not None:
                 record = _replace_prefix(record, cut.tokenizer, system_prompt)
-            yield record if record.prefix else "an answer with nothing before it"
+            yield record if record.n_prefix else "an answer with nothing before it"
 
 
 def _replace_prefix(record: DataRecord, tokenizer: Any, text: str) -> DataRecord:
     """Return the record with `text` as its prefix, and keep its original text in `row_text`."""
     wording = record.wording
     assert wording is not None  # every answer has one
+    prefix = tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     return replace(
         record,
-        prefix=tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]),
-        wording=replace(wording, prefix=text),
+        tokens=prefix + record.suffix,
+        cut=CutPlace(0, len(prefix), len(prefix) + record.n_suffix),
+        wording=wording.with_prefix(text),
         row_text=wording.prefix_and_suffix_text,
     )
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from auditor.benchmarks.data.chat_rendering import ChatRendering
+from auditor.benchmarks.data.cut_places import CutPlace
 from auditor.benchmarks.data.large_tables import UnreadRows
-from auditor.core.nouns import Pair, Tokens, Wording
+from auditor.core.nouns import Tokens, Wording
 from auditor.core.result import RecordCounts
 
 BY_LIMIT = "beyond --limit"
@@ -21,19 +24,24 @@ class DataRecord:
     """Hold a row, or a part of a row, cut into the tokens of a prefix and a suffix.
 
     row, part: numbers from 0; part is None for a complete row.
+    tokens, cut: the tokens of prefix and suffix are those of `tokens` at `cut`. The parts of a row
+        share `tokens`.
     repeats: number of copies in training (None: unknown).
     group, wording, user: see `Secret`.
     suffix_start: index in the row of the suffix's first token.
     n_shared: number of the row's leading tokens that many rows share, such as a notice.
-    row_text: the text of prefix and suffix as it is in the row; "" unless the attacker gets a
-        different prefix, such as only the system turn.
+    n_context: number of leading tokens of the prefix that only give context. A passage that many
+        rows contain is the same in all of them, so records are compared without this context.
+    row_text: the text by which records are compared, if it is not that of prefix and suffix:
+        without the context, or with the row's own prefix if the attacker gets a different one, such
+        as only the system turn.
     answer_tokens: length of the answer, if this is its first window; otherwise 0.
     system_length: number of characters before the first turn that is not the system's.
     """
 
     row: int
-    prefix: Tokens
-    suffix: Tokens
+    tokens: Tokens = field(repr=False)
+    cut: CutPlace
     repeats: int | None = None
     group: str | None = None
     wording: Wording | None = None
@@ -41,29 +49,54 @@ class DataRecord:
     suffix_start: int = 0
     user: str | None = None
     n_shared: int = 0
+    n_context: int = 0
     row_text: str = ""
     answer_tokens: int = 0
     system_length: int = 0
 
     @property
-    def text_without_system(self) -> str:
-        """The text of prefix and suffix as in the row, without the system turn."""
-        assert self.wording is not None  # records of texts have one
-        text = self.row_text or self.wording.prefix_and_suffix_text
-        return text[self.system_length :]
+    def prefix(self) -> Tokens:
+        return self.tokens[self.cut.start : self.cut.middle]
 
     @property
-    def prefix_suffix_pair(self) -> Pair:
-        return Pair(self.prefix, self.suffix)
+    def suffix(self) -> Tokens:
+        return self.tokens[self.cut.middle : self.cut.end]
+
+    @property
+    def n_prefix(self) -> int:
+        return self.cut.middle - self.cut.start
+
+    @property
+    def n_suffix(self) -> int:
+        return self.cut.end - self.cut.middle
+
+    @property
+    def compared_text(self) -> str:
+        """The text by which records are compared; "" if there are only tokens."""
+        if self.wording is None:
+            return ""
+        return self.row_text or self.wording.prefix_and_suffix_text
+
+    @property
+    def text_without_system(self) -> str:
+        """The text by which records are compared, without the system turn."""
+        return self.compared_text[self.system_length :]
+
+    @property
+    def digest(self) -> bytes:
+        """A digest of prefix and suffix. Records with equal digests are equal."""
+        return digest_pair(self.prefix, self.suffix)
+
+    @property
+    def compared_tokens(self) -> Tokens:
+        """The tokens of prefix and suffix, without the context."""
+        return self.tokens[self.cut.start + self.n_context : self.cut.end]
 
     @property
     def own_tokens(self) -> Tokens:
-        """The tokens of prefix and suffix, without leading tokens that many rows share."""
-        tokens = self.prefix + self.suffix
-        begin = self.suffix_start - len(self.prefix)  # of the prefix, in the row
-        if self.n_shared:
-            return tokens[max(0, self.n_shared - begin) :]
-        return tokens
+        """The compared tokens, without leading tokens that many rows share."""
+        begin = self.suffix_start - self.n_prefix + self.n_context  # in the row
+        return self.compared_tokens[max(0, self.n_shared - begin) :]
 
 
 @dataclass(frozen=True)
@@ -150,12 +183,18 @@ class RecordSource:
         if tokens:
             attacked_tokens = _count_attacked_tokens(attacked)
         context_tokens = 0
-        if any(record.suffix_start > len(record.prefix) for record in attacked):
-            context_tokens = max(len(record.prefix) for record in attacked)
+        if any(record.suffix_start > record.n_prefix for record in attacked):
+            context_tokens = max(record.n_prefix for record in attacked)
         return RecordCounts(
             *(n_rows, len(audited_rows), copies, all_left_out, by_rule, parts),
             *(tokens, attacked_tokens, context_tokens),
         )
+
+
+def digest_pair(prefix: Tokens, suffix: Tokens) -> bytes:
+    """Return a digest of the tokens, and of where the suffix begins."""
+    numbers = array("q", (len(prefix), *prefix, *suffix))
+    return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
 
 
 def format_too_long(room: int) -> str:
@@ -183,6 +222,6 @@ def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
         begin = record.suffix_start
         if record.row == last[0]:
             begin = max(begin, last[1])
-        last = (record.row, max(begin, record.suffix_start + len(record.suffix)))
+        last = (record.row, max(begin, record.suffix_start + record.n_suffix))
         covered += last[1] - begin
     return covered

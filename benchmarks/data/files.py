@@ -402,7 +402,7 @@ def _count_heldout_context(secrets: Sequence[Secret], has_answers: bool) -> tupl
 
 
 def _add_copy_counts(records: Sequence[DataRecord], texts: Sequence[str]) -> list[DataRecord]:
-    """Return the records, with their numbers of occurrences in `texts` as repeats.
+    """Return the records, with the numbers of occurrences of their compared texts in `texts`.
 
     If several records are equal, the first gets all occurrences and the others get 0, because a
     later merge adds up the numbers.
@@ -412,13 +412,19 @@ def _add_copy_counts(records: Sequence[DataRecord], texts: Sequence[str]) -> lis
     for record in records:
         wording = record.wording
         assert wording is not None  # every text has one
-        searched.append(record.row_text or wording.prefix_and_suffix_text)
+        searched.append(record.compared_text)
         if is_occurrence_end_inside_word(wording.suffix, wording.after[:1]):
             inside_words.add(searched[-1])
     n_by_text = count_text_occurrences({text: text not in inside_words for text in searched}, texts)
     counted = []
+    counted_before = set()
     for record, text in zip(records, searched, strict=True):
-        counted.append(replace(record, repeats=n_by_text.pop(text, 0)))
+        key = (record.digest, text)
+        repeats = n_by_text[text]
+        if key in counted_before:
+            repeats = 0
+        counted_before.add(key)
+        counted.append(replace(record, repeats=repeats))
     return counted
 
 

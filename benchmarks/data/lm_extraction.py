@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.benchmarks.data.cut_places import CutPlace
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
 from auditor.benchmarks.data.splitting import (
     SplitOptions,
@@ -100,10 +101,11 @@ def _read_array_source(
         raise AuditError(f"{label}: expected as many suffixes as prefixes, got shapes {shapes}")
     p = _check_extraction_array_length(label, "--prefix-length", prefix_length, prefix.shape[1])
     s = _check_extraction_array_length(label, "--suffix-length", suffix_length, suffix.shape[1])
-    prefixes = map(tuple, map(np.ndarray.tolist, prefix[:, prefix.shape[1] - p :]))
-    suffixes = map(tuple, map(np.ndarray.tolist, suffix[:, :s]))
-    records = tuple(map(DataRecord, range(len(prefix)), prefixes, suffixes))
     rows = np.hstack([prefix[:, prefix.shape[1] - p :], suffix[:, :s]])
+    place = CutPlace(0, p, p + s)
+    records = []
+    for row, tokens in enumerate(map(tuple, map(np.ndarray.tolist, rows))):
+        records.append(DataRecord(row, tokens, place))
     notes = [
         f"{label}: {stem}, {len(records)} examples, the last {p} of {prefix.shape[1]} prefix "
         f"tokens and the first {s} of {suffix.shape[1]} suffix tokens"
@@ -112,7 +114,7 @@ def _read_array_source(
         notes.append(
             f"{label}: not used, since the other half is missing: {', '.join(sorted(unpaired))}"
         )
-    return RecordSource(label, records, notes=tuple(notes)), rows
+    return RecordSource(label, tuple(records), notes=tuple(notes)), rows
 
 
 def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:

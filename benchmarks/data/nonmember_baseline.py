@@ -16,7 +16,6 @@ from auditor.benchmarks.data.occurrences import (
 )
 from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Pair
 from auditor.core.result import Doubt
 from auditor.statistics.distributions import compute_homogeneity_p_value
 
@@ -44,11 +43,11 @@ def drop_member_copies(
 
     has_answers: whether the attacked texts are answers to questions.
     """
-    pairs = {record.prefix_suffix_pair for record in members.records}
+    digests = {record.digest for record in members.records}
     words_of_record = []
     for record in nonmembers.records:
         words = ""
-        if record.wording is not None and record.prefix_suffix_pair not in pairs:
+        if record.wording is not None and record.digest not in digests:
             words = _normalise_record_words(record.text_without_system, record.wording.after)
         words_of_record.append(words)
     # An occurrence need not end at the end of a word: the space after a complete word is in the
@@ -96,7 +95,7 @@ def _list_own_answers(members: Sequence[DataRecord]) -> set[str]:
 
 def _normalise_answer(record: DataRecord) -> str:
     """Return the words of the record's attacked text; "" if it has few tokens."""
-    if record.wording is None or len(record.suffix) < LEAST_SUFFIX:
+    if record.wording is None or record.n_suffix < LEAST_SUFFIX:
         return ""
     return _normalise_text_words(record.wording.suffix)
 
@@ -195,7 +194,7 @@ def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:
     tokens: dict[int, int] = {}
     for record in records:
         if first_rows[record.row] == record.row:
-            tokens[record.row] = tokens.get(record.row, 0) + len(record.suffix)
+            tokens[record.row] = tokens.get(record.row, 0) + record.n_suffix
     bands: dict[int, list[int]] = {}
     for row, count in tokens.items():
         bands.setdefault(count.bit_length(), []).append(row)
@@ -204,11 +203,13 @@ def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:
 
 def _find_first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
     """Map each row to the first row with equal parts, which may be the row itself."""
-    pairs_of_rows: dict[int, list[Pair]] = {}
+    digests_of_rows: dict[int, list[bytes]] = {}
     for record in records:
-        pairs_of_rows.setdefault(record.row, []).append(record.prefix_suffix_pair)
-    first_rows: dict[tuple[Pair, ...], int] = {}
-    return {row: first_rows.setdefault(tuple(pairs), row) for row, pairs in pairs_of_rows.items()}
+        digests_of_rows.setdefault(record.row, []).append(record.digest)
+    first_rows: dict[tuple[bytes, ...], int] = {}
+    return {
+        row: first_rows.setdefault(tuple(digests), row) for row, digests in digests_of_rows.items()
+    }
 
 
 def _format_length_mix(sizes: Mapping[int, int]) -> str:

@@ -207,7 +207,7 @@ def _set_attacked_records(
     # The inverse of an order: the position of each record in the file.
     places = (np.argsort(member_order), len(members) + np.argsort(other_order))
     benchmark.asking_order = array("q", np.concatenate(places).tolist())
-    benchmark.heldout = tuple(benchmark.secrets[len(members) :].texts)
+    benchmark.heldout = benchmark.secrets[len(members) :].texts
 
 
 def _partition_rows(
@@ -257,11 +257,11 @@ def _list_unknown_members(
     unique: distinct members; lost: row numbers of records to forget. Raise AuditError if a record
     to forget is known, or if no member is left.
     """
-    pairs = {record.prefix_suffix_pair for record in known_records}
+    digests = {record.digest for record in known_records}
     unknown: list[DataRecord] = []
     shared: list[DataRecord] = []
     for record in unique:
-        (shared if record.prefix_suffix_pair in pairs else unknown).append(record)
+        (shared if record.digest in digests else unknown).append(record)
     if twice := [record.row for record in shared if record.row in lost]:
         raise AuditError(
             f"expected {known.label} without the records to be forgotten, got {len(twice)} records "
@@ -282,14 +282,15 @@ def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) ->
 
     Raise AuditError if a record to forget is not a member.
     """
-    row_of = {record.prefix_suffix_pair: record.row for record in members}
+    row_of = {record.digest: record.row for record in members}
     rows = set()
     missing = set()
     for record in _require_usable_source_records(forget):
-        if record.prefix_suffix_pair in row_of:
-            rows.add(row_of[record.prefix_suffix_pair])
-        else:
+        row = row_of.get(record.digest)
+        if row is None:
             missing.add(record.row)
+        else:
+            rows.add(row)
     if missing:
         raise AuditError(
             f"expected {forget.label} with records of --data, got {len(missing)} that are not in "
@@ -362,9 +363,10 @@ def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataReco
     Repeats are summed if all are known. If equal records differ in group, their group is `SEVERAL`.
     If they differ in user, the merged record has no user.
     """
-    first: dict[Pair, DataRecord] = {}
+    first: dict[bytes, DataRecord] = {}
     for record in records:
-        earlier = first.setdefault(record.prefix_suffix_pair, record)
+        digest = record.digest
+        earlier = first.setdefault(digest, record)
         if earlier is record:
             continue
         repeats = None
@@ -375,7 +377,7 @@ def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataReco
             merged = replace(merged, group=SEVERAL)
         if earlier.user != record.user:
             merged = replace(merged, user=None)
-        first[record.prefix_suffix_pair] = merged
+        first[digest] = merged
     return list(first.values())
 
 
@@ -403,10 +405,10 @@ def _select_untrained_nonmembers(
     trained_records: members and known records. notes: receives sentences about dropped rows.
     """
     records = _require_usable_source_records(source)
-    # Not the pairs of all trained records, which are far more.
-    trained = set(map(operator.attrgetter("prefix_suffix_pair"), records))
-    trained.intersection_update(map(operator.attrgetter("prefix_suffix_pair"), trained_records))
-    untrained = [record for record in records if record.prefix_suffix_pair not in trained]
+    # Not the digests of all trained records, which are far more.
+    trained = set(map(operator.attrgetter("digest"), records))
+    trained.intersection_update(map(operator.attrgetter("digest"), trained_records))
+    untrained = [record for record in records if record.digest not in trained]
     if not untrained:
         raise AuditError(
             f"nothing is left of {source.label}: every row is also a member or an auxiliary record"
@@ -480,9 +482,9 @@ def count_row_copies(
         texts = []
         limits = []
         for record in records:
-            tokens = record.own_tokens or record.prefix + record.suffix
+            tokens = record.own_tokens or record.compared_tokens
             texts.append(tokens)
-            n_compared = min(len(tokens), 2 * len(record.suffix))
+            n_compared = min(len(tokens), 2 * record.n_suffix)
             limits.append(int(n_compared * NEAR_SHARE))
         pairs = index_pairs_within_edit_limits(texts, texts, limits)
         groups = label_connected_texts(len(texts), pairs).tolist()
@@ -491,7 +493,7 @@ def count_row_copies(
         for record, group in zip(records, groups, strict=True):
             of_length = texts_of_group.setdefault(group, {})
             if group_sizes[group] > 1:
-                text = _get_row_text(record)
+                text = record.compared_text
                 of_length.setdefault(len(text), set()).add(text)
         of_group: dict[int, dict[int, int]] = {}  # the copies of each row with a text in the group
         for record, group in zip(records, groups, strict=True):
@@ -521,18 +523,12 @@ def count_row_copies(
     return copies_of_rows
 
 
-def _get_row_text(record: DataRecord) -> str:
-    if record.wording is None:
-        return ""
-    return record.row_text or record.wording.prefix_and_suffix_text
-
-
 def _contains_other_text(record: DataRecord, texts: Mapping[int, Collection[str]]) -> bool:
     """Return whether the record's text is one of these texts with more at its start or end.
 
     texts: keyed by length.
     """
-    text = _get_row_text(record)
+    text = record.compared_text
     bare = text.strip()
     if bare != text and bare in texts.get(len(bare), ()):
         return True
@@ -581,7 +577,7 @@ def _record_source_notes(source: RecordSource) -> list[str]:
         for cause, rows in reasons.items():
             numbers = format_row_numbers(sorted(set(rows)))
             notes.append(f"{source.label}: left out {plural(len(rows), noun)}: {cause} ({numbers})")
-    copies = len(source.records) - len({record.prefix_suffix_pair for record in source.records})
+    copies = len(source.records) - len({record.digest for record in source.records})
     if copies:
         notes.append(f"{source.label}: merged {plural(copies, 'row')} identical to an earlier row")
     return [*source.notes, *notes]

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 from auditor.benchmarks.data import tables
 from auditor.benchmarks.data.conversation_rows import CHOSEN, UNWANTED, WANTED
+from auditor.benchmarks.data.cut_places import CutPlace
 from auditor.benchmarks.data.data_records import (
     DataRecord,
     RecordSource,
+    digest_pair,
     format_too_long,
 )
 from auditor.benchmarks.data.splitting import (
@@ -27,7 +29,7 @@ from auditor.benchmarks.data.splitting import (
     split_records_into_benchmark,
 )
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Pair, Tokens
+from auditor.core.nouns import Tokens
 from auditor.core.plan_parts import DataPlan
 from auditor.models.trained_length import TrainedLength, read_trainer_arguments
 from auditor.plugins.benchmark import Benchmark
@@ -139,7 +141,7 @@ class Tokenised(Benchmark):
         self.notes += tuple(_list_boundary_notes(self._texts[True], end_of_text))
         self.earlier_in_row = {}
         for secret in self.secrets:
-            before = earlier["--data"].get(Pair(secret.prefix, secret.suffix))
+            before = earlier["--data"].get(digest_pair(secret.prefix, secret.suffix))
             if secret.member and before is not None:
                 self.earlier_in_row[secret.id] = before
         name = Path(files["--data"]).name
@@ -467,14 +469,14 @@ def _list_packed_text_starts(
 
 def _build_run_source(
     where: str, texts: Sequence[_Text], notes: Sequence[str], lengths: RunLengths
-) -> tuple[RecordSource, dict[Pair, tuple[Tokens, ...]]]:
+) -> tuple[RecordSource, dict[bytes, tuple[Tokens, ...]]]:
     """Return every run of labelled tokens as a record, and what precedes it in a packed row.
 
     A packed row has several texts. For a record in its second or a later text, the earlier tokens
     of the row are returned: first the earlier texts, then the part of the record's own text before
     the record. where: how notes start.
     """
-    earlier: dict[Pair, tuple[Tokens, ...]] = {}
+    earlier: dict[bytes, tuple[Tokens, ...]] = {}
     records: list[DataRecord] = []
     unusable: list[tuple[int, str]] = []
     for row, of_row in groupby(texts, key=lambda text: text.row):
@@ -490,9 +492,9 @@ def _build_run_source(
                 unusable.append((row, places))
                 continue
             begin, stop = places
-            record = DataRecord(row, text.ids[begin:start], text.ids[start:stop], 1, group or None)
+            record = DataRecord(row, text.ids, CutPlace(begin, start, stop), 1, group or None)
             if text.earlier:
-                earlier.setdefault(record.prefix_suffix_pair, (*text.earlier, text.ids[:begin]))
+                earlier.setdefault(record.digest, (*text.earlier, text.ids[:begin]))
             if len(runs) > 1:
                 record = replace(record, part=part, suffix_start=text.begins + start)
             records.append(record)

@@ -8,8 +8,6 @@ from itertools import groupby, pairwise
 from auditor.benchmarks.data.cut_places import CutPlace
 from auditor.core.nouns import Wording
 
-# characters: longer than a number or a name that continues after the end of a suffix
-_AFTER = 100
 CUT_WITHIN_CHARACTER = "less than one character in the prefix or the suffix"
 Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the index after its last
 
@@ -75,4 +73,4 @@ def cut_wording(text: str, ends: Sequence[int], start: int, cut: int, end: int) 
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
     last = ends[end - 1]
     in_suffix = tuple(at - middle for at in ends[cut:end])
-    return Wording(text[first:middle], text[middle:last], in_suffix, text[last : last + _AFTER])
+    return Wording(text, first, middle, last, in_suffix)

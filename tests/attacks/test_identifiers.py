@@ -42,7 +42,7 @@ def record(
     marks = ((kind, value),) if kind else ()
     prefix, suffix = before[:-2], f"{before[-2:]}{value} ok"
     tokens = [tuple(Characters()(text)["input_ids"]) for text in (prefix, suffix)]
-    wording = Wording(prefix, suffix, tuple(range(1, len(suffix) + 1)), marks=marks)
+    wording = Wording.join(prefix, suffix, tuple(range(1, len(suffix) + 1)), marks)
     return Secret(f"r{i}", *tokens, repeats, member, wording=wording)
 
 

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from auditor.benchmarks.data.chat_rendering import NONE, ChatRendering
-from auditor.benchmarks.data.cut_places import BY_OWN_LENGTH, TextLengths, find_shared_beginnings
+from auditor.benchmarks.data.cut_places import (
+    BY_OWN_LENGTH,
+    CutPlace,
+    TextLengths,
+    find_shared_beginnings,
+)
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
 from auditor.benchmarks.data.nonmember_baseline import (
     ANSWER_OF_MEMBER,
@@ -66,15 +71,28 @@ def test_every_token_after_the_first_prefix_of_a_long_text_is_attacked_once(n_to
 
 def test_a_very_long_text_is_attacked_evenly_from_its_start_to_its_end() -> None:
     windows = places(10_000)
-    assert len(windows) == 20 and windows[0] == (0, 50, 100) and windows[-1] == (9900, 9950, 10_000)
+    assert len(windows) == 20 and windows[0] == (0, 50, 100) and windows[-1] == (9216, 9950, 10_000)
     gaps = {after[1] - before[1] for before, after in pairwise(windows)}
     assert max(gaps) - min(gaps) <= 1
+
+
+def test_each_window_comes_after_all_the_text_before_it_or_after_at_least_512_tokens() -> None:
+    assert [(start, middle) for start, middle, _ in places(1000)] == [
+        (0, middle) for middle in range(50, 1000, 50)
+    ]
+    contexts = []
+    for start, middle, end in places(5000):
+        assert end - middle == 50
+        if start:
+            contexts.append(middle - start)
+    assert contexts and 512 <= min(contexts) <= max(contexts) <= 1024
+    assert places(1050, room=512)[-1] == (538, 1000, 1050)
 
 
 def test_texts_that_begin_alike_are_cut_where_they_part() -> None:
     """The shared tokens are a text of their own; the first own suffix comes after all of them and
     16 own tokens."""
-    assert places(214, shared=114)[-2:] == [(0, 130, 180), (130, 180, 214)]
+    assert places(214, shared=114)[-2:] == [(0, 130, 180), (0, 180, 214)]
     assert places(214, shared=114)[:-2] == places(114)
     assert places(200, shared=20) == places(200)  # a usual prefix has enough tokens of its own
     assert places(120, shared=114) == places(120)  # nothing could be attacked after them
@@ -141,7 +159,7 @@ def test_short_and_long_records_are_audited_side_by_side_and_their_tokens_counte
     assert len(lengths) == 1 and 8 <= lengths.pop() < 50
     windows = [secret for secret in benchmark.secrets if secret.document == "row-000002"]
     assert len(windows) == 20
-    assert counts.context_tokens == max(len(secret.prefix) for secret in windows) == 50
+    assert counts.context_tokens == max(len(secret.prefix) for secret in windows) > 512
     short = build(write(tmp_path / "short.jsonl", rows[1:2]))
     assert short.record_counts["members"].context_tokens == 0  # the attacker knows all before
     assert (
@@ -153,7 +171,11 @@ def test_short_and_long_records_are_audited_side_by_side_and_their_tokens_counte
 
 def records(lengths: list[int]) -> RecordSource:
     return RecordSource(
-        "d", tuple(DataRecord(row, (1,), (row,) * length) for row, length in enumerate(lengths))
+        "d",
+        tuple(
+            DataRecord(row, (1,) + (row,) * length, CutPlace(0, 1, 1 + length))
+            for row, length in enumerate(lengths)
+        ),
     )
 
 
@@ -182,7 +204,10 @@ def test_rows_are_matched_by_all_of_their_parts_and_equal_rows_count_once() -> N
 
     def rows(n: int, side: int) -> RecordSource:
         parts = [
-            (DataRecord(i, (1,), (0,) * 40, part=0), DataRecord(i, (1,), (side, i) * 10, part=1))
+            (
+                DataRecord(i, (1, *(0,) * 40), CutPlace(0, 1, 41), part=0),
+                DataRecord(i, (1, *(side, i) * 10), CutPlace(0, 1, 21), part=1),
+            )
             for i in range(n)
         ]
         return RecordSource("d", tuple(part for row in parts for part in row))

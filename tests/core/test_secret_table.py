@@ -22,7 +22,7 @@ SECRETS = (
         member=False,
         canary=Canary("x", coin=True),
         group="mails",
-        wording=Wording("", "def", (1, 2, 3)),
+        wording=Wording.join("", "def", (1, 2, 3)),
         alias="sb",
         document="d",
         at=3,
@@ -76,3 +76,14 @@ def test_a_secret_takes_little_more_than_its_tokens_and_id() -> None:
     tracemalloc.stop()
     # 16 tokens of 4 bytes, an id of 16, and where the tokens lie
     assert len(table) == count and held < 120 * count
+
+
+def test_the_windows_of_a_text_hold_its_tokens_once() -> None:
+    text = tuple(range(1000))
+    windows = [Secret(f"w-{at}", text[:at], text[at : at + 50]) for at in range(50, 1000, 50)]
+    other = Secret("other", (7, 8), (9,))
+    table = build_secret_table([*windows, other, other, *windows])
+    assert table == [*windows, other, other, *windows]
+    assert len(table.tokens) == 2 * 1000 + 3
+    places = np.array([0, len(windows) + 2])
+    assert table.stack_tokens(places)[1].tolist() == [list(range(50, 100))] * 2

@@ -154,7 +154,7 @@ def make_secrets(folder: Path, name: str, member: bool, tokenizer: Any) -> list[
         row = json.loads(line)
         texts = row["prefix"], row["suffix"]
         tokens = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-        wording = Wording(*texts, tuple(range(1, len(texts[1]) + 1)))
+        wording = Wording.join(*texts, tuple(range(1, len(texts[1]) + 1)))
         copies = row.get("repeats", 1)
         secrets.append(Secret(f"{name}-{i}", *tokens, copies, member, wording=wording))
     return secrets
