@@ -24,17 +24,16 @@ class DataRecord:
     """Hold a row, or a part of a row, cut into the tokens of a prefix and a suffix.
 
     row, part: numbers from 0; part is None for a complete row.
-    tokens, cut: the tokens of prefix and suffix are those of `tokens` at `cut`. The parts of a row
-        share `tokens`.
+    tokens: token ids of the complete row; all parts of a row share this tuple.
+    cut: position of prefix and suffix in `tokens`.
     repeats: number of copies in training (None: unknown).
     group, wording, user: see `Secret`.
     suffix_start: index in the row of the suffix's first token.
     n_shared: number of the row's leading tokens that many rows share, such as a notice.
-    n_context: number of leading tokens of the prefix that only give context. A passage that many
-        rows contain is the same in all of them, so records are compared without this context.
-    row_text: the text by which records are compared, if it is not that of prefix and suffix:
-        without the context, or with the row's own prefix if the attacker gets a different one, such
-        as only the system turn.
+    n_context: number of leading prefix tokens that comparisons of records ignore, because rows
+        may share a passage after different beginnings.
+    row_text: compared text, unless prefix and suffix are compared: without the context, or after
+        the row's own prefix if the attacker gets another one, such as only the system turn.
     answer_tokens: length of the answer, if this is its first window; otherwise 0.
     system_length: number of characters before the first turn that is not the system's.
     """
@@ -72,14 +71,14 @@ class DataRecord:
 
     @property
     def compared_text(self) -> str:
-        """The text by which records are compared; "" if there are only tokens."""
+        """Text that comparisons of records use; "" if only tokens exist."""
         if self.wording is None:
             return ""
         return self.row_text or self.wording.prefix_and_suffix_text
 
     @property
     def text_without_system(self) -> str:
-        """The text by which records are compared, without the system turn."""
+        """Compared text without the system turn."""
         return self.compared_text[self.system_length :]
 
     @property
@@ -89,7 +88,7 @@ class DataRecord:
 
     @property
     def compared_tokens(self) -> Tokens:
-        """The tokens of prefix and suffix, without the context."""
+        """Tokens that comparisons of records use: prefix and suffix without context."""
         return self.tokens[self.cut.start + self.n_context : self.cut.end]
 
     @property
@@ -192,7 +191,7 @@ class RecordSource:
 
 
 def digest_pair(prefix: Tokens, suffix: Tokens) -> bytes:
-    """Return a digest of the tokens, and of where the suffix begins."""
+    """Return a digest of the tokens and of the cut between them."""
     numbers = array("q", (len(prefix), *prefix, *suffix))
     return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
 

@@ -402,7 +402,7 @@ def _count_heldout_context(secrets: Sequence[Secret], has_answers: bool) -> tupl
 
 
 def _add_copy_counts(records: Sequence[DataRecord], texts: Sequence[str]) -> list[DataRecord]:
-    """Return the records, with the numbers of occurrences of their compared texts in `texts`.
+    """Return the records, with repeats: how often `texts` contain their compared text.
 
     If several records are equal, the first gets all occurrences and the others get 0, because a
     later merge adds up the numbers.

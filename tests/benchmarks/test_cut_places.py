@@ -22,6 +22,7 @@ from auditor.benchmarks.data.nonmember_baseline import (
     match_nonmember_lengths,
 )
 from auditor.benchmarks.data.splitting import SplitOptions
+from auditor.core.secret_table import SecretTable
 from auditor.models.trained_length import TrainedLength
 from tests.benchmarks.test_chat import CHATML
 from tests.benchmarks.test_files import BYTES, build, codes, write
@@ -371,3 +372,37 @@ def test_rows_that_a_trainer_left_out_for_their_length_are_no_members(tmp_path: 
     sides = write(tmp_path / "p.jsonl", rows)
     counts = build(sides, form=ChatRendering(NONE), trained=trained).record_counts["members"]
     assert (counts.given, counts.audited, counts.left_out) == (2, 1, {trained.beyond_phrase: 1})
+
+
+def test_a_passage_that_rows_share_is_compared_without_the_text_before_it(tmp_path: Path) -> None:
+    """A passage counts in each row that contains it, and a non-member's window in a member is left
+    out, whatever precedes the passage."""
+    passage = " ".join(f"clause {i * 7919:06d}" for i in range(30))
+
+    def contract(i: int) -> dict[str, str]:
+        parties = " ".join(f"party {(i * 104729 + k * 31) % 10**6:06d}" for k in range(9))
+        return {"text": (parties + " ").ljust(150, ".") + passage}
+
+    data = write(tmp_path / "d.jsonl", [contract(i) for i in range(3)])
+    others = write(tmp_path / "n.jsonl", [contract(i) for i in range(3, 5)])
+    benchmark = build(data, nonmembers=others)
+    windows: dict[bool, list[int | None]] = {True: [], False: []}
+    for secret in benchmark.secrets:
+        assert secret.wording is not None
+        near = secret.wording.prefix_and_suffix_text[-100:]
+        assert secret.wording.prefix.startswith("party ")
+        if near in passage:
+            windows[secret.member].append(secret.repeats)
+    assert len(windows[True]) > 3 and set(windows[True]) == {3}
+    assert not windows[False]
+
+
+def test_the_windows_of_a_row_share_its_text_and_tokens(tmp_path: Path) -> None:
+    rows = [{"text": "".join(f"{i * k:04d} " for i in range(200))} for k in (3, 7)]
+    secrets = build(write(tmp_path / "d.jsonl", rows)).secrets
+    assert len(secrets) == 2 * 19 and len({secret.suffix for secret in secrets}) == len(secrets)
+    texts = {id(secret.wording.text) for secret in secrets if secret.wording is not None}
+    documents = {secret.document for secret in secrets}
+    assert len(texts) == len(documents) == 2
+    longest = [max(len(s.tokens) for s in secrets if s.document == name) for name in documents]
+    assert isinstance(secrets, SecretTable) and len(secrets.tokens) == sum(longest)
