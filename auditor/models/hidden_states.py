@@ -224,8 +224,8 @@ class HiddenStateCache:
         for slot, group in enumerate(groups):
             for entry in group:
                 texts.append((slot, *entry))
-        # Copies: a view of a row would keep the states of the whole batch in memory. Only the queried
-        # positions: the windows of a text would otherwise hold its states again and again.
+        # Copies: a view of a row would keep the states of the whole batch in memory. They hold only
+        # the queried positions, because the windows of a text have most positions in common.
         text_states = []
         for slot, text, last, begin in texts:
             start = max(missing, min(len(text) - last, begin - 1))
