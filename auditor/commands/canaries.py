@@ -24,9 +24,6 @@ app = typer.Typer(
     help="Make canaries, insert them into training data, and score their exposure in the trained "
     "model.",
 )
-_MANIFEST = Annotated[
-    Path, typer.Argument(metavar="MANIFEST", help="Manifest that `audit canaries make` wrote.")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +179,7 @@ def _format_typed_flags(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in names)
 
 
-def extend(manifest: _MANIFEST, model: str, *, out: Path) -> None:
+def extend(manifest: Path, model: str, *, out: Path) -> None:
     """Add a manifest's new tokens to a base model, which must then be trained in full (adapters
     learn no tokens).
 
@@ -203,7 +200,7 @@ def extend(manifest: _MANIFEST, model: str, *, out: Path) -> None:
 
 
 def insert(
-    manifest: _MANIFEST,
+    manifest: Path,
     data: str,
     *,
     out: Path,
@@ -255,12 +252,12 @@ class ScoreFlags:
 
 
 def score(
-    manifest: _MANIFEST,
+    manifest: Path,
     model: str,
     *,
     flags: ScoreFlags,
     loading: Annotated[options.Values, options.PlanFlags(options.LOADING)],
-    as_json: options.Json = False,
+    as_json: bool = False,
 ) -> None:
     """Show the exposure of every canary in a model, or as a run measured it. No text is shown.
 

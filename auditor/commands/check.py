@@ -48,7 +48,7 @@ def check(
     minutes: float = 2.0,
     resume: Path | None = None,
     deep: bool = False,
-    out: options.Out = None,
+    out: Path | None = None,
 ) -> None:
     """Say within two minutes whether a model leaks these records. Without MODEL: a demonstration,
     in seconds.
@@ -63,7 +63,8 @@ def check(
             copies first.
         resume (RUN): Continue a check that ran out of time: same plan, for --minutes more.
         deep: Attack all records, with the slow attacks too; shows the expected time first.
-        out: Run folder; runs/latest does not link to it. [default: runs/<UTC time>-check-<name>]
+        out (-o, --out DIR): Run folder; runs/latest does not link to it. [default: runs/<UTC
+            time>-check-<name>]
 
     Examples:
         audit check

@@ -12,7 +12,7 @@ def compare(
     folders: list[Path],
     *,
     metric: options.Many = None,
-    markdown: options.Markdown = None,
+    markdown: Path | None = None,
     html: Path | None = None,
     csv: Path | None = None,
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from auditor.commands import console, options
+from auditor.commands import console
 from auditor.core import disk
 from auditor.core.errors import AuditError
 
@@ -25,7 +25,7 @@ def erase(
     out: Path | None = None,
     gate: bool = False,
     junit: Path | None = None,
-    as_json: options.Json = False,
+    as_json: bool = False,
 ) -> None:
     """Say whether deleted records are gone from stores (library, history, bytes), released text and
     a model.

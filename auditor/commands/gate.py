@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
@@ -122,7 +122,7 @@ class GateOutputFlags:
     panel: ClassVar[str] = "output"
 
     junit: Path | None = None
-    markdown: options.Markdown = None
+    markdown: Path | None = None
     summary: Path | None = None
 
 
@@ -146,7 +146,7 @@ class PlanningFlags:
 
 
 def gate(
-    folder: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    folder: Path | None = None,
     *,
     limits: GateLimitFlags,
     scope: GateScopeFlags,

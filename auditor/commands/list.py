@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from auditor.commands import console, options
-from auditor.commands.completion import complete_plugins
 from auditor.plugins.catalogue import load_plugin_classes
-
-_KINDS = ("Attack", "Probe", "Defense", "Trainer", "Benchmark")
 
 
 def list_plugins(
-    name: Annotated[str | None, typer.Argument(autocompletion=complete_plugins(*_KINDS))] = None,
+    name: str | None = None,
     *,
     plugin: options.Many = None,
     schema: bool = False,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from auditor.commands import console, options
-from auditor.commands.completion import complete_plugins
 
 if TYPE_CHECKING:
     from auditor.conclusions.outcomes import RunOutcomes
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 def mitigate(
     folder: Path,
     *,
-    by: Annotated[str, typer.Option(autocompletion=complete_plugins("Trainer"))],
+    by: str,
     option: options.Many = None,
     train: str | None = None,
     data: str | None = None,

@@ -1,17 +1,15 @@
 """Build the command line of commands from their signatures and docstrings.
 
 A positional parameter of a command is an argument; a keyword-only parameter is a flag. The
-docstring describes a parameter by an entry `name (-f, --flag NOTATION): help`. A parameter without
-an entry has the help of the plan field with this name. `Annotated[str, "data"]` names the panel of
-a flag in --help. Commands share a flag by its type, as in `reveal: options.Reveal = False`. A group
-of flags is a dataclass, declared as `single: SingleFlags`. Plan fields are declared as `plan:
-Annotated[options.Values, options.PlanFlags()]`; `plan` then receives the given fields, keyed by
-name.
+docstring describes a parameter by an entry `name (-f, --flag NOTATION): help`. Missing entries are
+taken from `SharedFlags`, then from plan fields. `Annotated[str, "data"]` names the panel of a flag
+in --help. A group of flags is a dataclass, declared as `single: SingleFlags`. Plan fields are
+declared as `plan: Annotated[options.Values, options.PlanFlags()]`; `plan` then receives the given
+fields, keyed by name.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import inspect
@@ -19,7 +17,7 @@ import os
 import re
 import shlex
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +38,14 @@ Values = dict[str, Any]  # fields of a plan, by name
 Risks = dict[tuple[str, str], Any]  # values of risky fields, by field and absolute path
 _GIVEN = tuple(name for name, plan_field in FIELDS.items() if plan_field.has_flag)
 _METHODS = ("Attack", "Probe")
-_COMPLETED = {
+_COMPLETED = {  # by name of a parameter
     "attack": complete_plugins(*_METHODS),
     "attack_options": complete_plugins(*_METHODS, options=True),
     "defense": complete_plugins("Defense"),
     "defense_options": complete_plugins("Defense", options=True),
+    "method": complete_plugins("Trainer"),
+    "by": complete_plugins("Trainer"),
+    "name": complete_plugins(*_METHODS, "Defense", "Trainer", "Benchmark"),
 }
 _read_signature = functools.partial(inspect.signature, eval_str=True)
 _ARGS = re.compile(r"\n\nArgs:(?:\n    .*)+")  # section of a docstring
@@ -76,14 +77,12 @@ class PlanFlags:
         docstring replaces the notation and help of a field.
         """
         for name in self.names.split():
-            plan_field = FIELDS[name]
-            kind = _build_flag_type(name, plan_field.kind)
+            field = FIELDS[name]
+            kind = _build_flag_type(name, field.kind)
             if self.forms and name == "model":
                 kind = list[str]
-            option = typer.Option(autocompletion=_COMPLETED.get(name))
-            kind = Annotated[kind | None, option]
-            parameter = inspect.Parameter(name, _FLAG, default=None, annotation=kind)
-            yield _annotate_flag(parameter, entries.get(name, plan_field), plan_field.panel)
+            parameter = inspect.Parameter(name, _FLAG, default=None, annotation=kind | None)
+            yield _annotate_flag(parameter, entries.get(name, field), field.panel)
 
 
 def _build_flag_type(name: str, kind: Any) -> Any:
@@ -100,28 +99,21 @@ LOADING = "device dtype"  # flags of every command that loads a model
 HUB_LOADING = f"{LOADING} revision base trust_remote_code"
 ENGINE = "engine workers ray_address gpus_per_worker"
 
-_output_flag = functools.partial(typer.Option, rich_help_panel="output")
-Seeds = Annotated[
-    str | None, typer.Option(metavar="0-4|0,2", help="One run per seed.", rich_help_panel="compute")
-]
-Out = Annotated[Path | None, _output_flag("-o", "--out", metavar="DIR")]
-Markdown = Annotated[
-    Path | None, _output_flag(metavar="FILE", help="Write Markdown, for a pull request.")
-]
-Reveal = Annotated[
-    bool,
-    _output_flag("--reveal", help="Show private text in the reports: prefixes, suffixes, guesses."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+class SharedFlags:
+    """Describe flags that several commands share.
+
+    as_json (--json): Print JSON instead of a table.
+    manifest (MANIFEST): Manifest that `audit canaries make` wrote.
+    markdown (FILE): Write Markdown, for a pull request.
+    reveal: Show private text in the reports: prefixes, suffixes, guesses.
+    safe (--safe/--no-safe): Run no plug-ins, no code of model folders, no other programs; ask no
+        network.
+    seeds (0-4|0,2): One run per seed.
+    """
 
 
 # --- groups of flags for typer
-
-
-_SAFE = FlagNotation(
-    flags=("--safe/--no-safe",),
-    help="No plug-ins, no code of model folders, no other programs, no network.",
-)
 
 
 def expand_flag_groups(
@@ -138,17 +130,18 @@ def expand_flag_groups(
         with guard.safe_mode() if flags.pop("safe", False) else nullcontext():
             command(**_combine_group_values(signature, flags))
 
-    flags = list(_flag_parameters(signature, read_docstring_entries(command)))
+    parameters = list(signature.parameters.values())
     if safe is not None:
-        parameter = inspect.Parameter("safe", _FLAG, default=safe, annotation=bool)
-        flags.append(_annotate_flag(parameter, _SAFE, "advanced"))
+        kind = Annotated[bool, "advanced"]
+        parameters.append(inspect.Parameter("safe", _FLAG, default=safe, annotation=kind))
+    flags = list(_flag_parameters(parameters, read_docstring_entries(command)))
     # typer shows panels in the order of their first flags.
     flags.sort(key=_rank_panel)
     # typer reads annotations besides the signature, and wraps() copied the command's.
     spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
     spelt.__annotations__ = {flag.name: flag.annotation for flag in flags}
     text = _ARGS.sub("", inspect.cleandoc(command.__doc__ or ""))
-    spelt.__doc__ = escape_markup(_WRAPPED.sub(" ", text))
+    spelt.__doc__ = _escape_markup(_WRAPPED.sub(" ", text))
     return spelt
 
 
@@ -160,7 +153,7 @@ def _rank_panel(flag: inspect.Parameter) -> int:
     return 5 if panel else 0  # a panel of this command only; no panel
 
 
-def escape_markup(text: str) -> str:
+def _escape_markup(text: str) -> str:
     return _MARKUP.sub(r"\\[", text)
 
 
@@ -181,31 +174,39 @@ def add_command(
     app.command(name, rich_help_panel=panel.capitalize() or None)(expand_flag_groups(command, safe))
 
 
-def _get_plan_flags(kind: Any) -> PlanFlags | None:
-    return next(
-        (item for item in getattr(kind, "__metadata__", ()) if isinstance(item, PlanFlags)), None
-    )
+def _split_annotation(parameter: inspect.Parameter) -> tuple[Any, PlanFlags | str]:
+    """Return the parameter's type, then its plan flags or panel ("" without them)."""
+    kind = parameter.annotation
+    if typing.get_origin(kind) is Annotated:
+        kind, details = typing.get_args(kind)
+        return kind, details
+    return kind, ""
 
 
 def _flag_parameters(
-    signature: inspect.Signature, entries: Mapping[str, FlagNotation], panel: str = ""
+    parameters: Iterable[inspect.Parameter], entries: Mapping[str, FlagNotation], panel: str = ""
 ) -> Iterator[inspect.Parameter]:
     """Yield a parameter for each single flag, also for the flags inside groups and nested groups.
 
     Args:
-        entries: entries of the docstring, keyed by flag.
+        parameters: parameters of a command or a group.
+        entries: entries of its docstring, keyed by flag.
         panel: default heading in --help.
     """
-    for parameter in signature.parameters.values():
-        kind = parameter.annotation
-        if (plan_flags := _get_plan_flags(kind)) is not None:
-            yield from plan_flags.signature_parameters(entries)
-        elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    entries = {**read_docstring_entries(SharedFlags), **entries}
+    for parameter in parameters:
+        kind, details = _split_annotation(parameter)
+        if isinstance(details, PlanFlags):
+            yield from details.signature_parameters(entries)
+        elif dataclasses.is_dataclass(kind):
             yield from _flag_parameters(
-                _read_signature(kind), read_docstring_entries(kind), getattr(kind, "panel", panel)
+                _read_signature(kind).parameters.values(),
+                read_docstring_entries(kind),
+                getattr(kind, "panel", panel),
             )
         else:
-            yield _annotate_flag(parameter, _find_entry(parameter.name, entries), panel)
+            entry = _find_entry(parameter.name, entries)
+            yield _annotate_flag(parameter.replace(annotation=kind), entry, details or panel)
 
 
 def _annotate_flag(
@@ -219,20 +220,17 @@ def _annotate_flag(
         panel: title of the group of options in `--help`; "" for none.
     """
     kind = parameter.annotation
-    option: Any = typer.Option() if parameter.kind is _FLAG else typer.Argument()
-    if typing.get_origin(kind) is Annotated:
-        kind, annotation = typing.get_args(kind)
-        if isinstance(annotation, str):
-            panel = annotation
-        else:
-            option = copy.copy(annotation)  # a copy: panels differ between commands
-    if entry.flags:
-        option.param_decls = entry.flags
-    elif kind is bool and option.default is ...:
-        option.param_decls = (f"--{parameter.name.replace('_', '-')}",)  # without a flag --no-NAME
-    option.help = escape_markup(option.help or entry.help)
-    option.rich_help_panel = (option.rich_help_panel or panel).capitalize() or None
-    option.metavar = option.metavar or entry.metavar or choose_metavar(parameter.name, kind)
+    flags = entry.flags
+    if kind is bool and not flags:
+        flags = (f"--{parameter.name.replace('_', '-')}",)  # without a flag --no-NAME
+    make: Any = typer.Option if parameter.kind is _FLAG else typer.Argument
+    option = make(
+        *flags,
+        help=_escape_markup(entry.help),
+        rich_help_panel=panel.capitalize() or None,
+        metavar=entry.metavar or choose_metavar(parameter.name, kind),
+        autocompletion=_COMPLETED.get(parameter.name),
+    )
     # Flags without a default may follow flags with one: all are keyword-only.
     return parameter.replace(kind=_FLAG, annotation=Annotated[kind, option])
 
@@ -261,14 +259,14 @@ def _combine_group_values(signature: inspect.Signature, flags: Mapping[str, Any]
     """
     values: Values = {}
     for name, parameter in signature.parameters.items():
-        kind = parameter.annotation
-        if (plan_flags := _get_plan_flags(kind)) is not None:
+        kind, details = _split_annotation(parameter)
+        if isinstance(details, PlanFlags):
             # None means that the flag was not given; False was given, for example by --no-controls.
             fields = {}
-            for field_name in plan_flags.names.split():
+            for field_name in details.names.split():
                 if flags[field_name] is not None:
                     fields[field_name] = flags[field_name]
-            if plan_flags.forms:
+            if details.forms:
                 fields = _split_deployed_forms(fields)
             values[name] = fields
         elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -283,11 +281,9 @@ def _split_deployed_forms(values: Values) -> Values:
 
     If several models are given, the first is attacked and the others become forms.
     """
-    # A list, because --model is repeatable if `forms` is set.
     models = values.pop("model", [])
-    form_lists = values.pop("forms", [])
     forms = models[1:]
-    for form_list in form_lists:
+    for form_list in values.pop("forms", []):
         forms += map(str.strip, form_list.split(","))
     if models:
         values["model"] = models[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from auditor.commands import console, options
+from auditor.commands import console
 from auditor.core.errors import AuditError
 
 _EXIT_CODES = {"leaks": 1, "cannot tell": 4}
@@ -24,7 +24,7 @@ def rag(
     out: Path | None = None,
     seed: int = 0,
     gate: bool = False,
-    as_json: options.Json = False,
+    as_json: bool = False,
 ) -> None:
     """Measure what a retrieval system gives away: shown text, personal data, membership, a crawl.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from auditor.commands import console, options
+from auditor.commands import console
 from auditor.core import disk
 from auditor.core.errors import AuditError
 
@@ -19,8 +19,8 @@ def report(
     folder: Path,
     *,
     baseline: Path | None = None,
-    markdown: options.Markdown = None,
-    reveal: options.Reveal = False,
+    markdown: Path | None = None,
+    reveal: bool = False,
     form: str | None = None,
 ) -> None:
     """Render the reports of a run again, without the model.

@@ -32,10 +32,10 @@ def reproduce(
     show: bool = False,
     plan: options.Many = None,
     scale: str = "lab",
-    seeds: options.Seeds = None,
+    seeds: Annotated[str | None, "compute"] = None,
     beside: Path | None = None,
     flags: Annotated[options.Values, _OWN],
-    out: options.Out = None,
+    out: Path | None = None,
 ) -> None:
     """Run the plans of a paper and compare its claims with what is measured.
 
@@ -48,7 +48,8 @@ def reproduce(
         scale: Sizes of the paper's plans: lab, or the paper's own.
         beside (DIR): Folder of another reproduction of the paper, shown as a second column.
             [default with --lab: that of the small lab]
-        out: Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE or -LAB]
+        out (-o, --out DIR): Folder; an interrupted one is continued. [default:
+            runs/reproduce-PAPER-SCALE or -LAB]
 
     Examples:
         audit reproduce --list

@@ -45,7 +45,7 @@ class GridFlags:
 
     config: Path | None = None
     sweep: Many = None
-    seeds: options.Seeds = None
+    seeds: Annotated[str | None, "compute"] = None
     checkpoints: Path | None = None
 
 
@@ -63,7 +63,7 @@ class SingleFlags:
 
     gate: Path | None = None
     baseline: Path | None = None
-    reveal: options.Reveal = False
+    reveal: bool = False
     estimate: bool = False
 
 
@@ -80,7 +80,7 @@ _ONE_ONLY = {
 
 def run(
     *,
-    out: options.Out = None,
+    out: Annotated[Path | None, "output"] = None,
     single: SingleFlags,
     plan: Annotated[options.Values, options.PlanFlags(forms=True)],
     grid: GridFlags,
@@ -91,7 +91,8 @@ def run(
     built-in lab.
 
     Args:
-        out: Run folder; runs/latest does not link to it. [default: runs/<UTC time>-<name>]
+        out (-o, --out DIR): Run folder; runs/latest does not link to it. [default: runs/<UTC
+            time>-<name>]
         resume (RUN): Continue an interrupted run; add only --reveal, --gate or --baseline.
         verbose (-v, --verbose): Show stages, choices and every configuration on screen.
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import typer
 
-from auditor.commands import options
-
 
 def score(
     submission: Path,
@@ -17,7 +15,7 @@ def score(
     answered_only: bool = False,
     curve: Path | None = None,
     plot: Path | None = None,
-    as_json: options.Json = False,
+    as_json: bool = False,
 ) -> None:
     """Score an LM-Extraction submission as the challenge's organisers do, with intervals.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from auditor.commands import console, options
+from auditor.commands import console
 from auditor.commands.show import print_result_screen
 from auditor.core.errors import AuditError
 
@@ -16,8 +16,8 @@ def synthetic(
     nonmembers: str,
     canaries: str | None = None,
     words: int | None = None,
-    out: options.Out = None,
-    reveal: options.Reveal = False,
+    out: Path | None = None,
+    reveal: bool = False,
     seed: int = 0,
 ) -> None:
     """Measure what released text reveals of private records: passages, personal data, membership,
@@ -30,7 +30,8 @@ def synthetic(
         canaries (MANIFEST): Canaries that coins put into --data (`audit canaries make --audit`).
         words: Number of consecutive words that count as extracted, or of characters in a script
             without spaces. [default: 10, or 20 characters; the median record if shorter]
-        out: Run folder; runs/latest does not link to it. [default: runs/<UTC time>-released-<name>]
+        out (-o, --out DIR): Run folder; runs/latest does not link to it. [default: runs/<UTC
+            time>-released-<name>]
 
     Examples:
         audit synthetic out.jsonl --data private.jsonl --nonmembers fresh.jsonl

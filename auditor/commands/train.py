@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from auditor.commands import console, options
-from auditor.commands.completion import complete_plugins
 from auditor.runs.training_request import TrainingFlags, TrainingRequest
 
 # shared with `audit run`
@@ -15,7 +14,7 @@ _SHARED = f"template date seed {options.HUB_LOADING} {options.ENGINE} plugin"
 
 
 def train(
-    method: Annotated[str, typer.Argument(autocompletion=complete_plugins("Trainer"))],
+    method: str,
     *,
     flags: TrainingFlags,
     plan: Annotated[options.Values, options.PlanFlags(_SHARED)],

@@ -20,20 +20,20 @@ COMMANDS: Any = typer.main.get_command(app)
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
-    size: Annotated[int | None, typer.Option(help="How many.")] = None
+    size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
-    place: Annotated[str, typer.Option(help="Where.")]
+    place: str
     inner: Inner
-    loud: Annotated[bool, typer.Option("--loud")] = False
+    loud: bool = False
 
 
 def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> None:
     seen: list[tuple[str, Outer, int]] = []
 
-    def command(first: str, outer: Outer, last: Annotated[int, typer.Option()] = 3) -> None:
+    def command(first: str, *, outer: Outer, last: int = 3) -> None:
         seen.append((first, outer, last))
 
     spelt = options.expand_flag_groups(command)
