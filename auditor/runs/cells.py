@@ -36,7 +36,6 @@ from auditor.runs.applicability import check_method_applies, select_probed_secre
 from auditor.runs.audit import Audit, State
 from auditor.runs.cell_work import CellWork, CellWorkResult
 from auditor.runs.per_secret_results import (
-    Kinds,
     PerSecretCollector,
     build_observation_row,
     build_outcome_row,
@@ -233,34 +232,32 @@ class AttackCell(Cell):
         queried, ids = self._guess_remaining_secrets(state)
         if not ids:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
-        outcome, costs, kinds = self._judge_guesses(ids)
+        judged, costs = self._judge_guesses(ids)
         # Charge the tokens, which were drawn, before the attack may be refused below.
         if self.setting is TEXT_ONLY:
             self.target.spending.charge_claim(self.view, self.method, costs)
-        members = outcome.select_secrets(outcome.member)
+        members = judged.select_secrets(judged.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
         sampling = self.method.sampling()
         recipe = ""
         if sampling:
             recipe = self.view.sampling_recipe_name(sampling, "")
-        answers = self.collector.collect_attack_outcome(
-            self.key, outcome, self.method.score_is_probability(self.view), kinds
-        )
+        judged = self.collector.collect_attack_guesses(self.key, judged)
         return dataclasses.replace(
             blank,
             measurements=(
-                *extraction.measure_extraction(outcome),
+                *extraction.measure_extraction(judged),
                 *documents.measure_longest_block(
                     self.target.secrets,
-                    dict(zip(outcome.ids, map(bool, outcome.hit), strict=True)),
+                    dict(zip(judged.ids, judged.hit.tolist(), strict=True)),
                 ),
                 *self._measure_undefended_difference(),
             ),
             **self._group_members(members),
             by_repeats=extraction.measure_hit_shares("recall", members),
-            by_kind=answers.remeasure_kinds(RECALL, kinds),
-            by_kind_nonmembers=answers.remeasure_kinds(name_nonmember_metric(RECALL), kinds),
+            by_kind=judged.remeasure_kinds(RECALL, judged.kinds),
+            by_kind_nonmembers=judged.remeasure_kinds(name_nonmember_metric(RECALL), judged.kinds),
             curve=extraction.compute_recall_error_curve(members),
             notes=(
                 *blank.notes,
@@ -308,14 +305,12 @@ class AttackCell(Cell):
         if row is not None and base_row is not None and not self.target.is_undefended:
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 
-    def _judge_guesses(self, ids: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
+    def _judge_guesses(self, ids: Sequence[str]) -> tuple[ValuesBySecret, list[Guesses]]:
         """Judge the stored guesses about these secrets, one secret at a time to save memory.
 
         Returns:
-            The judged outcome.
+            The judged guesses.
             The guesses without their candidates, from which costs are computed.
-            The share of each secret's personal data that its guess contains, keyed by kind and
-                secret id.
         """
         finished = self.audit.folder.guesses.finished_secrets(self.key)
         costs = list[Guesses]()
@@ -331,7 +326,8 @@ class AttackCell(Cell):
         kinds = self.audit.personal_data_of_secrets.measure_extracted_shares(
             finished.read_records(ids), secrets, decode
         )
-        return outcome, costs, kinds
+        is_probability = self.method.score_is_probability(self.view)
+        return build_outcome_row(outcome, kinds, is_probability), costs
 
     def _build_judged_row(self, queries: Sequence[Query]) -> ValuesBySecret:
         """Judge the stored guesses of these queries, and return the results per secret.
@@ -340,8 +336,7 @@ class AttackCell(Cell):
         """
         finished = self.audit.folder.guesses.finished_secrets(self.key)
         ids = filter(finished.__contains__, (query.id for query in queries))
-        outcome, _, kinds = self._judge_guesses(list(ids))
-        return build_outcome_row(outcome, kinds)
+        return self._judge_guesses(list(ids))[0]
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
         """Attack the secrets that have no stored guesses yet.

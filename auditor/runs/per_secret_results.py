@@ -82,20 +82,13 @@ class PerSecretCollector:
         self._columns: dict[CellKey, tuple[Column, ...]] = {}
         self._texts: dict[str, Mapping[str, tuple[Tokens, Tokens]]] = {}
 
-    def collect_attack_outcome(
-        self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds
-    ) -> ValuesBySecret:
-        """Add an attack's result for each secret to the collection, and return the results.
+    def collect_attack_guesses(self, key: CellKey, judged: ValuesBySecret) -> ValuesBySecret:
+        """Add an attack's judged guesses to the collection, and return them as collected.
 
-        Args:
-            key: target, setting and attack.
-            outcome: the judged guesses.
-            probable: whether the attack's scores of its guesses are probabilities.
-            kinds: for each kind of personal data, the share of a secret's data that its guess
-                contains, keyed by secret id.
+        `key` names target, setting and attack.
         """
         self._main_numbers[key] = (RECALL, False)
-        return self._keep_cell_row(key, build_outcome_row(outcome, kinds, probable))
+        return self._keep_cell_row(key, judged)
 
     def collect_probe_observations(
         self,
@@ -204,9 +197,15 @@ class PerSecretCollector:
                 yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
 
 
-def build_outcome_row(
-    outcome: judging.Outcome, kinds: Kinds, probable: bool = False
-) -> ValuesBySecret:
+def build_outcome_row(outcome: judging.Outcome, kinds: Kinds, probable: bool) -> ValuesBySecret:
+    """Return the judged guesses with their shares of personal data.
+
+    Args:
+        outcome: the judged guesses.
+        kinds: for each kind of personal data, the share of a secret's data that its guess contains,
+            keyed by secret id.
+        probable: whether the attack's scores of its guesses are probabilities.
+    """
     # NaN: the secret has no data of the kind; means skip it.
     of_kinds = {}
     for kind, share_by_id in kinds.items():

@@ -17,7 +17,11 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses
 from auditor.core.result import KindCount
 from auditor.runs import personal_data
-from auditor.runs.per_secret_results import PerSecretCollector, make_token_decoder
+from auditor.runs.per_secret_results import (
+    PerSecretCollector,
+    build_outcome_row,
+    make_token_decoder,
+)
 from auditor.statistics import judging
 from auditor.statistics.intervals import clopper_pearson
 from tests.benchmarks.test_files import BYTES, build, write
@@ -56,8 +60,9 @@ def measured(benchmark: Files, *texts: str) -> tuple[dict[str, Any], dict[str, A
         ),
         PerSecretCollector(None),
     )  # type: ignore[arg-type]
-    row = kept.collect_attack_outcome(
-        CellKey("undefended", "white-box", "a"), judging.judge_guesses(guesses, by_id), False, found
+    row = kept.collect_attack_guesses(
+        CellKey("undefended", "white-box", "a"),
+        build_outcome_row(judging.judge_guesses(guesses, by_id), found, False),
     )
     whose = ("recall", "recall_nonmembers")
     members, others = (
