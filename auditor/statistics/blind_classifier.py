@@ -8,7 +8,11 @@ label or that of a related record. No language model is needed.
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -115,7 +119,7 @@ def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, grou
     ranks = np.apply_along_axis(lambda s: np.searchsorted(np.sort(s), s, "right"), 0, scores)
     ranks = ranks / len(scores)
     expected = np.full((2, *ranks.shape), np.nan)
-    for known, scored in _split_cross_fit_folds(features, member, group):
+    for known, scored in _split_cross_fit_folds(member, group):
         fitted = Ridge().fit(features[known], ranks[known])
         # scikit-learn drops the axis of a single target.
         expected[0, scored] = fitted.predict(features[scored]).reshape(len(scored), -1)
@@ -171,7 +175,7 @@ def predict_membership(features: Any, member: Bools, group: Ints) -> Floats:
     from sklearn.linear_model import LogisticRegression
 
     log_odds = np.full(len(member), np.nan)
-    for known, scored in _split_cross_fit_folds(features, member, group):
+    for known, scored in _split_cross_fit_folds(member, group):
         # scikit-learn refuses to fit a single class.
         if member[known].all() or not member[known].any():
             return np.full(len(member), np.nan)
@@ -182,20 +186,88 @@ def predict_membership(features: Any, member: Bools, group: Ints) -> Floats:
     return log_odds
 
 
-def _split_cross_fit_folds(
-    features: Any, member: Bools, group: Ints
-) -> Iterator[tuple[Ints, Ints]]:
+def _split_cross_fit_folds(member: Bools, group: Ints) -> Iterator[tuple[Ints, Ints]]:
     """Yield the indices of the records to fit and of those to score, for each fold.
 
     Yield nothing if there are too few groups.
     """
-    from sklearn.model_selection import StratifiedGroupKFold
-
-    folds = count_cross_fit_folds(member, group)
-    if folds < 2:
+    n_folds = count_cross_fit_folds(member, group)
+    if n_folds < 2:
         return
-    split = StratifiedGroupKFold(folds, shuffle=True, random_state=0)
-    yield from split.split(features, member, group)
+    codes = np.unique(group, return_inverse=True)[1]
+    # (groups, 2): non-members and members of each group
+    sides = [np.bincount(codes, member == side) for side in (False, True)]
+    counts = np.column_stack(sides).astype(np.int64)
+    fold = _assign_group_folds(counts.tobytes(), n_folds)[codes]
+    for i in range(n_folds):
+        yield np.flatnonzero(fold != i), np.flatnonzero(fold == i)
+
+
+@functools.lru_cache(maxsize=1)  # several classifiers use the same folds
+def _assign_group_folds(counts: bytes, n_folds: int) -> Ints:
+    """Return the fold of each group, (groups,), so that folds have equal shares of both classes.
+
+    Groups are assigned one after the other, the most one-sided first, to the fold that makes the
+    shares most equal. The folds are those of scikit-learn's StratifiedGroupKFold, which takes 13
+    times as long.
+
+    Args:
+        counts: the bytes of an array (groups, 2) of numbers of non-members and of members.
+        n_folds: number of folds.
+    """
+    by_group = np.frombuffer(counts, np.int64).reshape(-1, 2)
+    shuffled = np.arange(len(by_group))
+    np.random.RandomState(0).shuffle(shuffled)
+    one_sided = np.std(by_group[shuffled].astype(float), axis=1)
+    order = shuffled[np.argsort(-one_sided, kind="stable")]
+    classes = [_FoldShares([0] * n_folds, int(total)) for total in by_group.sum(0)]
+    chosen = []
+    for new in by_group[order].tolist():
+        spreads = [side.list_spreads(n) for side, n in zip(classes, new, strict=True)]
+        best = 0
+        least = math.inf
+        fewest = 0
+        for i, (first, second) in enumerate(zip(*spreads, strict=True)):
+            spread = (first + second) / 2
+            size = classes[0].counts[i] + classes[1].counts[i]
+            is_equal = abs(spread - least) <= 1e-8 + 1e-5 * abs(least)  # as `numpy.isclose`
+            if spread < least or (is_equal and size < fewest):
+                best = i
+                least = spread
+                fewest = size
+        for side, n in zip(classes, new, strict=True):
+            side.counts[best] += n
+        chosen.append(best)
+    fold = np.empty(len(order), np.int64)
+    fold[order] = chosen
+    return fold
+
+
+@dataclass
+class _FoldShares:
+    """Count the records of a class in each fold. total: the class's records in all folds."""
+
+    counts: list[int]
+    total: int
+
+    def list_spreads(self, new: int) -> list[float]:
+        """Return, for each fold, the standard deviation of the folds' shares if it got `new`."""
+        shares = [count / self.total for count in self.counts]
+        if not new:
+            return [_compute_spread(shares)] * len(shares)
+        spreads = []
+        for i, count in enumerate(self.counts):
+            shares[i] = (count + new) / self.total
+            spreads.append(_compute_spread(shares))
+            shares[i] = count / self.total
+        return spreads
+
+
+def _compute_spread(values: Sequence[float]) -> float:
+    """Return the standard deviation with the roundings of `numpy.std`."""
+    mean = functools.reduce(operator.add, values) / len(values)
+    squares = [(value - mean) * (value - mean) for value in values]
+    return math.sqrt(functools.reduce(operator.add, squares) / len(values))
 
 
 def count_cross_fit_folds(member: Bools, group: Ints) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.model_selection import StratifiedGroupKFold
 
 from auditor.core.nouns import Secret, Tokens
 from auditor.core.secret_randomness import make_keyed_generator
@@ -114,6 +115,25 @@ def test_a_stacked_score_uses_no_label_of_its_own() -> None:
         blind_classifier.standardise_columns(features), member, np.arange(120)
     )
     assert roc.auc(found[member], found[~member]) > 0.85
+
+
+@pytest.mark.parametrize("relatedness", [0.1, 0.5, 3])
+def test_folds_are_those_of_stratified_groups(relatedness: float) -> None:
+    """Also if groups have both members and others, and if all records are unrelated."""
+    rng = make_keyed_generator("folds", relatedness)
+    for n in (30, 100, 301):
+        member = rng.random(n) < 0.7
+        group = rng.integers(0, int(n * relatedness), n)
+        folds = blind_classifier.count_cross_fit_folds(member, group)
+        assert folds > 1
+        expected = StratifiedGroupKFold(folds, shuffle=True, random_state=0)
+        pairs = zip(
+            expected.split(member, member, group),
+            blind_classifier._split_cross_fit_folds(member, group),
+            strict=True,
+        )
+        for one, other in pairs:
+            assert [side.tolist() for side in one] == [side.tolist() for side in other]
 
 
 def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
