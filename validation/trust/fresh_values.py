@@ -2,12 +2,16 @@
 alarms.
 
     python -m validation.trust.fresh_values [--seed 0] [--out FOLDER]   (six minutes on one core)
+    python -m validation.trust.fresh_values --smollm2   (20 minutes on one core)
     python -m validation.trust.fresh_values --runs RUN [RUN ...]   (finished runs of both attacks)
 
 A small GPT-NeoX (2 layers of width 128, one token per character) is trained on public records,
 then on private records of the same kinds with new card, IBAN, telephone and social security
 numbers. The results are the shares of members found at 5% and at 1%, next to those of membership
-with as many non-members, and the false alarms among 2,290 unseen values, with exact intervals.
+with 120 non-members, and the false alarms among 2,290 unseen values, with exact intervals.
+With --smollm2, the model is SmolLM2-135M-Instruct with a LoRA adapter, and the values are telephone
+numbers: 60, 24 and 8 with 1, 4 and 16 copies, and 80 unseen ones.
+There is no control by the base, to save time.
 With --runs, they are those of runs of one target with `--attack identifiers` and `--attack
 membership`.
 """
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +31,15 @@ from auditor.attacks.identifiers import Identifiers, RanksOfValues
 from auditor.core.nouns import Secret, Wording
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load_causal_lm
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.statistics import rank_tests, roc
 from validation.harness import Page, run, share
 
-COPIES, MEMBERS_EACH, FALSE_ALARMS = (1, 4, 16), 40, 2290
+NONMEMBERS = 120
 ALTERNATIVES, FALSE_DISCOVERY, LEVELS = 99, 0.05, (0.05, 0.01)
-PUBLIC, PUBLIC_EPOCHS, PRIVATE_EPOCHS, BATCH = 1500, 3, 2, 16
+PUBLIC, PUBLIC_EPOCHS = 1500, 3
 LETTERS = " 0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,-+'"
 TEXTS = {
     "card": "On {day} {name} paid {sum} dollars by card {value}.",
@@ -41,6 +47,26 @@ TEXTS = {
     "phone": "{name} missed the call of {day}, ring back {value}.",
     "id-number": "The claim of {day} over {sum} dollars by {name}, SSN {value}.",
 }
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Hold the records and the fine-tuning.
+
+    kinds: of values, in turn. members: the number of records by their number of copies.
+    false_alarms: the number of unseen records. epochs, batch, learning_rate: of the fine-tuning.
+    """
+
+    kinds: tuple[str, ...]
+    members: dict[int, int]
+    false_alarms: int
+    epochs: int
+    batch: int
+    learning_rate: float
+
+
+SMALL = Setup(tuple(TEXTS), {1: 40, 4: 40, 16: 40}, 2290, 2, 16, 2e-3)
+SMOLLM2 = Setup(("phone",), {1: 60, 4: 24, 16: 8}, 80, 3, 4, 1e-3)
 
 
 def make_value(kind: str, noise: random.Random) -> str:
@@ -61,15 +87,17 @@ def make_value(kind: str, noise: random.Random) -> str:
     return f"{noise.randrange(101, 665)}-{noise.randrange(10, 99)}-{noise.randrange(1000, 9999)}"
 
 
-def make_records(count: int, seed: int) -> list[tuple[str, str]]:
-    """Return records of four kinds in turn, as (text before the value, text from the value on)."""
+def make_records(
+    count: int, seed: int, kinds: tuple[str, ...] = SMALL.kinds
+) -> list[tuple[str, str]]:
+    """Return records of these kinds in turn, as (text before the value, text from the value on)."""
     from faker import Faker
 
     fake, noise = Faker("en_US"), random.Random(seed)
     fake.seed_instance(seed)
     records = []
     for i in range(count):
-        kind = list(TEXTS)[i % len(TEXTS)]
+        kind = kinds[i % len(kinds)]
         day = f"{noise.randrange(1, 29)} {noise.choice(['March', 'April', 'May', 'June'])}"
         amount, value = noise.randrange(20, 2000), make_value(kind, noise)
         text = TEXTS[kind].format(day=day, name=fake.name(), sum=amount, value=value)
@@ -78,19 +106,25 @@ def make_records(count: int, seed: int) -> list[tuple[str, str]]:
     return records
 
 
+def write_data(folder: Path, setup: Setup, seed: int) -> list[tuple[str, str]]:
+    """Write members, non-members and unseen records; return all copies of the members."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = [count for count, n_records in setup.members.items() for _ in range(n_records)]
+    members = make_records(len(copies), 10 * seed + 1, setup.kinds)
+    write_rows(folder / "private.jsonl", members, copies)
+    write_rows(folder / "fresh.jsonl", make_records(NONMEMBERS, 10 * seed + 2, setup.kinds))
+    alarms = make_records(setup.false_alarms, 10 * seed + 3, setup.kinds)
+    write_rows(folder / "alarms.jsonl", alarms)
+    return [text for text, count in zip(members, copies, strict=True) for _ in range(count)]
+
+
 def train_models(folder: Path, seed: int) -> None:
     """Write data, the base model and the fine-tuned model into a folder."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-    folder.mkdir(parents=True, exist_ok=True)
-    members = make_records(len(COPIES) * MEMBERS_EACH, 10 * seed + 1)
-    copies = [COPIES[i // MEMBERS_EACH] for i in range(len(members))]
-    rows = [text for text, count in zip(members, copies, strict=True) for _ in range(count)]
-    write_rows(folder / "private.jsonl", members, copies)
-    write_rows(folder / "fresh.jsonl", make_records(len(members), 10 * seed + 2))
-    write_rows(folder / "alarms.jsonl", make_records(FALSE_ALARMS, 10 * seed + 3))
+    rows = write_data(folder, SMALL, seed)
     vocabulary = {"<eos>": 0, **{letter: i for i, letter in enumerate(LETTERS, 1)}}
     backend = Tokenizer(models.BPE(vocabulary, []))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
@@ -109,28 +143,49 @@ def train_models(folder: Path, seed: int) -> None:
     model = GPTNeoXForCausalLM(config)
     stages = {
         "base": (make_records(PUBLIC, 10 * seed), PUBLIC_EPOCHS),
-        "model": (rows, PRIVATE_EPOCHS),
+        "model": (rows, SMALL.epochs),
     }
     for name, (texts, epochs) in stages.items():
-        train_model(model, tokenizer, texts, epochs, random.Random(seed))
+        train_model(model, tokenizer, texts, epochs, SMALL, random.Random(seed))
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
 
 
-def train_model(
-    model: Any, tokenizer: Any, texts: list[tuple[str, str]], epochs: int, noise: random.Random
-) -> None:
-    """Train a model on texts, one text per row."""
+def tune_smollm2(folder: Path, seed: int) -> None:
+    """Write data, SmolLM2 and its LoRA adapter into a folder."""
     import torch
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    from auditor.benchmarks.lab.smollm2 import find_smollm2_folder
+    from auditor.training.members import LoraAdapterRecipe, add_lora_adapter
+
+    rows = write_data(folder, SMOLLM2, seed)
+    (folder / "base").symlink_to(find_smollm2_folder())
+    base = load_model(folder / "base")
+    torch.manual_seed(seed)
+    model = add_lora_adapter(base.model, LoraAdapterRecipe(16, 32, "all"))
+    train_model(model, base.tokenizer, rows, SMOLLM2.epochs, SMOLLM2, random.Random(seed))
+    model.save_pretrained(folder / "model")
+    base.tokenizer.save_pretrained(folder / "model")
+
+
+def train_model(
+    model: Any, tokenizer: Any, texts: list[tuple[str, str]], epochs: int, setup: Setup,
+    noise: random.Random,
+) -> None:  # fmt: skip
+    """Train a model on texts, one text per row, with the batch and learning rate of the setup."""
+    import torch
+
+    end = tokenizer.eos_token_id
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=setup.learning_rate)
     model.train()
     for _ in range(epochs):
         order = noise.sample(texts, len(texts))
-        for i in range(0, len(order), BATCH):
-            encoded = [[*tokenizer("".join(text))["input_ids"], 0] for text in order[i : i + BATCH]]
+        for i in range(0, len(order), setup.batch):
+            batch = ["".join(text) for text in order[i : i + setup.batch]]
+            encoded = [[*tokenizer(text)["input_ids"], end] for text in batch]
             longest = max(map(len, encoded))
-            ids = torch.tensor([row + [0] * (longest - len(row)) for row in encoded])
+            ids = torch.tensor([row + [end] * (longest - len(row)) for row in encoded])
             ends = torch.tensor([len(row) for row in encoded])
             labels = ids.masked_fill(torch.arange(longest) >= ends[:, None], -100)
             loss = model(input_ids=ids, labels=labels).loss
@@ -161,9 +216,7 @@ def make_secrets(folder: Path, name: str, member: bool, tokenizer: Any) -> list[
 
 
 def load_model(folder: Path) -> HuggingFaceModel:
-    from transformers import GPTNeoXForCausalLM
-
-    return HuggingFaceModel(GPTNeoXForCausalLM.from_pretrained(folder).eval(), name=folder.name)
+    return load_causal_lm(str(folder))
 
 
 def rank_values(
@@ -174,23 +227,27 @@ def rank_values(
     return RanksOfValues.from_observations(secrets, seen, FALSE_DISCOVERY)
 
 
-def write_power_table(page: Page, folder: Path, tokenizer: Any) -> None:
+def write_power_table(page: Page, folder: Path, tokenizer: Any, has_control: bool) -> None:
     """Write the shares found by number of copies, next to those of a reference-model membership
     test.
+
+    has_control: whether to rank the values under the base model, too.
     """
     model, base = load_model(folder / "model"), load_model(folder / "base")
     members = make_secrets(folder, "private", True, tokenizer)
     others = make_secrets(folder, "fresh", False, tokenizer)
-    ranks = rank_values(members, model, base, tokenizer)
+    control = base if has_control else None
+    ranks = rank_values(members, model, control, tokenizer)
     whole = np.ones(len(ranks.kind), dtype=bool)
-    page.say(f"Control by the base: p = {ranks.uniformity_p_value(whole):.2g}.\n")
+    if control is not None:
+        page.say(f"Control by the base: p = {ranks.uniformity_p_value(whole):.2g}.\n")
     own, theirs = (
         np.array([-a for a in score_membership(group, model, base, tokenizer)])
         for group in (members, others)
     )
     limits = [np.quantile(theirs, 1 - level, method="higher") for level in LEVELS]
     page.head("copies", "rank, 5%", "rank, 1%", "listed", "membership, 5%", "membership, 1%")
-    for count in COPIES:
+    for count in sorted(set(ranks.copies.tolist())):
         of_count = ranks.copies == count
         n = int(of_count.sum())
         by_rank = [int((ranks.p_values[of_count] <= level).sum()) for level in LEVELS]
@@ -288,6 +345,7 @@ def main(
     seed: int = 0,
     out: Path = Path("fresh-values"),
     power_only: bool = False,
+    smollm2: bool = False,
     runs: tuple[Path, ...] = (),
 ) -> None:
     from transformers import AutoTokenizer
@@ -295,11 +353,14 @@ def main(
     if runs:
         write_tables_of_runs(Page(), runs)
         return
+    train = train_models
+    if smollm2:
+        train = tune_smollm2
     if not (out / "model").is_dir():
-        train_models(out, seed)
+        train(out, seed)
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
     page = Page(out / "fresh-values.md")
-    write_power_table(page, out, tokenizer)
+    write_power_table(page, out, tokenizer, not smollm2)
     page.say()
     if not power_only:
         write_false_alarms(page, out, tokenizer)
